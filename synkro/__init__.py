@@ -1,0 +1,125 @@
+"""Synkro runs one array function on all the devices of a machine at once.
+
+The house has floors; a module imports only from lower ones, or from its own folder::
+
+    8  api         fork, close, data, function, distribute …, on the current session
+    7  session     Session: an engine with the functions and data that belong to it
+    6  function    Function: bind, plan, run
+       collect     from all ranks' replies to the user's result
+       data        Data: a typed array in shared memory
+    5  engine      the workers of a session, and run(command), the only door to them
+    4  worker      a worker's loop: receive, do, reply
+       replica     what every rank is: its functions and segments; a handler a command
+    3  comms/      reduce operations, and collectives over arrays
+       frontends/  a user's function made ready to travel
+    2  messages    the commands and replies
+       ipc/        shared memory, wake-ups, processes, their output
+       devices/    what a worker computes on
+    1  plan/       what a call will do: integers in, frozen dataclasses out
+    0  errors      every error, drawn as a tree
+       machine     usable cores and memory
+       world       the one module-level variable: the current session, or this worker's replica
+
+A call goes down on the left and comes back up on the right::
+
+    function.bind ─ plan ─▶ engine.run ─▶ block ─▶ worker ─▶ replica ─▶ the user's function
+    collect ◀── replies ◀── engine ◀─── block ◀── outbox, segments ◀── merged outputs
+"""
+
+from .api import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    close,
+    data,
+    distribute,
+    fork,
+    function,
+    gather,
+    get_lengths,
+    get_shapes,
+    get_value,
+    rank,
+    recv,
+    reduce,
+    reduce_scatter,
+    rng,
+    scatter,
+    send,
+    set_value,
+    shared,
+    size,
+)
+from .data import Data
+from .errors import (
+    CallTimeout,
+    InternalError,
+    InvalidIndex,
+    InvalidType,
+    InvalidValue,
+    NotAvailable,
+    NotForked,
+    OutputError,
+    RemoteTraceback,
+    SessionBroken,
+    SessionClosed,
+    SessionError,
+    SharedMemoryError,
+    SynkroError,
+    UsageError,
+    WorkerDied,
+    WorkerError,
+)
+from .function import Function
+from .session import Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CallTimeout",
+    "Data",
+    "Function",
+    "InternalError",
+    "InvalidIndex",
+    "InvalidType",
+    "InvalidValue",
+    "NotAvailable",
+    "NotForked",
+    "OutputError",
+    "RemoteTraceback",
+    "Session",
+    "SessionBroken",
+    "SessionClosed",
+    "SessionError",
+    "SharedMemoryError",
+    "SynkroError",
+    "UsageError",
+    "WorkerDied",
+    "WorkerError",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "close",
+    "data",
+    "distribute",
+    "fork",
+    "function",
+    "gather",
+    "get_lengths",
+    "get_shapes",
+    "get_value",
+    "rank",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "rng",
+    "scatter",
+    "send",
+    "set_value",
+    "shared",
+    "size",
+]

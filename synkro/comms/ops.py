@@ -1,0 +1,85 @@
+"""The reduce operations, on arrays: how the values of pieces merge, and in which dtype.
+
+A value goes through three stages.  ``lift`` turns the output of one piece (a slice of a rank) into a
+*partial* in the accumulation dtype, for a mean multiplied by its weight, the number of its rows.
+Partials merge pairwise with ``merge``, always in the order of the rows.  ``finish`` turns the last
+one into the result, for a mean divided by all the weights together.  Weighting before and dividing
+after, rather than averaging averages, is what makes a mean exact for uneven pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_HALF = np.dtype(np.float16)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One reduce operation.
+
+    Attributes:
+        ufunc: merges two partials.
+        weighted: a partial counts as often as it has rows, and the result is divided by all of them.
+        accumulates: rounding or range can be lost in merging, so that bool is counted in int64 and
+            float16 accumulates in float32, as in NumPy's own sums.
+    """
+
+    name: str
+    ufunc: np.ufunc
+    weighted: bool = False
+    accumulates: bool = True
+
+    def partial_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype that outputs of *dtype* accumulate in."""
+        if not self.accumulates:
+            return dtype
+        if dtype == _HALF:
+            return np.dtype(np.float32)
+        return self.result_dtype(dtype)
+
+    def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype of the result for outputs of *dtype*.
+
+        A mean of bools or integers is float64, a sum or product of bools int64; all else stays.
+        """
+        if self.weighted and dtype.kind in "biu":
+            return np.dtype(np.float64)
+        if self.accumulates and dtype.kind == "b":
+            return np.dtype(np.int64)
+        return dtype
+
+    def lift(self, value: Array, weight: int) -> Array:
+        """The partial of one piece's output; may be *value* itself."""
+        dtype = self.partial_dtype(value.dtype)
+        if self.weighted and weight != 1:
+            return np.asarray(np.multiply(value, weight, dtype=dtype))
+        return value.astype(dtype, copy=False)
+
+    def merge(self, one: Array, other: Array, out: Array | None = None) -> Array:
+        """Two partials as one, written to *out* if given."""
+        return np.asarray(self.ufunc(one, other, out=out))
+
+    def finish(self, partial: Array, total_weight: int, out: Array | None = None) -> Array:
+        """The merged partial, divided by *total_weight* if it is a weighted one."""
+        if self.weighted and total_weight != 1:
+            return np.asarray(np.true_divide(partial, total_weight, out=out))
+        return partial
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("mean", np.add, weighted=True),
+        Operation("sum", np.add),
+        Operation("prod", np.multiply),
+        Operation("max", np.maximum, accumulates=False),
+        Operation("min", np.minimum, accumulates=False),
+    )
+}

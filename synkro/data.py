@@ -1,0 +1,444 @@
+"""``Data``: a typed array in shared memory, or in a file that all workers map.
+
+    Data ──▶ Region (which bytes, shape, dtype) ──▶ Segment (the memory)
+
+A region is never changed: when the array moves or takes another shape, it gets a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from .engine import Engine, State
+from .errors import InvalidType, InvalidValue, SharedMemoryError
+from .frontends.plain import NUMERIC_KINDS
+from .ipc.segment import Segment
+from .plan.call import Access, Region
+
+Array = NDArray[Any]
+
+
+class Data(NDArrayOperatorsMixin):
+    """An array that all workers see: an input of functions.
+
+    It reads and writes like an ndarray: indexing, ``len``, arithmetic, NumPy's functions.  Views of it
+    (``x[:]``) stay valid whatever becomes of the ``Data``.
+
+    Attributes:
+        name: a name for messages, or None.
+        minibatch: whether it holds just the rows of a batch, so that a ``batch=`` is taken relative
+            to its lowest index.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        dtype: DTypeLike,
+        ndim: int,
+        *,
+        minibatch: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """An empty one; made by ``data()``."""
+        self.name = name
+        self.minibatch = bool(minibatch)
+        self._engine = engine
+        self._dtype = checked_dtype(dtype, self._called())
+        self._ndim = ndim
+        self._segment: Segment | None = None
+        self._region: Region | None = None
+        self._array: Array = np.empty((0,) * ndim, self._dtype)
+        if ndim == 0:
+            self._resize((), 1.0)
+
+    def _called(self) -> str:
+        return f"the Data {self.name!r}" if self.name else "a Data"
+
+    # ── as an array ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def data(self) -> Array:
+        """The array itself: a view of the shared memory."""
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._ndim
+
+    @property
+    def size(self) -> int:
+        return self._array.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    @property
+    def alloc_size(self) -> int:
+        """The number of elements that there is memory for."""
+        if self._region is None or self._segment is None:
+            return 0
+        return (self._segment.nbytes - self._region.offset) // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[key] = value
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._array)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy:
+            return np.array(self._array, dtype)
+        converted = np.asarray(self._array, dtype)
+        if copy is False and converted.dtype != self._dtype:
+            raise ValueError(f"{self._called()} of {self._dtype} as {dtype} needs a copy.")
+        return converted
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.get("out", ())
+        if out:
+            kwargs["out"] = tuple(o.data if isinstance(o, Data) else o for o in out)
+        plain = [value.data if isinstance(value, Data) else value for value in inputs]
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        return out[0] if len(out) == 1 else result
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        return f"Data({name}shape={self.shape}, dtype={self._dtype})"
+
+    def __reduce__(self) -> Any:
+        raise InvalidType(
+            f"{self._called()} cannot be pickled: pass it to a function as an input rather than "
+            f"using it as a global or closure variable; elsewhere send a copy, x[:].copy()."
+        )
+
+    # ── changing it ──────────────────────────────────────────────────────────────────────────────
+
+    def set_value(self, value: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
+        """Replace the contents, and the shape; more memory is taken only where it does not suffice.
+
+        Raises: InvalidType, InvalidValue, as ``condition_data``; SharedMemoryError.
+        """
+        oversize = checked_oversize(oversize)
+        array = self.condition_data(value, force_cast)
+        if array.shape != self.shape or self._region is None:
+            if np.may_share_memory(array, self._array):
+                array = array.copy()
+            self._resize(array.shape, oversize)
+        self._array[...] = array
+
+    def condition_data(self, value: ArrayLike, force_cast: bool = False) -> Array:
+        """*value* as an array of this Data's dtype and number of dimensions; changes nothing.
+
+        Raises: InvalidType if the cast would lose information, unless *force_cast*, and for objects
+        and strings; InvalidValue for another number of dimensions.
+        """
+        array = cast(value, self._dtype, force_cast, self._called())
+        if array.ndim != self._ndim:
+            raise InvalidValue(
+                f"{self._called()} has {self._ndim} dimensions, got an array of {array.ndim} "
+                f"(shape {array.shape}); the number of dimensions cannot change."
+            )
+        return array
+
+    def set_length(self, length: SupportsIndex, oversize: float = 1) -> None:
+        """Change the number of rows.  Old rows keep their contents, new ones are zero."""
+        if self._ndim == 0:
+            raise InvalidValue(f"{self._called()} has no dimensions, so it has no length to set.")
+        self.set_shape((length, *self.shape[1:]), oversize)
+
+    def set_shape(self, shape: Sequence[SupportsIndex], oversize: float = 1) -> None:
+        """Change the lengths of the dimensions, not their number.
+
+        Elements whose index is in both shapes keep their contents, new ones are zero.
+        *oversize*, from 1 to 2, is how much more memory to take where more is needed.
+        """
+        oversize = checked_oversize(oversize)
+        wanted = checked_shape(shape)
+        if len(wanted) != self._ndim:
+            raise InvalidValue(
+                f"{self._called()} has {self._ndim} dimensions, got the shape {wanted} of "
+                f"{len(wanted)}; the number of dimensions cannot change."
+            )
+        if wanted == self.shape and self._region is not None:
+            return
+        common = tuple(slice(0, min(old, new)) for old, new in zip(self.shape, wanted, strict=True))
+        old, start = self._array, self.shape
+        if start[1:] != wanted[1:] or not old.flags.writeable:
+            old = old[common].copy()  # rows move when they change their length
+        self._resize(wanted, oversize)
+        if start[1:] == wanted[1:]:
+            self._array[start[0] :] = 0
+            if self._array.base is old.base:
+                return
+        else:
+            self._array[...] = 0
+        self._array[common] = old[common]
+
+    def free_memory(self) -> None:
+        """Give the memory back, here and on the workers; leaves an array without rows."""
+        self._segment = self._region = None
+        self._array = np.empty((0,) * max(self._ndim, 1), self._dtype)
+        self._engine.flush_drops()
+
+    def _resize(self, shape: tuple[int, ...], oversize: float) -> None:
+        """Point at memory for *shape*: the memory that there is, if it suffices, or new zeroed."""
+        elements = prod(shape)
+        segment = self._segment
+        if segment is None or not self._array.flags.writeable or elements > self.alloc_size:
+            self._engine.require_ready()
+            nbytes = int(elements * oversize) * self._dtype.itemsize
+            try:
+                segment = self._engine.allocate(nbytes)
+            except SharedMemoryError as error:
+                raise SharedMemoryError(
+                    f"no memory for {self._called()} of shape {shape} and dtype {self._dtype}: {error}"
+                ) from None
+        self._point(segment, Region(segment.number, 0, shape, self._dtype.str))
+
+    def _point(self, segment: Segment, region: Region) -> None:
+        self._segment, self._region = segment, region
+        self._array = segment.array(region)
+
+    def map_file(self, array: np.memmap[Any, Any]) -> bool:
+        """Become *array*, the map of a file, without a copy; False if that cannot be done."""
+        found = _file_of(array)
+        if found is None:
+            return False
+        fd, offset = found
+        try:
+            nbytes = os.fstat(fd).st_size
+            segment = Segment(self._engine.number(), fd, nbytes, Access.READ)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._engine.adopt(segment)
+        self._point(
+            segment, Region(segment.number, offset, array.shape, array.dtype.str, array.strides)
+        )
+        return True
+
+    # ── as an input ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def region(self) -> Region | None:
+        """Where its contents lie; another object whenever they move or change their shape."""
+        return self._region
+
+    def input(self, engine: Engine, called: str) -> tuple[Region, Segment]:
+        """What a call on *engine* needs to know.
+
+        Raises: InvalidValue if it belongs to another session or was freed.
+        """
+        if self._engine is not engine:
+            state = self._engine.state
+            whose = "another" if state is State.READY else f"a {state.name.lower()}"
+            raise InvalidValue(
+                f"{called} belongs to {whose} session: make it anew in this one with data(x[:])."
+            )
+        if self._region is None or self._segment is None:
+            raise InvalidValue(
+                f"{called} has no memory (it is empty, or was freed): give it contents with set_value()."
+            )
+        return self._region, self._segment
+
+
+def make_data(
+    engine: Engine,
+    value: ArrayLike | None = None,
+    var: Any = None,
+    dtype: DTypeLike | None = None,
+    ndim: int | None = None,
+    shape: Any = None,
+    minibatch: bool = False,
+    force_cast: bool = False,
+    oversize: float = 1,
+    name: str | None = None,
+) -> Data:
+    """See ``api.data``."""
+    engine.require_ready()
+    oversize = checked_oversize(oversize)
+    if var is not None:
+        dtype, ndim = dtype or var.dtype, var.ndim if ndim is None else ndim
+        name = name or getattr(var, "name", None)
+    wanted = None if shape is None else checked_shape(shape)
+    array = None if value is None else _as_array(value, dtype, force_cast, name)
+    dims = _one_ndim(ndim, wanted, array)
+    if dtype is None:
+        dtype = np.float64 if array is None else array.dtype
+    made = Data(engine, dtype, dims, minibatch=minibatch, name=name)
+    if array is None:
+        if wanted is not None:
+            made.set_shape(wanted, oversize)
+        return made
+    if wanted is not None and wanted != array.shape:
+        raise InvalidValue(f"shape={wanted} does not fit a value of shape {array.shape}: give one.")
+    if not (isinstance(array, np.memmap) and made.dtype == array.dtype and made.map_file(array)):
+        made.set_value(array, force_cast, oversize)
+    return made
+
+
+def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str | None) -> Array:
+    """*value* as an array of *dtype*, or of its own; a memory map stays one where it can."""
+    called = f"the Data {name!r}" if name else "a Data"
+    array = value if isinstance(value, np.ndarray) else _numeric(value, called)
+    if dtype is None:
+        checked_dtype(array.dtype, called)
+        return array
+    wanted = checked_dtype(dtype, called)
+    return array if array.dtype == wanted else cast(value, wanted, force, called)
+
+
+def _numeric(value: ArrayLike, called: str) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidType(f"{called} cannot be made of this value: {error}.") from None
+
+
+def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> int:
+    """The number of dimensions that *ndim*, *shape* and *array*, where given, agree on."""
+    said: dict[str, int] = {}
+    if ndim is not None:
+        try:
+            said["ndim="] = operator.index(ndim)
+        except TypeError:
+            raise InvalidType(f"ndim must be an int of 0 or more; got {ndim!r}.") from None
+    if shape is not None:
+        said["shape="] = len(shape)
+    if array is not None:
+        said["the value"] = array.ndim
+    if not said:
+        raise InvalidValue("data() needs a value, a shape, an ndim, or a var that has one.")
+    if len(set(said.values())) > 1 or min(said.values()) < 0:
+        listed = ", ".join(f"{who} has {count}" for who, count in said.items())
+        raise InvalidValue(f"the numbers of dimensions disagree or are negative: {listed}.")
+    return next(iter(said.values()))
+
+
+def _file_of(array: np.memmap[Any, Any]) -> tuple[int, int] | None:
+    """A descriptor of the file that *array* maps, and the offset of its first element there.
+
+    None where the file's contents may not be the array's (a copy-on-write map, a file that was
+    replaced), where it has no name, or where the array's strides are not those of a plain walk.
+    """
+    handle = getattr(array, "_mmap", None)
+    if array.filename is None or not isinstance(handle, mmap.mmap) or array.mode == "c":
+        return None
+    if array.size == 0 or any(stride <= 0 for stride in array.strides):
+        return None
+    start = np.frombuffer(handle, np.uint8).__array_interface__["data"][0]
+    address = array.__array_interface__["data"][0]
+    mapped = _mapped_file(start)
+    with contextlib.suppress(OSError):
+        fd = os.open(array.filename, os.O_RDONLY | os.O_CLOEXEC)
+        if mapped is not None and os.fstat(fd).st_ino == mapped[0]:
+            return fd, mapped[1] + address - start
+        os.close(fd)
+    return None
+
+
+def _mapped_file(address: int) -> tuple[int, int] | None:
+    """The inode of the file that is mapped at *address*, and the file's offset there (proc(5))."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, offset, _, inode, *_ = line.split()
+            low, high = (int(part, 16) for part in span.split("-"))
+            if low <= address < high:
+                return int(inode), int(offset, 16) + address - low
+    return None
+
+
+def cast(value: ArrayLike, dtype: np.dtype[Any], force: bool, called: str) -> Array:
+    """*value* as an array of *dtype*.
+
+    Arrays and NumPy scalars are cast where NumPy calls that safe.  Python numbers, alone or in lists,
+    have no dtype of their own: they are cast if their kind allows it and no integer changes.
+
+    Raises: InvalidType.
+    """
+    given = _numeric(value, called)
+    if given.dtype.kind not in NUMERIC_KINDS:
+        checked_dtype(given.dtype, called)
+    if given.dtype == dtype:
+        return given
+    if force:
+        with np.errstate(all="ignore"):
+            return given.astype(dtype)
+    if np.can_cast(given.dtype, dtype, "safe"):
+        return given.astype(dtype)
+    if not (hasattr(value, "dtype") or isinstance(value, Data)):
+        with np.errstate(all="ignore"):
+            converted = given.astype(dtype)
+        kinds = "biufc"
+        up = kinds.index(given.dtype.kind) <= kinds.index(dtype.kind) or given.dtype.kind in "iu"
+        exact = given.dtype.kind in "fc" or np.array_equal(converted, given)
+        if up and exact and dtype.kind != "b":
+            return converted
+    raise InvalidType(
+        f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: convert the "
+        f"values yourself, or pass force_cast=True."
+    )
+
+
+def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
+    """*dtype* as a NumPy dtype that has arithmetic.
+
+    Raises: InvalidType for objects, strings, dates, records and unknown names.
+    """
+    try:
+        known = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
+    if known.kind not in NUMERIC_KINDS:
+        raise InvalidType(
+            f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
+            f"numbers."
+        )
+    return known
+
+
+def checked_oversize(oversize: float) -> float:
+    """Raises: InvalidType, InvalidValue unless it is a number from 1 to 2."""
+    try:
+        value = float(oversize)
+    except (TypeError, ValueError):
+        raise InvalidType(f"oversize must be a number from 1 to 2; got {oversize!r}.") from None
+    if not 1 <= value <= 2:
+        raise InvalidValue(f"oversize must be from 1 to 2; got {oversize!r}.")
+    return value
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """Raises: InvalidType, InvalidValue unless it is a tuple of lengths of 0 or more."""
+    try:
+        lengths = tuple(operator.index(n) for n in (shape if np.iterable(shape) else (shape,)))
+    except TypeError:
+        raise InvalidType(f"a shape must be a tuple of ints; got {shape!r}.") from None
+    if any(length < 0 for length in lengths):
+        raise InvalidValue(f"the lengths of a shape must be 0 or more; got {lengths}.")
+    return lengths

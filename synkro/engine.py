@@ -1,0 +1,459 @@
+"""The engine of a session: its workers, its segments, and ``run``, the only door to the workers.
+
+    run(command)
+      settle      answers that an interrupted call left open are waited for first
+      send        descriptors of new segments over the sockets, the command through the block
+      wait        for all replies and all processes' ends together, until the deadline
+      read        a failure becomes an exception, everything else is returned, one reply a rank
+
+Nothing in here knows functions or ``Data``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from itertools import count
+from typing import Any
+
+from .errors import (
+    CallTimeout,
+    InternalError,
+    RemoteTraceback,
+    SessionBroken,
+    SessionClosed,
+    SynkroError,
+    WorkerDied,
+    WorkerError,
+)
+from .ipc.channel import AREA, Controller, block_bytes
+from .ipc.output import OutputPump
+from .ipc.process import WorkerProcess
+from .ipc.segment import Segment
+from .messages import (
+    Attach,
+    Command,
+    Deliver,
+    Exit,
+    Failed,
+    Housekeeping,
+    Indirect,
+    Phase,
+    Release,
+    TooLong,
+)
+from .plan.call import Access, Region
+
+_GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
+_SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
+_REMEMBERED = 64  # replies that are kept decoded
+_QUIET = 1.0  # seconds before a wait for an interrupted call says so
+
+
+class State(Enum):
+    """What an engine can do."""
+
+    STARTING = "processes are being started"
+    READY = "all workers live; commands are served"
+    BROKEN = "a worker died: the others were stopped, only close() is left"
+    CLOSED = "no worker, no descriptor is left; Data can still be read"
+
+
+class Engine:
+    """The workers of one session, one a device.
+
+    Attributes:
+        size: the number of workers.
+        lock: held during a call; whoever makes several commands one call holds it around them.
+        say: prints a status line.
+    """
+
+    def __init__(
+        self,
+        environments: Sequence[dict[str, str]],
+        timeout: float | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Start a worker with each of *environments*.  They are ready when they answer a command."""
+        self.size = len(environments)
+        self.lock = threading.RLock()
+        self.say = say
+        self._timeout = timeout
+        self._state = State.STARTING
+        self._numbers = count(1)
+        self._attached: set[int] = set()
+        self._dropped_segments: deque[int] = deque()
+        self._dropped_functions: deque[int] = deque()
+        self._decoded: dict[bytes, Any] = {}
+        self._why_broken = ""
+        self._pump = OutputPump()
+        self._workers: list[WorkerProcess] = []
+        self._wake_main = os.eventfd(0)
+        try:
+            self._start(environments)
+        except BaseException:
+            self.close()
+            raise
+        _engines.add(self)
+
+    def _start(self, environments: Sequence[dict[str, str]]) -> None:
+        block = Segment.create(0, block_bytes(self.size))
+        for rank, environment in enumerate(environments):
+            worker = WorkerProcess(rank, (block.fd, self._wake_main), environment, self.size)
+            self._workers.append(worker)
+            self._pump.add(rank, worker.stdout, worker.stderr)
+            worker.socket.settimeout(_SOCKET_PATIENCE)
+        self._controller = Controller(
+            block.base.data,
+            self._wake_main,
+            [worker.wake for worker in self._workers],
+            [worker.socket for worker in self._workers],
+        )
+        self._sentinels = [worker.sentinel for worker in self._workers]
+        block.close()
+        self._pump.start()
+        self._state = State.READY
+
+    # ── what is there ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of the workers, by rank."""
+        return tuple(worker.pid for worker in self._workers)
+
+    def require_ready(self) -> None:
+        """Raises: SessionClosed, SessionBroken."""
+        if self._state is State.CLOSED:
+            raise SessionClosed(
+                "this session was closed: call fork() for a new one, and make its functions and "
+                "data anew."
+            )
+        if self._state is State.BROKEN:
+            raise SessionBroken(
+                f"this session is broken: {self._why_broken} Call close() and then fork() for a "
+                f"new one; all Data can still be read."
+            )
+
+    # ── segments and functions by number ─────────────────────────────────────────────────────────
+
+    def number(self) -> int:
+        """A number that no segment and no function of this session has had."""
+        return next(self._numbers)
+
+    def allocate(self, nbytes: int) -> Segment:
+        """A new segment of zeroed memory, freed when nothing refers to it any more.
+
+        Raises: SharedMemoryError.
+        """
+        self.flush_drops()
+        return self.adopt(Segment.create(self.number(), nbytes))
+
+    def adopt(self, segment: Segment) -> Segment:
+        """Tell the workers when *segment* is gone."""
+        weakref.finalize(segment, self._dropped_segments.append, segment.number)
+        return segment
+
+    def drop_function_with(self, owner: object, number: int) -> None:
+        """Tell the workers that function *number* is gone when *owner* is."""
+        weakref.finalize(owner, self._dropped_functions.append, number)
+
+    def flush_drops(self) -> None:
+        """Before memory is asked for: let the workers give back what they still hold of the freed."""
+        if self._state is State.READY and any(n in self._attached for n in self._dropped_segments):
+            self.run(Release())
+
+    # ── run ──────────────────────────────────────────────────────────────────────────────────────
+
+    def run(
+        self,
+        command: Command | bytes,
+        segments: Iterable[tuple[Segment, Access]] = (),
+        *,
+        on_tick: Callable[[], None] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Send *command* (an object, or one already pickled) to all ranks; returns their replies.
+
+        *segments* are those that it names.  *timeout*, in seconds, stands in for the session's.
+
+        Raises: WorkerError, OutputError … if a rank failed, WorkerDied, CallTimeout, SessionClosed,
+        SessionBroken.
+        """
+        with self.lock:
+            self.require_ready()
+            limit = self._timeout if timeout is None else timeout
+            deadline = None if limit is None else time.monotonic() + limit
+            if self._controller.unanswered():
+                self._settle(deadline)
+            payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
+            if len(payload) > AREA // 2:
+                payload, segment = self._indirect(payload)
+                segments = [*segments, (segment, Access.READ)]
+            try:
+                self._send(payload, list(segments))
+                self._wait(deadline, limit, on_tick)
+            except BaseException:
+                self._abandon()
+                raise
+            return self._read()
+
+    def slices_done(self, slices: Sequence[int]) -> int:
+        """How many slices of the running call are done, where rank r has ``slices[r]`` of them."""
+        done = list(slices)
+        for rank in self._controller.unanswered():
+            phase, number = self._controller.whereabouts(rank)
+            done[rank] = number if phase == Phase.RUNNING else 0
+        return sum(done)
+
+    def _indirect(self, payload: bytes) -> tuple[bytes, Segment]:
+        """A command that does not fit its place goes through a segment of its own."""
+        segment = self.adopt(Segment.create(self.number(), len(payload)))
+        segment.base[:] = memoryview(payload)
+        region = Region(segment.number, 0, (len(payload),), "|u1")
+        return pickle.dumps(Indirect(region), 5), segment
+
+    def _send(self, payload: bytes, segments: list[tuple[Segment, Access]]) -> None:
+        new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
+        housekeeping, drops, functions = b"", (), ()
+        if new or self._dropped_segments or self._dropped_functions:
+            drops = self._take_drops()
+            functions = tuple(self._dropped_functions)
+            if new or drops or functions:
+                attach = tuple(Attach(s.number, s.nbytes, access) for s, access in new.values())
+                housekeeping = pickle.dumps(Housekeeping(attach, drops, functions), 5)
+        if len(payload) + len(housekeeping) > AREA:
+            raise InternalError(f"{len(housekeeping)} bytes of housekeeping do not fit the block.")
+        if new:
+            self._pass_descriptors([(s.number, s.fd) for s, _ in new.values()])
+        self._controller.send(payload, housekeeping)
+        # Until here an interrupt has changed nothing: all of it would simply be sent again.
+        self._attached.difference_update(drops)
+        self._attached.update(new)
+        for _ in functions:
+            self._dropped_functions.popleft()
+
+    def _take_drops(self) -> tuple[int, ...]:
+        """The freed segments that the workers still map; forgets those that they do not."""
+        freed = [self._dropped_segments.popleft() for _ in range(len(self._dropped_segments))]
+        mapped = tuple(number for number in freed if number in self._attached)
+        self._dropped_segments.extend(mapped)  # again, until they are off the list of the attached
+        return mapped
+
+    def _pass_descriptors(self, numbered: list[tuple[int, int]]) -> None:
+        for rank in range(self.size):
+            try:
+                self._controller.send_descriptors(rank, numbered)
+            except TimeoutError:
+                raise self._late([rank], _SOCKET_PATIENCE) from None
+            except OSError:
+                self._check_alive([self._sentinels[rank]])
+                raise
+
+    def _wait(
+        self, deadline: float | None, limit: float | None, on_tick: Callable[[], None] | None = None
+    ) -> None:
+        self._check_alive(self._controller.wait(deadline, self._sentinels, on_tick))
+        late = self._controller.unanswered()
+        if late:
+            raise self._late(late, limit or 0.0)
+
+    def _late(self, ranks: list[int], limit: float) -> CallTimeout:
+        """What to raise when *ranks* have not answered within *limit* seconds."""
+        standing = "; ".join(self._standing(rank) for rank in ranks)
+        return CallTimeout(
+            f"no answer within the timeout of {limit:g} s from {_ranks(ranks)}: {standing}. They were "
+            f"interrupted; the next call waits for them. If they are stuck, call close() and fork().",
+            ranks=tuple(ranks),
+        )
+
+    def _standing(self, rank: int) -> str:
+        phase, done = self._controller.whereabouts(rank)
+        doing = {
+            Phase.WAITING: "has not begun",
+            Phase.LOADING: "is loading functions",
+            Phase.RUNNING: f"is running the function, {done} slices done",
+            Phase.STORING: "is storing outputs",
+            Phase.REDUCING: "is reducing outputs",
+        }[Phase(phase)]
+        return f"rank {rank} (pid {self._workers[rank].pid}) {doing}"
+
+    def _read(self) -> list[Any]:
+        replies = [self._decode(self._controller.reply(rank)) for rank in range(self.size)]
+        if any(isinstance(reply, TooLong) for reply in replies):
+            replies = self._fetch_long(replies)
+        if any(isinstance(reply, Failed) for reply in replies):
+            raise self._failure(replies)
+        return replies
+
+    def _decode(self, payload: bytes) -> Any:
+        """The reply in *payload*: the same object as long as the same bytes keep coming."""
+        reply = self._decoded.get(payload)
+        if reply is None:
+            reply = pickle.loads(payload)
+            if len(self._decoded) >= _REMEMBERED:
+                self._decoded.clear()
+            self._decoded[payload] = reply
+        return reply
+
+    def _fetch_long(self, replies: list[Any]) -> list[Any]:
+        """Fetch the replies that did not fit their place through a segment with room for them."""
+        lengths = [reply.nbytes if isinstance(reply, TooLong) else 0 for reply in replies]
+        shape = (self.size, max(lengths))
+        segment = self.allocate(shape[0] * shape[1])
+        region = Region(segment.number, 0, shape, "|u1")
+        self.run(Deliver(region), [(segment, Access.WRITE)])
+        rows = segment.array(region)
+        return [
+            pickle.loads(rows[rank, :length].tobytes()) if length else replies[rank]
+            for rank, length in enumerate(lengths)
+        ]
+
+    def _failure(self, replies: list[Any]) -> SynkroError:
+        """The exception of the lowest rank that failed."""
+        failures = [(rank, r) for rank, r in enumerate(replies) if isinstance(r, Failed)]
+        rank, first = failures[0]
+        original: BaseException | None = None
+        if first.pickled is not None:
+            with contextlib.suppress(Exception):
+                original = pickle.loads(first.pickled)
+        if first.usage and isinstance(original, SynkroError):
+            return original
+        name = f" in the function {first.function!r}" if first.function else ""
+        others = f" ({len(failures)} ranks failed; this is the first)" if len(failures) > 1 else ""
+        error = WorkerError(
+            f"rank {rank} raised {first.summary}{name}{others}.", rank, first.function, original
+        )
+        error.__cause__ = RemoteTraceback(first.traceback)
+        return error
+
+    # ── when things go wrong ─────────────────────────────────────────────────────────────────────
+
+    def _abandon(self) -> None:
+        """A call will not be waited for any longer: interrupt who has not answered it."""
+        if self._state is State.READY:
+            self._controller.wake_all()
+            for rank in self._controller.unanswered():
+                self._workers[rank].interrupt()
+
+    def _settle(self, deadline: float | None) -> None:
+        """Wait for the answers to an abandoned call; nobody wants them, but they have to come."""
+        first = deadline if deadline is not None else time.monotonic() + _QUIET
+        self._abandon()
+        self._check_alive(self._controller.wait(first, self._sentinels))
+        late = self._controller.unanswered()
+        if late and deadline is None:
+            self.say(f"Synkro: waiting for {_ranks(late)} to end an interrupted call…")
+            self._check_alive(self._controller.wait(None, self._sentinels))
+            late = self._controller.unanswered()
+        if late:
+            raise self._late(late, self._timeout or 0.0)
+
+    def _check_alive(self, ready: list[int]) -> None:
+        """Raises WorkerDied, and breaks the session, if one of the sentinels is *ready*."""
+        if not ready:
+            return
+        if self._state is not State.READY:  # close() of another thread did this
+            self.require_ready()
+        dead = self._workers[self._sentinels.index(ready[0])]
+        status = dead.status()
+        tail = self._pump.stderr_tail(dead.rank, 0.3)
+        how = (
+            f"was killed by {_signal_name(-status)}"
+            if status < 0
+            else f"ended with exit code {status}"
+        )
+        self._why_broken = f"the worker of rank {dead.rank} (pid {dead.pid}) {how}."
+        self._state = State.BROKEN
+        for worker in self._workers:
+            worker.kill()
+        hint = " (out of memory, perhaps)" if status == -signal.SIGKILL else ""
+        ending = f" The end of its stderr:\n{tail}" if tail else ""
+        raise WorkerDied(
+            f"the worker of rank {dead.rank} (pid {dead.pid}) {how}{hint}. Call close() and then "
+            f"fork() to go on; all Data keep their contents.{ending}",
+            rank=dead.rank,
+            pid=dead.pid,
+            exitcode=None if status < 0 else status,
+            signal=-status if status < 0 else None,
+            stderr=tail,
+        )
+
+    def close(self) -> None:
+        """End the workers and give everything back; the second time it does nothing.
+
+        A call that another thread is in is given a second to end, and fails with SessionClosed.
+        """
+        held = self.lock.acquire(timeout=_GRACE)
+        try:
+            state, self._state = self._state, State.CLOSED
+            if state is State.CLOSED:
+                return
+            _engines.discard(self)
+            if state is State.READY and held and not self._controller.unanswered():
+                self._controller.send(pickle.dumps(Exit(), 5), b"")
+                deadline = time.monotonic() + _GRACE
+                for worker in self._workers:
+                    worker.ended(max(0.0, deadline - time.monotonic()))
+            for worker in self._workers:
+                worker.kill()
+        finally:
+            if held:
+                self.lock.release()
+        with self.lock:  # whoever was in a call has seen the workers die
+            for worker in self._workers:
+                worker.close()
+            self._pump.close(_GRACE)
+            os.close(self._wake_main)
+
+    def disown(self) -> None:
+        """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
+        self.lock = threading.RLock()
+        self._state = State.CLOSED
+        for worker in self._workers:
+            worker.release()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for engine in tuple(_engines):
+        engine.disown()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def status_line(verbose: bool) -> Callable[[str], None]:
+    """A printer of status lines to stderr, or a silent one."""
+
+    def say(text: str) -> None:
+        if verbose:
+            with contextlib.suppress(Exception):
+                print(text, file=sys.stderr, flush=True)
+
+    return say

@@ -1,0 +1,38 @@
+"""The interface of a front end: how functions of one kind become bytes, and callables again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+Buffer = memoryview
+
+
+class FrontEnd(ABC):
+    """Packs functions in the main process and unpacks them in a worker."""
+
+    @abstractmethod
+    def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[Buffer]]:
+        """All *specs* (by number) as one stream, in which shared objects stay shared, and the big
+        buffers that were left out of it.
+
+        Raises: InvalidType naming the function and the object that cannot be pickled.
+        """
+
+    @abstractmethod
+    def unpack(self, stream: bytes, buffers: Sequence[Buffer]) -> dict[int, Any]:
+        """The inverse of ``pack``, in a worker."""
+
+    @abstractmethod
+    def argument(self, array: Any) -> Any:
+        """A device array as functions of this kind take it."""
+
+    @abstractmethod
+    def output(self, value: Any) -> NDArray[Any]:
+        """One leaf of a function's result as an array.
+
+        Raises: OutputError for what is no array and no number, or of a dtype without arithmetic.
+        """

@@ -1,0 +1,125 @@
+"""Plain Python callables over arrays, pickled by cloudpickle."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidType, OutputError
+from .base import Buffer, FrontEnd
+
+OUT_OF_BAND = 1 << 15
+"""Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
+
+NUMERIC_KINDS = "biufc"
+"""The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
+
+
+class PlainFrontEnd(FrontEnd):
+    """Functions, lambdas, partials, bound methods, callable objects: whatever cloudpickle takes."""
+
+    def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[Buffer]]:
+        buffers: list[Buffer] = []
+
+        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+            try:
+                raw = buffer.raw()
+            except BufferError:  # not contiguous
+                return True
+            if raw.nbytes < OUT_OF_BAND:
+                return True
+            buffers.append(raw)
+            return False
+
+        try:
+            stream = cloudpickle.dumps(dict(specs), protocol=5, buffer_callback=keep_in_band)
+        except Exception as error:
+            for spec in specs.values():
+                _explain(spec, error)
+            raise
+        return stream, buffers
+
+    def unpack(self, stream: bytes, buffers: Sequence[Buffer]) -> dict[int, Any]:
+        specs: dict[int, Any] = pickle.loads(stream, buffers=buffers)
+        return specs
+
+    def argument(self, array: Any) -> Any:
+        return array
+
+    def output(self, value: Any) -> NDArray[Any]:
+        if isinstance(value, np.ndarray):
+            array = value
+        elif isinstance(value, np.generic | bool | int | float | complex) or hasattr(
+            value, "__array__"
+        ):
+            array = np.asarray(value)
+        else:
+            raise OutputError(
+                f"expected an array or a number, got {_shown(value)}; a function that returns "
+                f"nothing useful says outputs=[]."
+            )
+        if array.dtype.kind not in NUMERIC_KINDS:
+            raise OutputError(
+                f"expected bools, integers, floats or complex numbers, got an array of dtype "
+                f"{array.dtype}."
+            )
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"
+
+
+def _explain(spec: Any, error: Exception) -> None:
+    """Raise an InvalidType that names the function of *spec*, if it is one that cannot be pickled."""
+    if _pickles(spec.fn):
+        return
+    culprit = next((found for found in _parts(spec.fn) if not _pickles(found[1])), None)
+    reason = f"{type(error).__name__}: {error}"
+    where = (
+        f"{culprit[0]}, {_shown(culprit[1])}, cannot be pickled"
+        if culprit
+        else "it cannot be pickled"
+    )
+    raise InvalidType(
+        f"the function {spec.name!r} cannot be sent to the workers: {where} ({reason}). Create such "
+        f"an object inside the function, or pass what it is made of as an argument."
+    ) from error
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value, protocol=5, buffer_callback=lambda _: None)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(fn: Any) -> Iterator[tuple[str, Any]]:
+    """What a callable carries along, each with its name in a sentence."""
+    for name in ("__self__", "func"):  # a bound method's object, a partial's function
+        if hasattr(fn, name):
+            part = getattr(fn, name)
+            yield f"its {name}", part
+            yield from _parts(part)
+    for index, value in enumerate(getattr(fn, "args", ())):
+        yield f"its argument {index}", value
+    for name, value in getattr(fn, "keywords", {}).items():
+        yield f"its argument {name!r}", value
+    code = getattr(fn, "__code__", None)
+    for name, cell in zip(getattr(code, "co_freevars", ()), fn.__closure__ or (), strict=False) if code else ():
+        yield f"the variable {name!r} that it closes over", cell.cell_contents
+    for name in getattr(code, "co_names", ()):
+        if name in fn.__globals__:
+            yield f"the global variable {name!r} that it uses", fn.__globals__[name]
+    for index, value in enumerate(getattr(fn, "__defaults__", None) or ()):
+        yield f"the default of its parameter {index}", value
+    if not code:
+        for name, value in getattr(fn, "__dict__", {}).items():
+            yield f"its attribute {name!r}", value

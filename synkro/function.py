@@ -1,0 +1,486 @@
+"""``Function``: one array function, run on all ranks at once.
+
+    bind     arguments beside parameters; plain arrays go into shared memory
+    plan     rows a rank, slices, weights: every error of use arises until here
+    run      one command to all workers
+    collect  merge what the ranks have left, in ``collect``
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import pickle
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .collect import Collection, Outputs
+from .data import Data, make_data
+from .engine import Engine
+from .errors import InvalidType, InvalidValue, NotAvailable
+from .frontends.base import FrontEnd
+from .frontends.plain import PlainFrontEnd
+from .ipc.segment import Segment, aligned
+from .messages import Call, Distribute, FunctionSpec, Parcel
+from .plan.batch import Indexed, Selection, Strided, select
+from .plan.binding import Binder, Bound
+from .plan.call import Access, Argument, Broadcast, CallPlan, Constant, Picked, Scattered
+from .plan.outputs import check_modes, check_subset
+from .plan.split import split, weight_unit
+
+_SCALARS = (bool, int, float, complex, np.number, np.bool_)
+_REMEMBERED = 64  # plans that are kept
+
+
+class Functions:
+    """The functions of a session, and how they get to the workers."""
+
+    def __init__(self, engine: Engine, outputs: Outputs) -> None:
+        self.engine = engine
+        self.outputs = outputs
+        self.front_end: FrontEnd = PlainFrontEnd()
+        self._waiting: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
+        self._executor: ThreadPoolExecutor | None = None
+
+    def add(self, function: Function) -> int:
+        """Take *function* up, to be distributed; returns its number."""
+        number = self.engine.number()
+        self._waiting[number] = function
+        self.engine.drop_function_with(function, number)
+        return number
+
+    def distribute(self, only: Function | None = None) -> None:
+        """Send the functions that the workers do not have yet, all in one pickle, or *only* one.
+
+        Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them.
+        """
+        with self.engine.lock:
+            self.engine.require_ready()
+            waiting = dict(sorted(self._waiting.items()))
+            if only is not None:
+                waiting = {n: f for n, f in waiting.items() if f is only}
+            if not waiting:
+                return
+            self.engine.say("Synkro distributing functions...")
+            start = time.monotonic()
+            specs = {
+                number: FunctionSpec(f.name, f.fn, f.output_modes) for number, f in waiting.items()
+            }
+            parcel, segments = self._parcel(specs)
+            path = tuple(str(Path(entry).absolute()) for entry in sys.path)
+            self.engine.run(Distribute(path, os.getcwd(), parcel), segments)
+            for number in waiting:
+                self._waiting.pop(number, None)
+            self.engine.say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
+
+    def _parcel(self, specs: dict[int, FunctionSpec]) -> tuple[Parcel, list[tuple[Segment, Access]]]:
+        """The pickled functions; their big buffers go once into memory that all workers map."""
+        stream, buffers = self.front_end.pack(specs)
+        if not buffers:
+            return Parcel(stream, None, ()), []
+        segment = self.engine.allocate(sum(aligned(b.nbytes) for b in buffers))
+        spans = []
+        end = 0
+        for buffer in buffers:
+            stop = end + buffer.nbytes
+            segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
+            spans.append((end, stop, buffer.readonly))
+            end = aligned(stop)
+        return Parcel(stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
+
+    def has(self, function: Function) -> bool:
+        """Whether the workers have *function*."""
+        return function.number not in self._waiting
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Run *call* in the background, after those submitted before it."""
+        self.engine.require_ready()
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="synkro-submit")
+        return self._executor.submit(call)
+
+    def close(self) -> None:
+        """Cancel what was submitted and has not begun."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class Function:
+    """A function that runs on all ranks at once; made by ``function()``.
+
+    Inside other functions, on the workers, it is the plain function again.
+
+    Attributes:
+        fn: the plain function.
+        name: for messages.
+        output_modes: the reduce operation of each output, nested as the outputs, or one for all.
+    """
+
+    def __init__(
+        self,
+        home: Functions,
+        fn: Callable[..., Any],
+        inputs: str | Sequence[str] | None,
+        outputs: Any,
+        bcast_inputs: str | Sequence[str] | None,
+        name: str | None,
+    ) -> None:
+        home.engine.require_ready()
+        if not callable(fn):
+            raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
+        self.fn = fn.fn if isinstance(fn, Function) else fn
+        self.name = name or _name_of(self.fn)
+        self.output_modes = check_modes(outputs)
+        self._home = home
+        self._engine = home.engine
+        self._binder = Binder(self.fn, inputs, bcast_inputs, self.name)
+        self._cached: dict[str, tuple[Any, Data]] = {}
+        self._indices: Data | None = None
+        self._plans: dict[Any, _Planned] = {}
+        functools.update_wrapper(self, self.fn, updated=())
+        self.number = home.add(self)
+
+    @property
+    def update_modes(self) -> tuple[str, ...]:
+        """The operations by which updates accumulate over slices: none yet."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"<synkro.Function {self.name!r}, outputs={self.output_modes!r}>"
+
+    def __reduce__(self) -> Any:
+        return _plain, (self.fn,)
+
+    # ── calling ──────────────────────────────────────────────────────────────────────────────────
+
+    def __call__(
+        self,
+        *args: Any,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        output_subset: Sequence[Any] | None = None,
+        progress: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the function on all ranks and return its reduced outputs.
+
+        Args:
+            args, kwargs: the function's own arguments: ``Data``, or arrays, which are copied into
+                shared memory first.  Scattered inputs have the same number of rows, at least one.
+                Broadcast numbers arrive as they are.
+            batch: which rows of the scattered inputs to use: an int (the first so many), a slice, a
+                list or 1-d array of ints, or of bools, one a row.
+            num_slices: each rank computes its rows in so many pieces, one after the other, so that
+                the function's own memory is bounded; the result is the same.
+            output_subset: indices (or keys) of the outputs to reduce and return.
+            progress: show a bar over the slices of all ranks (needs tqdm).
+
+        Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
+        results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
+        """
+        if batch_s is not None:
+            raise NotAvailable("batch_s (rows of variables on the workers) is not available yet.")
+        slices = num_slices if num_slices == 1 and num_slices is not True else _slices(num_slices)
+        with self._engine.lock:
+            self._engine.require_ready()
+            planned = self._planned(args, kwargs, batch, slices, check_subset(output_subset))
+            if not self._home.has(self):
+                self._home.distribute(self)
+            bar = _Bar(self._engine, self.name, planned.plan) if progress else None
+            try:
+                replies = self._engine.run(
+                    planned.payload, planned.segments(), on_tick=bar.update if bar else None
+                )
+            finally:
+                if bar is not None:
+                    bar.close()
+            return planned.collection(self, replies).result()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it in the background: a future of what the call returns or raises.
+
+        Submitted calls run in the order submitted.  Inputs are read when the call runs.
+        """
+        return self._home.submit(functools.partial(self, *args, **kwargs))
+
+    def as_serial(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the plain function once, in this process, on whole arrays; returns what it returns."""
+        plain = [arg.data if isinstance(arg, Data) else arg for arg in args]
+        named = {key: arg.data if isinstance(arg, Data) else arg for key, arg in kwargs.items()}
+        return self.fn(*plain, **named)
+
+    as_theano = as_serial
+
+    def build_inputs(
+        self,
+        *args: Any,
+        force_cast: bool = False,
+        oversize: float = 1,
+        minibatch: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Data, ...]:
+        """``Data`` with the contents of *args* and *kwargs*, in this order, named as the parameters.
+
+        *minibatch* goes to the scattered ones, *force_cast* and *oversize* to all.
+        """
+        positional, named = self._binder.bind(args, kwargs)
+        return tuple(
+            make_data(
+                self._engine,
+                bound.value,
+                force_cast=force_cast,
+                oversize=oversize,
+                minibatch=minibatch and not bound.broadcast,
+                name=bound.name,
+            )
+            for bound in (*positional, *named.values())
+        )
+
+    # ── bind and plan ────────────────────────────────────────────────────────────────────────────
+
+    def _planned(
+        self, args: Any, kwargs: Any, batch: Any, slices: int, subset: tuple[Any, ...] | None
+    ) -> _Planned:
+        positional, named = self._binder.bind(args, kwargs)
+        inputs = [self._input(bound) for bound in (*positional, *named.values())]
+        key = None
+        if batch is None:
+            values = tuple(_key(bound, value) for bound, value in inputs)
+            key = (values, tuple(named), slices, subset)
+            planned = self._plans.get(key)
+            if planned is not None:
+                planned.inputs = [value for _, value in inputs if isinstance(value, Data)]
+                return planned
+        planned = self._plan(inputs, tuple(named), batch, slices, subset)
+        if key is not None:
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            self._plans[key] = planned
+        return planned
+
+    def _input(self, bound: Bound) -> tuple[Bound, Any]:
+        """The argument as ``Data``, or as the scalar that it is."""
+        value = bound.value
+        if isinstance(value, Data):
+            value.input(self._engine, self._called(bound))
+            return bound, value
+        if isinstance(value, _SCALARS):
+            if bound.broadcast:
+                return bound, value
+        elif isinstance(value, np.memmap):
+            return bound, self._mapped(bound, value)
+        array = _as_array(value, self._called(bound))
+        _, data = self._cached.get(bound.name, (None, None))
+        if data is None or data.dtype != array.dtype or data.ndim != array.ndim:
+            data = Data(self._engine, array.dtype, array.ndim, name=bound.name)
+            self._cached[bound.name] = (None, data)
+        data.set_value(array)
+        return bound, data
+
+    def _mapped(self, bound: Bound, array: np.memmap[Any, Any]) -> Data:
+        """A memory-mapped file, mapped once as long as the same array comes again."""
+        source, data = self._cached.get(bound.name, (None, None))
+        if source is not array or data is None:
+            data = make_data(self._engine, array, name=bound.name)
+            self._cached[bound.name] = (array, data)
+        return data
+
+    def _called(self, bound: Bound) -> str:
+        return f"the argument {bound.name!r} of the function {self.name!r}"
+
+    def _plan(
+        self,
+        inputs: list[tuple[Bound, Any]],
+        keywords: tuple[str, ...],
+        batch: Any,
+        slices: int,
+        subset: tuple[Any, ...] | None,
+    ) -> _Planned:
+        scattered = {b.name: v for b, v in inputs if not b.broadcast}
+        selection = self._select(scattered, batch)
+        size = self._engine.size
+        spans = split(0, selection.count if selection else size, size)
+        used = [value for _, value in inputs if isinstance(value, Data)]
+        chosen: Strided | Picked | None
+        if isinstance(selection, Indexed):
+            used.append(indices := self._index_data(selection.indices))
+            chosen = Picked(indices.input(self._engine, "batch")[0])
+        else:
+            chosen = selection
+        arguments = [
+            self._argument(bound, value, selection if batch is not None else None)
+            for bound, value in inputs
+        ]
+        split_at = len(arguments) - len(keywords)
+        plan = CallPlan(
+            function=self.number,
+            args=tuple(arguments[:split_at]),
+            kwargs=tuple(zip(keywords, arguments[split_at:], strict=True)),
+            selection=chosen,
+            spans=spans,
+            slices=slices,
+            unit=weight_unit(spans, slices) if selection else 1,
+            subset=subset,
+        )
+        return _Planned(plan, used, self._engine)
+
+    def _select(self, scattered: dict[str, Data], batch: Any) -> Selection | None:
+        """The rows of the call, after the lengths of the scattered inputs have been compared."""
+        if not scattered:
+            if batch is not None:
+                raise InvalidValue(
+                    f"batch= selects rows of scattered inputs, but the function {self.name!r} got none."
+                )
+            return None
+        for name, data in scattered.items():
+            if data.ndim == 0:
+                raise InvalidValue(
+                    f"the argument {name!r} of the function {self.name!r} is scattered by rows, but "
+                    f"has no dimensions: name it in bcast_inputs to give it to every rank whole."
+                )
+        whole = {n: len(d) for n, d in scattered.items() if batch is None or not d.minibatch}
+        if len(set(whole.values())) > 1:
+            listed = ", ".join(f"{name} has {rows}" for name, rows in whole.items())
+            raise InvalidValue(
+                f"the scattered inputs of the function {self.name!r} have different numbers of rows: "
+                f"{listed}. Give them the same number, or name in bcast_inputs what every rank is to "
+                f"see whole."
+            )
+        rows = next(iter(whole.values())) if whole else _reach(batch)
+        selection = select(batch, rows)
+        for name, data in scattered.items():
+            if name not in whole:
+                self._check_minibatch(name, len(data), selection)
+        return selection
+
+    def _check_minibatch(self, name: str, rows: int, selection: Selection) -> None:
+        if isinstance(selection, Strided):
+            reach = (selection.count - 1) * abs(selection.step) + 1
+        else:
+            reach = int(selection.indices.max()) - selection.lowest + 1
+        if rows < reach:
+            raise InvalidValue(
+                f"the minibatch {name!r} of the function {self.name!r} has {rows} rows, but batch= "
+                f"reaches over {reach}: fill it with the rows of the batch."
+            )
+
+    def _argument(self, bound: Bound, value: Any, selection: Selection | None) -> Argument:
+        if not isinstance(value, Data):
+            return Constant(value)
+        region, _ = value.input(self._engine, self._called(bound))
+        if bound.broadcast:
+            return Broadcast(region)
+        return Scattered(region, selection.lowest if selection and value.minibatch else 0)
+
+    def _index_data(self, indices: NDArray[np.int64]) -> Data:
+        if self._indices is None:
+            self._indices = Data(self._engine, np.int64, 1, name="batch")
+        self._indices.set_value(indices, oversize=1.25)
+        return self._indices
+
+
+class _Planned:
+    """A plan, pickled, with the inputs that it names and what its outputs last looked like."""
+
+    def __init__(self, plan: CallPlan, inputs: list[Data], engine: Engine) -> None:
+        self.plan = plan
+        self.payload = pickle.dumps(Call(plan), 5)
+        self.inputs = inputs
+        self._engine = engine
+        self._collection: Collection | None = None
+
+    def segments(self) -> list[tuple[Segment, Access]]:
+        segments = [(data.input(self._engine, "an input")[1], Access.READ) for data in self.inputs]
+        self.inputs = []  # a plan that is kept must not keep memory
+        return segments
+
+    def collection(self, function: Function, replies: list[Any]) -> Collection:
+        last = self._collection
+        if last is None or any(a is not b for a, b in zip(last.replies, replies, strict=True)):
+            last = self._collection = Collection(
+                function._home.outputs, function.name, function.output_modes, self.plan, replies
+            )
+        return last
+
+
+class _Bar:
+    """A tqdm bar over the slices of all ranks."""
+
+    def __init__(self, engine: Engine, name: str, plan: CallPlan) -> None:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            raise NotAvailable("progress=True needs tqdm: pip install tqdm.") from None
+        self._engine = engine
+        rows = [min(plan.slices, stop - start) for start, stop in plan.spans]
+        self._slices = rows if plan.selection is not None else [1] * len(rows)
+        self._bar = tqdm(total=sum(self._slices), desc=name, unit="slice")
+
+    def update(self) -> None:
+        done = self._engine.slices_done(self._slices)
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self.update()
+        self._bar.close()
+
+
+def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
+
+
+def _name_of(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def _key(bound: Bound, value: Any) -> Any:
+    """What makes two calls with this input the same: the region, or the very scalar."""
+    if isinstance(value, Data):
+        return value.region
+    return bound.name, type(value), repr(value)
+
+
+def _as_array(value: Any, called: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidType(f"{called} is no array: {error}.") from None
+    return array
+
+
+def _slices(num_slices: Any) -> int:
+    try:
+        if isinstance(num_slices, bool):
+            raise TypeError
+        slices = operator.index(num_slices)
+    except TypeError:
+        raise InvalidType(
+            f"num_slices must be an int of 1 or more; got {num_slices!r}, a {type(num_slices).__name__}."
+        ) from None
+    if slices < 1:
+        raise InvalidValue(f"num_slices must be 1 or more; got {slices}.")
+    return slices
+
+
+def _reach(batch: Any) -> int:
+    """One more than the highest row that *batch* names: where only minibatches are given."""
+    if isinstance(batch, slice):
+        if batch.stop is None:
+            raise InvalidValue("a batch= of minibatch inputs only must say where it stops.")
+        return operator.index(batch.stop)
+    given = np.asarray(batch)
+    if given.ndim == 0:
+        return int(given)
+    return len(given) if given.dtype.kind == "b" else int(given.max(initial=-1)) + 1

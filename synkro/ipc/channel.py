@@ -1,0 +1,322 @@
+"""Commands to all workers and their replies, through one shared block.
+
+::
+
+    main process                        shared block                        worker r
+    ────────────                        ────────────                        ────────
+    Controller.send   ── payload ──▶  [ command area ]
+                      ── number  ──▶  [ COMMAND ]          ◀── polls ──  Listener.receive
+                      ── eventfd of r, if r said that it sleeps ──────▶  (spins, then sleeps)
+
+    Controller.wait   ── polls ───▶   [ ANSWERED r ]       ◀── number ──  Listener.reply
+     (spins, then                     [ reply area r ]     ◀── payload ─
+      sleeps)         ◀──── eventfd of main, if it said that it sleeps, from the last to answer
+
+A number is written after its payload, so whoever sees the number sees the payload.  Whoever goes to
+sleep says so first and then looks once more; whoever writes a number looks afterwards whether the
+other sleeps.  Between the store and the look stands a fence, so one of the two always notices.
+
+The numbers in the block are the only state: what was sent, and who has answered, can be read there
+at any time, also after Ctrl-C interrupted this module half-way.
+
+Descriptors cannot travel through memory: they come over a Unix socket, each with its number, and a
+worker that misses one reads the socket until it has it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from .segment import ALIGNMENT
+
+AREA = 1 << 17
+"""Bytes of the command area and of each reply area; longer ones go through a segment of their own."""
+
+SPIN = 50e-6
+"""Seconds to poll before sleeping: about what being woken costs."""
+
+_WORD = 8
+_LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
+_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE = 0, 1, 2
+_MAIN_SLEEPS = _LINE
+_RANKS = 2 * _LINE
+_ANSWERED, _REPLY_SIZE, _SLEEPS, _PHASE, _SLICE = 0, 1, 2, 3, 4
+
+_FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, whatever was lost
+_MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
+
+
+def block_bytes(size: int) -> int:
+    """The size of the shared block for *size* workers."""
+    return (_RANKS + size * _LINE) * _WORD + (1 + size) * AREA
+
+
+class _Block:
+    """The layout of the shared block, for one process's mapping of it."""
+
+    def __init__(self, memory: memoryview, size: int) -> None:
+        words = (_RANKS + size * _LINE) * _WORD
+        self.words = memory[:words].cast("Q")
+        self.lines = [_RANKS + rank * _LINE for rank in range(size)]
+        self.command = memory[words : words + AREA]
+        replies = memory[words + AREA :]
+        self.replies = [replies[rank * AREA : (rank + 1) * AREA] for rank in range(size)]
+        self._lock = threading.Lock()
+
+    def fence(self) -> None:
+        """Make what was stored before visible before anything that is read or stored after.
+
+        Taking a free lock is an atomic read-modify-write, which is a full barrier.
+        """
+        with self._lock:
+            pass
+
+
+class _Patience:
+    """Whether polling is worth while: not where the last waits were longer than the poll.
+
+    So a party that waits for long computations takes no time from them: it polls once in 32 waits,
+    to notice when they have become short.
+    """
+
+    def __init__(self) -> None:
+        self._credit = 8
+        self._skipped = 0
+
+    def spins(self) -> bool:
+        if self._credit > 0:
+            return True
+        self._skipped = (self._skipped + 1) % 32
+        return self._skipped == 0
+
+    def note(self, hit: bool) -> None:
+        self._credit = 8 if hit else max(0, self._credit - 1)
+
+
+class Controller:
+    """The main process's end: one command to all workers, one reply from each."""
+
+    def __init__(
+        self,
+        memory: memoryview,
+        wake_main: int,
+        wake_workers: Sequence[int],
+        sockets: Sequence[socket.socket],
+    ) -> None:
+        self._block = _Block(memory, len(wake_workers))
+        self._wake_main = wake_main
+        self._wake_workers = wake_workers
+        self._sockets = sockets
+        self._patience = _Patience()
+
+    def send(self, command: bytes, housekeeping: bytes) -> None:
+        """Hand a command to all workers; together at most ``AREA`` bytes."""
+        block, words = self._block, self._block.words
+        size = len(command)
+        block.command[:size] = command
+        if housekeeping:
+            block.command[size : size + len(housekeeping)] = housekeeping
+        words[_COMMAND_SIZE] = size
+        words[_HOUSEKEEPING_SIZE] = len(housekeeping)
+        block.fence()
+        words[_COMMAND] += 1  # from here on it is sent
+        block.fence()
+        for line, wake in zip(block.lines, self._wake_workers, strict=True):
+            if words[line + _SLEEPS]:
+                os.eventfd_write(wake, 1)
+
+    def wake_all(self) -> None:
+        """Wake every worker, asleep or not: after an interrupted ``send``."""
+        for wake in self._wake_workers:
+            os.eventfd_write(wake, 1)
+
+    def send_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
+        """Pass descriptors to a worker, as pairs ``(number, fd)``."""
+        for first in range(0, len(numbered), _MAX_DESCRIPTORS):
+            some = numbered[first : first + _MAX_DESCRIPTORS]
+            body = struct.pack(f"<{len(some)}q", *(number for number, _ in some))
+            head = struct.pack("<q", len(some))
+            socket.send_fds(self._sockets[rank], [head + body], [fd for _, fd in some])
+
+    def unanswered(self) -> list[int]:
+        """The ranks that still have to answer the last command."""
+        words = self._block.words
+        number = words[_COMMAND]
+        return [
+            rank
+            for rank, line in enumerate(self._block.lines)
+            if words[line + _ANSWERED] != number
+        ]
+
+    def wait(
+        self,
+        deadline: float | None,
+        sentinels: Sequence[int],
+        on_tick: Callable[[], None] | None = None,
+    ) -> list[int]:
+        """Wait until all workers have answered, one of *sentinels* is ready, or the *deadline* is over.
+
+        *deadline* is on the clock of ``time.monotonic``.  *on_tick* is called every 50 ms.
+        Returns the sentinels that are ready, when not all workers have answered.
+        """
+        if on_tick is None and self._patience.spins():
+            hit = self._spin()
+            self._patience.note(hit)
+            if hit:
+                return []
+        words = self._block.words
+        poll = select.poll()
+        for fd in (self._wake_main, *sentinels):
+            poll.register(fd, select.POLLIN)
+        nap = _FIRST_NAP
+        try:
+            while True:
+                words[_MAIN_SLEEPS] = 1
+                self._block.fence()
+                if not self.unanswered():
+                    return []
+                ready = [fd for fd, _ in poll.poll(_poll_ms(nap, deadline))]
+                if self._wake_main in ready:
+                    os.eventfd_read(self._wake_main)
+                    ready.remove(self._wake_main)
+                if ready and self.unanswered():
+                    return ready
+                if on_tick is not None:
+                    on_tick()
+                if deadline is not None and time.monotonic() >= deadline:
+                    return []
+                nap = -1 if on_tick is None else 50
+        finally:
+            words[_MAIN_SLEEPS] = 0
+
+    def _spin(self) -> bool:
+        """Poll for the answers; True if all have come."""
+        words = self._block.words
+        number = words[_COMMAND]
+        give_up = time.perf_counter() + SPIN
+        for line in self._block.lines:
+            answered = line + _ANSWERED
+            while words[answered] != number:
+                os.sched_yield()
+                if time.perf_counter() > give_up:
+                    return False
+        self._block.fence()
+        return True
+
+    def reply(self, rank: int) -> bytes:
+        """The reply of *rank* to the last command."""
+        size = self._block.words[self._block.lines[rank] + _REPLY_SIZE]
+        return bytes(self._block.replies[rank][:size])
+
+    def whereabouts(self, rank: int) -> tuple[int, int]:
+        """What *rank* has last said that it does: a phase, and a count in it."""
+        line = self._block.lines[rank]
+        return self._block.words[line + _PHASE], self._block.words[line + _SLICE]
+
+
+def _poll_ms(nap: int, deadline: float | None) -> int:
+    """Milliseconds to sleep (-1: until woken), rounded up, no further than the deadline."""
+    if deadline is None:
+        return nap
+    left = max(0, int((deadline - time.monotonic()) * 1000) + 1)
+    return left if nap < 0 else min(nap, left)
+
+
+class Listener:
+    """A worker's end: receive a command, reply to it."""
+
+    def __init__(
+        self,
+        memory: memoryview,
+        rank: int,
+        size: int,
+        wake_main: int,
+        wake_worker: int,
+        sock: socket.socket,
+    ) -> None:
+        self._block = _Block(memory, size)
+        self._line = self._block.lines[rank]
+        self._area = self._block.replies[rank]
+        self._wake_main = wake_main
+        self._wake_worker = wake_worker
+        self._socket = sock
+        self._received: dict[int, int] = {}
+        self._patience = _Patience()
+
+    def receive(self) -> tuple[bytes, bytes]:
+        """Wait for the next command; returns it and its housekeeping."""
+        words = self._block.words
+        last = words[self._line + _ANSWERED]
+        hit = self._patience.spins() and self._spin(last)
+        self._patience.note(hit)
+        if not hit:
+            self._sleep(last)
+        self._block.fence()
+        middle = words[_COMMAND_SIZE]
+        end = middle + words[_HOUSEKEEPING_SIZE]
+        return bytes(self._block.command[:middle]), bytes(self._block.command[middle:end])
+
+    def _spin(self, last: int) -> bool:
+        words = self._block.words
+        give_up = time.perf_counter() + SPIN
+        while words[_COMMAND] == last:
+            os.sched_yield()
+            if time.perf_counter() > give_up:
+                return False
+        return True
+
+    def _sleep(self, last: int) -> None:
+        words = self._block.words
+        sleeps = self._line + _SLEEPS
+        poll = select.poll()
+        poll.register(self._wake_worker, select.POLLIN)
+        nap = _FIRST_NAP
+        while True:
+            words[sleeps] = 1
+            self._block.fence()
+            if words[_COMMAND] != last:
+                words[sleeps] = 0
+                return
+            if nap < 0 or poll.poll(nap):
+                os.eventfd_read(self._wake_worker)  # sleeps until there is something to read
+            nap = -1
+
+    def reply(self, payload: bytes) -> None:
+        """Answer the last command, with at most ``AREA`` bytes."""
+        block, words = self._block, self._block.words
+        self._area[: len(payload)] = payload
+        words[self._line + _REPLY_SIZE] = len(payload)
+        block.fence()
+        number = words[_COMMAND]
+        words[self._line + _ANSWERED] = number
+        block.fence()
+        if words[_MAIN_SLEEPS] and all(words[line + _ANSWERED] == number for line in block.lines):
+            os.eventfd_write(self._wake_main, 1)
+
+    def descriptor(self, number: int) -> int:
+        """The descriptor that was passed under *number*; the caller owns it from now on."""
+        while number not in self._received:
+            head, fds, _, _ = socket.recv_fds(self._socket, 8, _MAX_DESCRIPTORS)
+            if len(head) < 8:
+                raise EOFError("the main process closed the socket")
+            count = struct.unpack("<q", head)[0]
+            body = b""
+            while len(body) < 8 * count:
+                body += self._socket.recv(8 * count - len(body))
+            for name, fd in zip(struct.unpack(f"<{count}q", body), fds, strict=True):
+                if name in self._received:
+                    os.close(self._received[name])
+                self._received[name] = fd
+        return self._received.pop(number)
+
+    def report(self, phase: int, count: int) -> None:
+        """Say what this worker does, for messages about time and for progress bars."""
+        words = self._block.words
+        words[self._line + _PHASE] = phase
+        words[self._line + _SLICE] = count

@@ -1,0 +1,96 @@
+"""The workers' stdout and stderr, brought to the user's, each line with the rank before it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import sys
+import threading
+from collections import deque
+from typing import BinaryIO
+
+TAIL_LINES = 40
+"""Lines of each worker's stderr that are kept for the message about its death."""
+
+_CHUNK = 1 << 16
+
+
+class _Stream:
+    """One worker's stdout or stderr: splits what comes into lines."""
+
+    def __init__(self, pipe: BinaryIO, rank: int, target: str) -> None:
+        self.pipe = pipe
+        self.rank = rank
+        self.target = target
+        self.ended = threading.Event()
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Pass on the whole lines; an empty *chunk* is the end."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if not chunk and self._rest:
+            lines.append(self._rest)
+        text = [line.decode(errors="replace") for line in lines]
+        self.tail.extend(text)
+        if text:
+            _write(self.target, "".join(f"[rank {self.rank}] {line}\n" for line in text))
+
+
+def _write(target: str, text: str) -> None:
+    """To what ``sys.stdout`` or ``sys.stderr`` is at this moment (a notebook replaces them)."""
+    stream = getattr(sys, target)
+    with contextlib.suppress(Exception):  # the user closed it, or put something odd in its place
+        stream.write(text)
+        stream.flush()
+
+
+class OutputPump:
+    """A thread that reads all pipes of all workers of a session."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._streams: list[_Stream] = []
+        self._thread = threading.Thread(target=self._run, name="synkro-output", daemon=True)
+
+    def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
+        """Watch the pipes of a worker; the pump closes them at their end.  Before ``start``."""
+        for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
+            stream = _Stream(pipe, rank, target)
+            self._streams.append(stream)
+            self._selector.register(pipe, selectors.EVENT_READ, stream)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                stream: _Stream = key.data
+                chunk = os.read(stream.pipe.fileno(), _CHUNK)
+                stream.feed(chunk)
+                if not chunk:
+                    self._selector.unregister(stream.pipe)
+                    stream.pipe.close()
+                    stream.ended.set()
+
+    def stderr_tail(self, rank: int, patience: float) -> str:
+        """The last lines of a dead worker's stderr; waits *patience* seconds for its end."""
+        for stream in self._streams:
+            if stream.rank == rank and stream.target == "stderr":
+                stream.ended.wait(patience)
+                return "\n".join(stream.tail)
+        return ""
+
+    def close(self, patience: float) -> None:
+        """Wait until all has been written that the workers, now gone, have left behind.
+
+        A grandchild that still holds a pipe is not waited for longer than *patience* seconds.
+        """
+        if self._thread.ident is not None:
+            self._thread.join(patience)
+        if not self._thread.is_alive():
+            for stream in self._streams:
+                stream.pipe.close()
+            self._selector.close()

@@ -1,0 +1,133 @@
+"""One worker process: start it, watch it, interrupt it, stop it.
+
+A worker is a fresh interpreter (nothing is forked after threads or CUDA have started) that begins in
+``synkro.worker``.  It inherits its descriptors and nothing else.
+
+It cannot outlive the main process: the main process holds the write end of a pipe, its *lifeline*,
+and the worker asks the kernel for a SIGKILL to itself when that end is closed.  That needs no thread,
+works while native code holds the interpreter lock, and, unlike PR_SET_PDEATHSIG, does not depend on
+the thread that started the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+_F_SETSIG = 10  # Linux; the standard library has no name for it
+_BOOTSTRAP = (
+    "import sys; fds, *sys.path = sys.argv[1:]; del sys.argv[1:]; "
+    "from synkro.worker import main; main(fds)"
+)
+
+
+def hold_on_to(lifeline: int) -> None:
+    """In the worker: be killed by the kernel when the main process lets go of the lifeline."""
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_CLOEXEC)  # its own owner and signal
+    os.close(lifeline)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(own, select.POLLIN)
+    if poll.poll(0):  # it was over before the kernel knew of us
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WorkerProcess:
+    """A worker's process, its sentinel, its wake-up and its socket: all that belongs to one rank.
+
+    Attributes:
+        pid, sentinel: the process, and a descriptor that becomes readable when it ends.
+        wake: the eventfd that it sleeps on.
+        socket: where it receives descriptors.
+        stdout, stderr: the read ends of its pipes; whoever reads them closes them.
+    """
+
+    def __init__(
+        self, rank: int, shared_fds: Sequence[int], environment: Mapping[str, str], size: int
+    ) -> None:
+        """Start it; *shared_fds* are what all workers get: the shared block and main's eventfd."""
+        self.rank = rank
+        with contextlib.ExitStack() as undo:
+            lifeline, self._lifeline = os.pipe()
+            undo.callback(os.close, self._lifeline)
+            self.wake = os.eventfd(0)
+            undo.callback(os.close, self.wake)
+            self.socket, theirs = socket.socketpair()
+            undo.callback(self.socket.close)
+            inherited = [*shared_fds, self.wake, theirs.fileno(), lifeline]
+            try:
+                self._process = _start(rank, size, inherited, environment)
+            finally:
+                theirs.close()
+                os.close(lifeline)
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
+            self.sentinel = os.pidfd_open(self._process.pid)
+            undo.pop_all()
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self.pid = self._process.pid
+        self.stdout: BinaryIO = self._process.stdout  # type: ignore[assignment]
+        self.stderr: BinaryIO = self._process.stderr  # type: ignore[assignment]
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does: SIGINT, which a worker heeds only while it runs a user's function."""
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.sentinel, number)
+
+    def ended(self, patience: float) -> bool:
+        """Whether the process has ended, after waiting *patience* seconds for it."""
+        poll = select.poll()
+        poll.register(self.sentinel, select.POLLIN)
+        return bool(poll.poll(patience * 1000))
+
+    def status(self) -> int:
+        """The exit code of the ended process, or minus the number of the signal that ended it."""
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Kill what still runs, take leave of the process, and give its descriptors back."""
+        self.kill()
+        self._process.wait()
+        self.release()
+
+    def release(self) -> None:
+        """Give the descriptors back without touching the process (in a fork of the main process)."""
+        self.socket.close()
+        for fd in (self._lifeline, self.wake, self.sentinel):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._lifeline = self.wake = self.sentinel = -1
+
+
+def _start(
+    rank: int, size: int, inherited: Sequence[int], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    fds = ",".join(map(str, (rank, size, *inherited)))
+    path = [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", _BOOTSTRAP, fds, *path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=inherited,
+        env=dict(environment),
+        start_new_session=True,  # Ctrl-C at the terminal is the main process's to hear
+    )

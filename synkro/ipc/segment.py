@@ -1,0 +1,156 @@
+"""Shared memory without a name: nothing to clean up, whatever dies and in whatever order.
+
+A segment is an unnamed file in ``/dev/shm`` (``O_TMPFILE``, mode 0600) or, where that is too small
+(Docker's default is 64 MB), a memfd.  Only descriptors of it exist, and the kernel frees it with the
+last one.  Its pages are reserved when it is created, so that a full machine is an error here and
+never a SIGBUS later.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SharedMemoryError
+from ..machine import available_memory, readable_bytes
+from ..plan.call import Access, Region
+
+SHM_FOLDER = "/dev/shm"
+ALIGNMENT = 64
+"""Every array begins at a multiple of this: a cache line, and what JAX needs to take it as it is."""
+
+_MEASURED_FROM = 1 << 20
+"""Smaller requests are not held against the memory that is left: asking costs more than they do."""
+
+
+def aligned(nbytes: int) -> int:
+    """*nbytes* rounded up to the alignment of arrays."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Segment:
+    """One mapping of shared memory, and the descriptor that others get it by.
+
+    Attributes:
+        number: its name in commands.
+        nbytes: its size.
+        base: all of it, as a 1-d array of uint8; views of it keep the mapping alive.
+        fd: the descriptor, or -1 in a worker, which needs none.
+    ``close`` gives the descriptor back; the memory goes with the last view of ``base``.
+    """
+
+    __slots__ = ("__weakref__", "_closer", "base", "fd", "nbytes", "number")
+
+    def __init__(self, number: int, fd: int, nbytes: int, access: Access) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.base = _map(fd, nbytes, access)
+        self.fd = fd
+        self._closer = weakref.finalize(self, os.close, fd)
+
+    @classmethod
+    def create(cls, number: int, nbytes: int) -> Segment:
+        """Reserve *nbytes* (at least one) of zeroed memory.
+
+        Raises: SharedMemoryError if there is not so much.
+        """
+        nbytes = max(nbytes, 1)
+        return cls(number, _reserve(nbytes), nbytes, Access.WRITE)
+
+    @classmethod
+    def attach(cls, number: int, fd: int, nbytes: int, access: Access) -> Segment:
+        """Map a segment that another process created, and close *fd*."""
+        try:
+            segment = cls(number, fd, nbytes, access)
+        except BaseException:
+            os.close(fd)
+            raise
+        segment.close()
+        return segment
+
+    def array(self, region: Region) -> NDArray[np.generic]:
+        """The array that *region* describes, as a view."""
+        return np.ndarray(
+            region.shape,
+            region.dtype,
+            buffer=self.base,
+            offset=region.offset,
+            strides=region.strides,
+        )
+
+    def close(self) -> None:
+        self._closer()
+        self.fd = -1
+
+
+def _map(fd: int, nbytes: int, access: Access) -> NDArray[np.uint8]:
+    kind = {
+        Access.READ: mmap.ACCESS_READ,
+        Access.WRITE: mmap.ACCESS_WRITE,
+        Access.COPY: mmap.ACCESS_COPY,
+    }[access]
+    try:
+        return np.frombuffer(mmap.mmap(fd, nbytes, access=kind), np.uint8)
+    except OSError as error:
+        raise _explained(error, nbytes) from None
+
+
+def _reserve(nbytes: int) -> int:
+    """A descriptor of *nbytes* of reserved, zeroed, unnamed memory."""
+    measured = nbytes >= _MEASURED_FROM
+    if measured and nbytes > (available := available_memory()):
+        raise SharedMemoryError(
+            f"{readable_bytes(nbytes)} of shared memory were asked for, but the machine has "
+            f"{readable_bytes(available)} of memory left: use less data at once, free some with "
+            f"Data.free_memory(), or pass a memory-mapped file (numpy.memmap), which needs none."
+        )
+    try:
+        if not measured or nbytes <= _shm_free():
+            try:
+                return _reserved(_open_in_shm(), nbytes)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
+        fd = os.memfd_create("synkro", os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
+        return _reserved(fd, nbytes)
+    except OSError as error:
+        raise _explained(error, nbytes) from None
+
+
+def _open_in_shm() -> int:
+    return os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _shm_free() -> int:
+    try:
+        stat = os.statvfs(SHM_FOLDER)
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize
+
+
+def _reserved(fd: int, nbytes: int) -> int:
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _explained(error: OSError, nbytes: int) -> SharedMemoryError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "raise the limit (ulimit -n), or hold fewer Data at once: each needs two of them"
+    else:
+        advice = "use less data at once, or free some with Data.free_memory()"
+    return SharedMemoryError(
+        f"{readable_bytes(nbytes)} of shared memory could not be had ({os.strerror(error.errno)}; "
+        f"{SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
+        f"{readable_bytes(available_memory())}): {advice}."
+    )

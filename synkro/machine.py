@@ -1,0 +1,93 @@
+"""Facts about the machine that no library knows: usable cores and memory, the processor's name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _cgroup_folders(controller: str) -> Iterator[Path]:
+    """This process's cgroup folders (v2, or v1's *controller*), innermost first.
+
+    Inside a container the path of ``/proc/self/cgroup`` may not exist; then the root is ours.
+    """
+    for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
+        number, names, path = line.split(":", 2)
+        if number == "0":
+            root = _CGROUP
+        elif controller in names.split(","):
+            root = _CGROUP / controller
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        while folder != root:
+            yield folder
+            folder = folder.parent
+        yield root
+
+
+def _cpu_quota() -> float | None:
+    """The tightest CPU quota over this process, in cores; None if there is none."""
+    quotas = []
+    for folder in _cgroup_folders("cpu"):
+        v2 = (_read(folder / "cpu.max") or "max").split()
+        if v2[0] != "max":
+            quotas.append(int(v2[0]) / int(v2[1]))
+        quota = int(_read(folder / "cpu.cfs_quota_us") or -1)
+        if quota > 0:
+            quotas.append(quota / int(_read(folder / "cpu.cfs_period_us") or 100_000))
+    return min(quotas, default=None)
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity mask, cut by the cgroup's CPU quota."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def available_memory() -> int:
+    """Bytes that could be allocated now without swapping: MemAvailable, cut by cgroup limits."""
+    bounds = []
+    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            bounds.append(int(line.split()[1]) * 1024)
+    for folder in _cgroup_folders("memory"):
+        for limit_file, usage_file, cache_key in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+            if limit is None or usage is None or limit.strip() == "max":
+                continue
+            stat = (_read(folder / "memory.stat") or "").split()
+            cache = int(stat[stat.index(cache_key) + 1]) if cache_key in stat else 0
+            bounds.append(int(limit) - int(usage) + cache)
+    return max(0, min(bounds)) if bounds else 2**63
+
+
+def cpu_name() -> str:
+    """The processor's model name, or its architecture where the kernel does not tell."""
+    for line in (_read(Path("/proc/cpuinfo")) or "").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return os.uname().machine
+
+
+def readable_bytes(count: float) -> str:
+    """A number of bytes for people: ``readable_bytes(1536) == "1.5 KB"`` (units of 1024)."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TB"

@@ -1,0 +1,206 @@
+"""The commands and replies: the only vocabulary between the main process and its workers.
+
+Every command goes to every rank, and every rank answers each with exactly one reply.
+
+    Start       → Ack     here is who you are and where you run
+    Distribute  → Ack     load these functions
+    Call        → Done    run a function on your rows
+    Store       → Ack     copy outputs of the last call that wait with you into shared memory
+    Reduce      → Ack     reduce your share of what all ranks have stored
+    Deliver     → (the reply that was too long)
+    Indirect    → (the reply to the command that it points to)
+    Release     → Ack     nothing but its housekeeping
+    Exit        → no reply: the worker ends
+
+Any command may be answered by Failed, and a reply that does not fit its place by TooLong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from .plan.call import Access, CallPlan, Region
+from .plan.outputs import Tree
+
+
+class Phase(IntEnum):
+    """What a worker says that it does, for messages about time and for progress bars."""
+
+    WAITING = 0
+    LOADING = 1
+    RUNNING = 2
+    STORING = 3
+    REDUCING = 4
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Map the segment whose descriptor comes over the socket under this number."""
+
+    segment: int
+    nbytes: int
+    access: Access
+
+
+@dataclass(frozen=True)
+class Housekeeping:
+    """What a worker does before it looks at the command itself."""
+
+    attach: tuple[Attach, ...] = ()
+    drop_segments: tuple[int, ...] = ()
+    drop_functions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """Who runs where: for each rank the device, and the core to stay on (None: any)."""
+
+    outbox: Region
+    devices: tuple[str, ...]
+    cores: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Pickled functions: a stream, and big buffers that lie in a segment, as (start, stop, readonly)."""
+
+    stream: bytes
+    segment: int | None
+    buffers: tuple[tuple[int, int, bool], ...]
+
+
+@dataclass(frozen=True)
+class Distribute:
+    """Load the functions of a parcel, a dict from number to ``FunctionSpec``."""
+
+    sys_path: tuple[str, ...]
+    cwd: str
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """What a worker knows of a function."""
+
+    name: str
+    fn: Any
+    outputs: Any
+
+
+@dataclass(frozen=True)
+class Call:
+    plan: CallPlan
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Piece *piece* of leaf *leaf* of the last call's outputs goes to *region*."""
+
+    leaf: int
+    piece: int
+    region: Region
+
+
+@dataclass(frozen=True)
+class Store:
+    placements: tuple[tuple[Placement, ...], ...]
+    """One tuple a rank."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduce *sources*, in their order, with operation *op* into *target*; each rank does its share.
+
+    A mean's sum is divided by *divisor*.
+    """
+
+    op: str
+    divisor: int
+    sources: tuple[Region, ...]
+    target: Region
+
+
+@dataclass(frozen=True)
+class Reduce:
+    reductions: tuple[Reduction, ...]
+
+
+@dataclass(frozen=True)
+class Deliver:
+    region: Region
+
+
+@dataclass(frozen=True)
+class Indirect:
+    region: Region
+
+
+@dataclass(frozen=True)
+class Release:
+    pass
+
+
+@dataclass(frozen=True)
+class Exit:
+    pass
+
+
+@dataclass(frozen=True)
+class Ack:
+    pass
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One array: in the rank's outbox at *offset*, or, if that is None, waiting in the worker."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int | None
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One output of one rank: its own dtype, and its pieces in the dtype of their reduction.
+
+    A reduced leaf has one piece; a gathered one, or one without reduction, a piece a slice.
+    """
+
+    dtype: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The outputs of a call; ``leaves`` is None for a rank that had no rows."""
+
+    tree: Tree
+    leaves: tuple[Leaf, ...] | None
+
+
+@dataclass(frozen=True)
+class TooLong:
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception in a worker, as far as it can travel.
+
+    ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
+    the exception itself, where it survives a round trip.
+    """
+
+    function: str | None
+    summary: str
+    traceback: str
+    pickled: bytes | None
+    usage: bool
+
+
+Command = (
+    Start | Distribute | Call | Store | Reduce | Deliver | Indirect | Release | Exit
+)
+Reply = Ack | Done | TooLong | Failed

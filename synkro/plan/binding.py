@@ -1,0 +1,136 @@
+"""A call's arguments beside the function's parameters: which are scattered, which broadcast."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+from ..errors import InvalidType, InvalidValue
+
+RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
+"""Keywords of the call itself; a function's parameters cannot have these names."""
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One argument: what messages call it, whether every rank sees it whole, and its value."""
+
+    name: str
+    broadcast: bool
+    value: Any
+
+
+class Binder:
+    """The parameters of one function, sorted into scattered and broadcast ones."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        inputs: str | Sequence[str] | None,
+        bcast_inputs: str | Sequence[str] | None,
+        name: str,
+    ) -> None:
+        """Raises: InvalidType, InvalidValue where the names do not fit the function's parameters."""
+        self._name = name
+        self._inputs = None if inputs is None else _names(inputs, "inputs")
+        self._broadcast = _names(bcast_inputs or (), "bcast_inputs")
+        self._signature = _signature(fn, [*(self._inputs or ()), *self._broadcast])
+        parameters = self._signature.parameters
+        self._check(parameters)
+        positional = [p for p in parameters.values() if p.kind in _POSITIONAL]
+        self._positional = [(p.name, p.name in self._broadcast) for p in positional]
+        self._required = sum(p.default is Parameter.empty for p in positional)
+        self._only_positional = all(
+            p.kind in _POSITIONAL or p.kind is Parameter.VAR_KEYWORD
+            or (p.kind is Parameter.KEYWORD_ONLY and p.default is not Parameter.empty)
+            for p in parameters.values()
+        )
+
+    def _check(self, parameters: Mapping[str, Parameter]) -> None:
+        listed = [*(self._inputs or ()), *self._broadcast]
+        open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+        for known in parameters:
+            if known in RESERVED:
+                raise InvalidValue(
+                    f"the function {self._name!r} has a parameter {known!r}, which is a keyword of the "
+                    f"call itself: rename it."
+                )
+        for name in listed:
+            if listed.count(name) > 1:
+                raise InvalidValue(
+                    f"{name!r} is listed twice for the function {self._name!r}: name each parameter "
+                    f"once, in inputs (scattered) or in bcast_inputs (broadcast)."
+                )
+            if name not in parameters and not open_ended:
+                raise InvalidValue(
+                    f"the function {self._name!r} has no parameter {name!r}: its parameters are "
+                    f"{self._signature}."
+                )
+        for p in parameters.values():
+            if self._inputs is not None and p.name not in listed and p.default is Parameter.empty:
+                if p.kind in (*_POSITIONAL, Parameter.KEYWORD_ONLY):
+                    raise InvalidValue(
+                        f"the parameter {p.name!r} of the function {self._name!r} is neither in inputs "
+                        f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
+                    )
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Bound], dict[str, Bound]]:
+        """The arguments, positional and by keyword as they were given.
+
+        Raises: InvalidType for a wrong number or unknown names of arguments.
+        """
+        known = len(self._positional)
+        if kwargs or not self._only_positional or not self._required <= len(args) <= known:
+            try:
+                self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise InvalidType(
+                    f"{self._name}{self._signature} was called wrongly: {error}."
+                ) from None
+        variadic = next(
+            (p.name for p in self._signature.parameters.values() if p.kind is Parameter.VAR_POSITIONAL),
+            "",
+        ) if len(args) > known else ""
+        positional = [
+            self._bound(name, broadcast, value)
+            for (name, broadcast), value in zip(self._positional, args, strict=False)
+        ]
+        positional += [
+            self._bound(f"{variadic}[{index}]", variadic in self._broadcast, value, variadic)
+            for index, value in enumerate(args[known:])
+        ]
+        return positional, {
+            name: self._bound(name, name in self._broadcast, value) for name, value in kwargs.items()
+        }
+
+    def _bound(self, name: str, broadcast: bool, value: Any, listed_as: str = "") -> Bound:
+        if self._inputs is not None and not broadcast and (listed_as or name) not in self._inputs:
+            raise InvalidType(
+                f"the argument {name!r} of the function {self._name!r} is neither in inputs "
+                f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
+            )
+        return Bound(name, broadcast, value)
+
+
+def _names(names: Any, keyword: str) -> tuple[str, ...]:
+    if isinstance(names, str):
+        return (names,)
+    if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    raise InvalidType(f"{keyword} takes the names of parameters, a list of strings; got {names!r}.")
+
+
+def _signature(fn: Callable[..., Any], listed: list[str]) -> inspect.Signature:
+    """*fn*'s signature; for builtins without one, the *listed* names, then as many as come."""
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError):
+        parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in listed]
+        return inspect.Signature([*parameters, Parameter("args", Parameter.VAR_POSITIONAL)])

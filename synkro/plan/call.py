@@ -1,0 +1,97 @@
+"""The records that describe one call: what every rank has to know to do its part of it.
+
+Data is named by the number of its segment, never by a pointer, so that a plan can travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .batch import Strided
+from .split import Span
+
+
+class Access(Enum):
+    """How a worker maps a segment."""
+
+    READ = "inputs: writing raises"
+    WRITE = "outputs: shared, writable"
+    COPY = "closures: writable, but what is written stays in this worker"
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """An array inside of a segment.  Compared by identity: a changed array is a new region."""
+
+    segment: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """An input whose rows are split over the ranks; row i of the call is row ``i - base`` of it."""
+
+    region: Region
+    base: int = 0
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """An input that every rank sees whole."""
+
+    region: Region
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A Python or NumPy scalar, given to every rank as it is."""
+
+    value: Any
+
+
+Argument = Scattered | Broadcast | Constant
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Rows by index: a region of int64, one index a row of the call."""
+
+    indices: Region
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """One call of one function.
+
+    ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces.  Where nothing
+    is scattered, ``selection`` is None and every rank runs once.  ``unit`` is the number of rows
+    that weigh 1 in a mean.
+    """
+
+    function: int
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    selection: Strided | Picked | None
+    spans: tuple[Span, ...]
+    slices: int
+    unit: int
+    subset: tuple[Any, ...] | None
+
+    @property
+    def total_weight(self) -> int:
+        """The weights of all pieces together: what a weighted sum is divided by for a mean."""
+        if self.selection is None:
+            return len(self.spans)
+        return (self.spans[-1][1] - self.spans[0][0]) // self.unit
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The ranks that have something to do."""
+        if self.selection is None:
+            return tuple(range(len(self.spans)))
+        return tuple(rank for rank, (start, stop) in enumerate(self.spans) if stop > start)

@@ -1,0 +1,203 @@
+"""Nested outputs as flat leaves, and the reduction of each leaf.
+
+A function may return a number, an array, or tuples, lists and dicts of them, nested.  ``flatten``
+takes such a value apart into its leaves and a *tree*, a hashable description of the nesting;
+``unflatten`` puts it together again.  The user's ``outputs=`` is a prefix of that tree: one
+operation for a whole subtree, or a tuple, list or dict with an entry for each child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidIndex, InvalidType, InvalidValue, NotAvailable, OutputError
+
+MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
+_ALIASES = {"avg": "mean"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A container: how to build it again, the names of its children, and their trees."""
+
+    kind: type
+    keys: tuple[Hashable, ...]
+    children: tuple[Tree, ...]
+
+    def build(self, values: Sequence[Any]) -> Any:
+        if self.kind is dict:
+            return dict(zip(self.keys, values, strict=True))
+        if self.kind in (tuple, list):
+            return self.kind(values)
+        return self.kind(*values)  # a named tuple
+
+
+Tree = Node | None
+"""The nesting of a value; None stands for a leaf."""
+
+
+def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]] | None:
+    """The class to rebuild *value* with, its keys and its children; None if it is a leaf."""
+    if isinstance(value, dict):
+        return dict, tuple(value), list(value.values())
+    if isinstance(value, tuple):
+        kind = type(value) if hasattr(value, "_fields") else tuple
+        return kind, tuple(range(len(value))), value
+    if isinstance(value, list):
+        return list, tuple(range(len(value))), value
+    return None
+
+
+def flatten(value: Any) -> tuple[list[Any], Tree]:
+    """The leaves of *value*, from left to right, and its tree."""
+    parts = _children(value)
+    if parts is None:
+        return [value], None
+    kind, keys, children = parts
+    leaves: list[Any] = []
+    trees = []
+    for child in children:
+        below, tree = flatten(child)
+        leaves += below
+        trees.append(tree)
+    return leaves, Node(kind, keys, tuple(trees))
+
+
+def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
+    """The inverse of ``flatten``: takes as many *leaves* as the tree has."""
+    if tree is None:
+        return next(leaves)
+    return tree.build([unflatten(child, leaves) for child in tree.children])
+
+
+def leaf_paths(tree: Tree, path: str = "") -> list[str]:
+    """A name for each leaf, such as ``[0]["loss"]``; empty where there is only one."""
+    if tree is None:
+        return [path]
+    return [
+        name
+        for key, child in zip(tree.keys, tree.children, strict=True)
+        for name in leaf_paths(child, f"{path}[{key!r}]")
+    ]
+
+
+def check_modes(spec: Any) -> Any:
+    """The user's ``outputs=`` with every operation checked and aliases resolved.
+
+    Raises: InvalidValue for an unknown operation, InvalidType for something that is none.
+    """
+    parts = _children(spec)
+    if parts is not None:
+        kind, keys, children = parts
+        return Node(kind, keys, (None,) * len(keys)).build([check_modes(c) for c in children])
+    if spec is not None and not isinstance(spec, str):
+        raise InvalidType(
+            f"outputs= takes {_known()}, or a tuple, list or dict of these; got {spec!r}, "
+            f"a {type(spec).__name__}."
+        )
+    mode = _ALIASES.get(spec, spec) if spec is not None else None
+    if mode not in MODES:
+        raise InvalidValue(f"outputs= has the unknown operation {spec!r}: expected {_known()}.")
+    if mode == "keep":
+        raise NotAvailable(
+            'outputs="keep" (results that stay on the workers) is not available yet: use "gather".'
+        )
+    return mode
+
+
+def _known() -> str:
+    return ", ".join(repr(mode) for mode in MODES)
+
+
+def leaf_modes(spec: Any, tree: Tree, path: str = "") -> list[str | None]:
+    """The operation for each leaf of *tree*; *spec* has gone through ``check_modes``.
+
+    Raises: OutputError where the nesting of *spec* is not that of the result.
+    """
+    if not isinstance(spec, tuple | list | dict):
+        return [spec] * len(leaf_paths(tree))
+    modes: list[str | None] = []
+    for entry, child, below in zip(*_matched(spec, tree, path), strict=True):
+        modes += leaf_modes(entry, child, below)
+    return modes
+
+
+def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, ...], list[str]]:
+    """The entries of *spec* beside the children of *tree* that they are for, with their paths."""
+    where = f"its result{path}"
+    if isinstance(spec, dict):
+        if tree is None or tree.kind is not dict or set(tree.keys) != set(spec):
+            raise OutputError(
+                f"outputs= names the keys {sorted(map(str, spec))}, but {where} is "
+                f"{describe(tree)}: name exactly the keys that the function returns."
+            )
+        entries = [spec[key] for key in tree.keys]
+    else:
+        if tree is None or tree.kind is dict or len(tree.children) != len(spec):
+            raise OutputError(
+                f"outputs= has {len(spec)} entries, but {where} is {describe(tree)}: give one "
+                f"operation for all, or one for each."
+            )
+        entries = list(spec)
+    return entries, tree.children, [f"{path}[{key!r}]" for key in tree.keys]
+
+
+def describe(tree: Tree) -> str:
+    """A tree in words, for messages."""
+    if tree is None:
+        return "a single value"
+    if tree.kind is dict:
+        return f"a dict with the keys {sorted(map(str, tree.keys))}"
+    article = "a list" if tree.kind is list else "a tuple"
+    return f"{article} of {len(tree.children)}"
+
+
+def assemble(spec: Any, tree: Tree, leaves: Iterator[Any]) -> Any:
+    """The user's result out of merged *leaves*.
+
+    A leaf without reduction comes as the list of its pieces' values; a whole subtree without
+    reduction becomes the list of the pieces' subtrees.
+    """
+    if spec is None:
+        columns = [next(leaves) for _ in leaf_paths(tree)]
+        return [unflatten(tree, iter(row)) for row in zip(*columns, strict=True)]
+    if not isinstance(spec, tuple | list | dict):
+        return unflatten(tree, leaves)
+    assert tree is not None  # leaf_modes has checked that spec and tree match
+    entries, children, _ = _matched(spec, tree, "")
+    values = [assemble(entry, child, leaves) for entry, child in zip(entries, children, strict=True)]
+    return tree.build(values)
+
+
+def check_subset(subset: Any) -> tuple[Any, ...] | None:
+    """``output_subset=`` as a tuple of top-level indices or keys; None for all outputs."""
+    if subset is None:
+        return None
+    if isinstance(subset, str) or not isinstance(subset, Sequence):
+        raise InvalidType(
+            f"output_subset takes a list of indices or keys of the outputs; got {subset!r}."
+        )
+    if not subset:
+        raise InvalidValue("output_subset is empty: name at least one output, or leave it out.")
+    return tuple(subset)
+
+
+def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
+    """Only the children *subset* of *value* (a result, or the ``outputs=`` for it), in that order.
+
+    Raises: OutputError if *value* has no children, InvalidIndex for one that is not there.
+    """
+    if not isinstance(value, tuple | list | dict):
+        raise OutputError(f"output_subset={list(subset)} chooses among outputs, but {noun} is one.")
+    pick: Callable[[Any], Any] = value.__getitem__
+    try:
+        if isinstance(value, dict):
+            return {key: pick(key) for key in subset}
+        return tuple(pick(index) for index in subset)
+    except (LookupError, TypeError):
+        raise InvalidIndex(
+            f"output_subset={list(subset)} names an output that is not there: {noun} has "
+            f"{list(value) if isinstance(value, dict) else len(value)}."
+        ) from None

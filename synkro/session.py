@@ -1,0 +1,232 @@
+"""``Session``: the workers of this process, with the functions and the data that belong to them."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import ArrayLike, DTypeLike
+
+from . import world
+from .collect import Outputs
+from .data import Data, make_data
+from .devices.choice import VARIABLE, Assignment, choose
+from .devices.cpu import thread_caps
+from .engine import Engine, State, status_line
+from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
+from .function import Function, Functions
+from .machine import available_cores
+from .messages import Start
+from .plan.call import Access, Region
+from .replica import INLINE, Replica
+
+_OUTBOX = 8 * INLINE  # bytes of each rank's outbox: room for several small outputs
+
+
+class Session:
+    """One worker process a device, and all that runs on them.
+
+    It is what ``fork()`` makes and the functions of the module use.  Made by hand it is a context
+    manager, closed at the end of its block; several may live side by side.
+    """
+
+    def __init__(
+        self,
+        n_parallel: int | None = None,
+        *,
+        devices: str | Sequence[str] | None = None,
+        master_rank: int = 0,
+        threads_per_worker: int | None = None,
+        start_timeout: float = 60.0,
+        timeout: float | None = None,
+        seed: int | None = None,
+        profile_workers: bool = False,
+        verbose: bool = True,
+    ) -> None:
+        """Start the workers; see ``fork``."""
+        _check_place()
+        _check_later(seed=seed, profile_workers=profile_workers or None)
+        start_timeout = _seconds(start_timeout, "start_timeout")
+        timeout = None if timeout is None else _seconds(timeout, "timeout")
+        environment_value = os.environ.get(VARIABLE)
+        assignments = choose(n_parallel, devices, environment_value)
+        self.master_rank = _rank(master_rank, len(assignments))
+        threads = _threads(threads_per_worker, len(assignments))
+        say = status_line(verbose)
+        count = len(assignments)
+        say(f"Synkro attempting to use {count} workers on {available_cores()} detected CPU cores...")
+        environment = dict(os.environ)
+        environment |= thread_caps(threads, environment, threads_per_worker is not None)
+        self._engine = Engine([environment] * count, timeout, say)
+        try:
+            self._functions = self._begin(assignments, start_timeout)
+        except BaseException:
+            self._engine.close()
+            raise
+        atexit.register(_close_if_alive, weakref.ref(self))
+        for assignment in assignments:
+            say(str(assignment))
+        say(f"Synkro: {count} CPU workers initialized, master rank: {self.master_rank}")
+
+    def _begin(self, assignments: Sequence[Assignment], start_timeout: float) -> Functions:
+        """Tell the workers who they are; they answer when they have imported all that they need."""
+        engine = self._engine
+        segment = engine.allocate(engine.size * _OUTBOX)
+        outbox = Region(segment.number, 0, (engine.size, _OUTBOX), "|u1")
+        start = Start(
+            outbox,
+            tuple(assignment.device for assignment in assignments),
+            tuple(assignment.core for assignment in assignments),
+        )
+        engine.run(start, [(segment, Access.WRITE)], timeout=start_timeout)
+        self._outbox = segment
+        return Functions(engine, Outputs(engine, segment.array(outbox)))
+
+    # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def n_parallel(self) -> int:
+        """The number of workers."""
+        return self._engine.size
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of the workers, by rank."""
+        return self._engine.pids
+
+    @property
+    def state(self) -> State:
+        """What the session can do."""
+        return self._engine.state
+
+    def close(self) -> None:
+        """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
+        self._functions.close()
+        self._engine.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<synkro.Session of {self.n_parallel} workers, {self.state.name.lower()}>"
+
+    # ── data and functions ───────────────────────────────────────────────────────────────────────
+
+    def data(
+        self,
+        value: ArrayLike | None = None,
+        var: Any = None,
+        dtype: DTypeLike | None = None,
+        ndim: int | None = None,
+        shape: Any = None,
+        minibatch: bool = False,
+        force_cast: bool = False,
+        oversize: float = 1,
+        name: str | None = None,
+    ) -> Data:
+        """An array in shared memory; see ``synkro.data``."""
+        return make_data(
+            self._engine, value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name
+        )
+
+    def function(
+        self,
+        fn: Callable[..., Any] | None = None,
+        inputs: str | Sequence[str] | None = None,
+        outputs: Any = "mean",
+        bcast_inputs: str | Sequence[str] | None = None,
+        updates: Any = None,
+        givens: Any = None,
+        sliceable_shareds: Any = None,
+        name: str | None = None,
+    ) -> Any:
+        """A ``Function``, or without *fn* a decorator that makes one; see ``synkro.function``."""
+        _check_later(updates=updates, givens=givens, sliceable_shareds=sliceable_shareds)
+
+        def make(fn: Callable[..., Any]) -> Function:
+            return Function(self._functions, fn, inputs, outputs, bcast_inputs, name)
+
+        if fn is not None:
+            return make(fn)
+        for names in (inputs, bcast_inputs):
+            if names is not None and not all(isinstance(each, str) for each in names):
+                raise NotAvailable(
+                    "function() without a callable takes the variables of a graph compiler, which is "
+                    "not available yet: pass a callable, and the names of its parameters."
+                )
+        self._engine.require_ready()
+        return make
+
+    def distribute(self) -> None:
+        """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
+        self._functions.distribute()
+
+    def submit(self, function: Function, *args: Any, **kwargs: Any) -> Future[Any]:
+        """``function.submit(*args, **kwargs)``."""
+        return function.submit(*args, **kwargs)
+
+
+def _close_if_alive(reference: weakref.ref[Session]) -> None:
+    session = reference()
+    if session is not None:
+        session.close()
+
+
+def _check_place() -> None:
+    if not sys.platform.startswith("linux"):
+        raise NotAvailable(f"Synkro runs on Linux only; this is {sys.platform}.")
+    if isinstance(world.current, Replica):
+        raise UsageError(
+            "a session cannot be started inside a worker: a function that runs on the workers is "
+            "plain array code; call fork() and Synkro's functions in the main program."
+        )
+
+
+def _check_later(**given: Any) -> None:
+    """Raises NotAvailable for keywords that have a value but no meaning yet."""
+    for name, value in given.items():
+        if value is not None:
+            raise NotAvailable(f"{name}= is not available yet in this version of Synkro: leave it out.")
+
+
+def _seconds(value: Any, name: str) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise InvalidType(f"{name} must be a number of seconds; got {value!r}.") from None
+    if not seconds > 0 or math.isinf(seconds):
+        raise InvalidValue(f"{name} must be more than 0 seconds, and finite; got {value!r}.")
+    return seconds
+
+
+def _rank(rank: Any, size: int) -> int:
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise InvalidType(f"master_rank must be an int; got {rank!r}.")
+    if not 0 <= rank < size:
+        raise InvalidValue(f"master_rank must be from 0 to {size - 1}; got {rank}.")
+    return rank
+
+
+def _threads(threads: Any, workers: int) -> int:
+    if threads is None:
+        return max(1, available_cores() // workers)
+    if not isinstance(threads, int) or isinstance(threads, bool):
+        raise InvalidType(f"threads_per_worker must be an int of 1 or more; got {threads!r}.")
+    if threads < 1:
+        raise InvalidValue(f"threads_per_worker must be 1 or more; got {threads}.")
+    return threads

@@ -1,0 +1,160 @@
+"""The worker's loop: receive a command, do it, reply.  The only way out is Exit, or the kernel's."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import cloudpickle
+
+from . import world
+from .errors import UsageError
+from .ipc.channel import AREA, Listener
+from .ipc.process import hold_on_to
+from .messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reply, TooLong
+from .replica import Replica
+
+_REMEMBERED = 64  # commands that are kept prepared
+_TEXT_LIMIT = 20_000  # characters of a traceback that travel, from its end
+_PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
+
+
+def main(fds: str) -> None:
+    """Be the worker that ``ipc.process`` has started with these descriptors."""
+    rank, size, block, wake_main, wake, sock, lifeline = map(int, fds.split(","))
+    hold_on_to(lifeline)
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
+    os.close(block)
+    listener = Listener(
+        memory, rank, size, wake_main, wake, socket.socket(fileno=sock)
+    )
+    Worker(rank, size, listener).serve()
+
+
+class Worker:
+    """The loop around a replica."""
+
+    def __init__(self, rank: int, size: int, listener: Listener) -> None:
+        self._listener = listener
+        self._replica = Replica(rank, size, listener.descriptor, listener.report)
+        self._prepared: dict[bytes, Callable[[], Reply]] = {}
+        self._interruptible = False
+        self._too_long = b""
+        self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))
+        world.current = self._replica
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def serve(self) -> None:
+        while True:
+            command, housekeeping = self._listener.receive()
+            try:
+                reply = self._answer(command, housekeeping)
+            except _Leave:
+                return
+            payload = self._encoded(reply)
+            self._listener.report(Phase.WAITING, 0)
+            self._listener.reply(payload)
+
+    def _answer(self, command: bytes, housekeeping: bytes) -> Reply:
+        try:
+            try:
+                self._interruptible = True
+                return self._perform(command, housekeeping)
+            finally:
+                self._interruptible = False
+                sys.stdout.flush()
+        except _Leave:
+            raise
+        except BaseException as error:
+            self._interruptible = False
+            return self._failure(error)
+
+    def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
+        replica = self._replica
+        replica.in_function = False
+        if housekeeping:
+            self._prepared.clear()  # they hold views of what may have to go
+            replica.keep_house(pickle.loads(housekeeping))
+        action = self._prepared.get(command)
+        return action() if action is not None else self._first_time(command)
+
+    def _first_time(self, payload: bytes) -> Reply:
+        command = pickle.loads(payload)
+        match command:
+            case Indirect():
+                return self._first_time(self._replica.array(command.region).tobytes())
+            case Deliver():
+                row = self._replica.array(command.region)[self._replica.rank]
+                row[: len(self._too_long)] = memoryview(self._too_long)
+                return Ack()
+            case Exit():
+                raise _Leave
+        action = self._replica.action(command)
+        if isinstance(command, Call):
+            if len(self._prepared) >= _REMEMBERED:
+                self._prepared.clear()
+            self._prepared[payload] = action
+        return action()
+
+    def _encoded(self, reply: Reply) -> bytes:
+        if reply is not self._last[0]:
+            self._last = (reply, cloudpickle.dumps(reply))
+        payload = self._last[1]
+        self._too_long = b""
+        if len(payload) > AREA:
+            self._too_long = payload
+            return pickle.dumps(TooLong(len(payload)))
+        return payload
+
+    def _failure(self, error: BaseException) -> Failed:
+        replica = self._replica
+        usage = isinstance(error, UsageError) and not replica.in_function
+        text = "".join(traceback.format_exception(error))
+        failed = Failed(
+            function=replica.function,
+            summary=_summary(error),
+            traceback=text[-_TEXT_LIMIT:],
+            pickled=_pickled(error),
+            usage=usage,
+        )
+        traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
+        return failed
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._interruptible:
+            raise KeyboardInterrupt
+
+
+class _Leave(BaseException):
+    """The main process said Exit."""
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text could not be made)"
+    return f"{type(error).__name__}: {text}"[-_TEXT_LIMIT:]
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception, if it is the same after a round trip through pickle."""
+    try:
+        data = cloudpickle.dumps(error)
+        again = pickle.loads(data)
+    except BaseException:
+        return None
+    return data if type(again) is type(error) and len(data) <= _PICKLE_LIMIT else None
