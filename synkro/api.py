@@ -103,9 +103,7 @@ def data(
 
     Raises: InvalidType, InvalidValue; SharedMemoryError.
     """
-    return _session("data").data(
-        value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name
-    )
+    return _session("data").data(value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name)
 
 
 def function(

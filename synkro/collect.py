@@ -138,9 +138,7 @@ class Collection:
     def _checked(self, index: int, mode: str | None, path: str) -> _Output:
         leaves = [(rank, self._leaf(rank, index)) for rank in self._plan.participants]
         pieces = [
-            (rank, number, piece)
-            for rank, leaf in leaves
-            for number, piece in enumerate(leaf.pieces)
+            (rank, number, piece) for rank, leaf in leaves for number, piece in enumerate(leaf.pieces)
         ]
         if mode is not None:
             same = slice(1, None) if mode == "gather" else slice(None)
@@ -150,11 +148,11 @@ class Collection:
                     ours, theirs = first.pieces[0].shape, piece.shape
                     differ = len(ours) != len(theirs) or ours[same] != theirs[same]
                     if leaf.dtype != first.dtype or differ:
+                        rows = " but for the first dimension" if mode == "gather" else ""
                         raise OutputError(
                             f"output{path} of the function {self._name!r} has shape {ours} and dtype "
                             f"{first.dtype} on rank {first_rank}, but {theirs} and {leaf.dtype} on rank "
-                            f'{rank}: "{mode}" needs the same dtype and '
-                            f"{'the same shape but for the first dimension' if mode == 'gather' else 'shape'}."
+                            f'{rank}: "{mode}" needs the same dtype, and the same shape{rows}.'
                         )
         return _Output(mode, np.dtype(leaves[0][1].dtype), pieces)
 
@@ -166,7 +164,8 @@ class Collection:
     def _in_outbox(self, rank: int, piece: Piece) -> Array:
         assert piece.offset is not None
         memory = self._home.outbox[rank]
-        return np.ndarray(piece.shape, piece.dtype, buffer=memory, offset=piece.offset)
+        view: Array = np.ndarray(piece.shape, piece.dtype, buffer=memory, offset=piece.offset)
+        return view
 
     # ── the result ───────────────────────────────────────────────────────────────────────────────
 

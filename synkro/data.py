@@ -237,9 +237,7 @@ class Data(NDArrayOperatorsMixin):
             os.close(fd)
             raise
         self._engine.adopt(segment)
-        self._point(
-            segment, Region(segment.number, offset, array.shape, array.dtype.str, array.strides)
-        )
+        self._point(segment, Region(segment.number, offset, array.shape, array.dtype.str, array.strides))
         return True
 
     # ── as an input ──────────────────────────────────────────────────────────────────────────────

@@ -94,6 +94,7 @@ class Engine:
         self._dropped_segments: deque[int] = deque()
         self._dropped_functions: deque[int] = deque()
         self._decoded: dict[bytes, Any] = {}
+        self._open = False  # whether a command may lack answers
         self._why_broken = ""
         self._pump = OutputPump()
         self._workers: list[WorkerProcess] = []
@@ -136,6 +137,8 @@ class Engine:
 
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
+        if self._state is State.READY:
+            return
         if self._state is State.CLOSED:
             raise SessionClosed(
                 "this session was closed: call fork() for a new one, and make its functions and "
@@ -196,18 +199,20 @@ class Engine:
             self.require_ready()
             limit = self._timeout if timeout is None else timeout
             deadline = None if limit is None else time.monotonic() + limit
-            if self._controller.unanswered():
+            if self._open:
                 self._settle(deadline)
             payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
             if len(payload) > AREA // 2:
                 payload, segment = self._indirect(payload)
                 segments = [*segments, (segment, Access.READ)]
+            self._open = True
             try:
-                self._send(payload, list(segments))
+                self._send(payload, segments)
                 self._wait(deadline, limit, on_tick)
             except BaseException:
                 self._abandon()
                 raise
+            self._open = False
             return self._read()
 
     def slices_done(self, slices: Sequence[int]) -> int:
@@ -225,9 +230,11 @@ class Engine:
         region = Region(segment.number, 0, (len(payload),), "|u1")
         return pickle.dumps(Indirect(region), 5), segment
 
-    def _send(self, payload: bytes, segments: list[tuple[Segment, Access]]) -> None:
+    def _send(self, payload: bytes, segments: Iterable[tuple[Segment, Access]]) -> None:
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
-        housekeeping, drops, functions = b"", (), ()
+        housekeeping = b""
+        drops: tuple[int, ...] = ()
+        functions: tuple[int, ...] = ()
         if new or self._dropped_segments or self._dropped_functions:
             drops = self._take_drops()
             functions = tuple(self._dropped_functions)
@@ -266,8 +273,7 @@ class Engine:
         self, deadline: float | None, limit: float | None, on_tick: Callable[[], None] | None = None
     ) -> None:
         self._check_alive(self._controller.wait(deadline, self._sentinels, on_tick))
-        late = self._controller.unanswered()
-        if late:
+        if deadline is not None and (late := self._controller.unanswered()):
             raise self._late(late, limit or 0.0)
 
     def _late(self, ranks: list[int], limit: float) -> CallTimeout:
@@ -292,10 +298,13 @@ class Engine:
 
     def _read(self) -> list[Any]:
         replies = [self._decode(self._controller.reply(rank)) for rank in range(self.size)]
-        if any(isinstance(reply, TooLong) for reply in replies):
-            replies = self._fetch_long(replies)
-        if any(isinstance(reply, Failed) for reply in replies):
-            raise self._failure(replies)
+        for reply in replies:
+            if isinstance(reply, TooLong):
+                replies = self._fetch_long(replies)
+                break
+        for reply in replies:
+            if isinstance(reply, Failed):
+                raise self._failure(replies)
         return replies
 
     def _decode(self, payload: bytes) -> Any:
@@ -360,6 +369,7 @@ class Engine:
             late = self._controller.unanswered()
         if late:
             raise self._late(late, self._timeout or 0.0)
+        self._open = False
 
     def _check_alive(self, ready: list[int]) -> None:
         """Raises WorkerDied, and breaks the session, if one of the sentinels is *ready*."""
@@ -371,9 +381,7 @@ class Engine:
         status = dead.status()
         tail = self._pump.stderr_tail(dead.rank, 0.3)
         how = (
-            f"was killed by {_signal_name(-status)}"
-            if status < 0
-            else f"ended with exit code {status}"
+            f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
         )
         self._why_broken = f"the worker of rank {dead.rank} (pid {dead.pid}) {how}."
         self._state = State.BROKEN
@@ -436,6 +444,7 @@ def _in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_forked_child)
+
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

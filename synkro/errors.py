@@ -1,21 +1,21 @@
 """Every error that Synkro raises on purpose, drawn as a tree.
 
-    SynkroError
-    ├── UsageError            the call cannot mean anything; found before any worker is woken
-    │   ├── InvalidValue      … also a ValueError
-    │   ├── InvalidType       … also a TypeError
-    │   ├── InvalidIndex      … also an IndexError
-    │   └── OutputError       what a function returned does not fit its ``outputs=``; a ValueError
-    ├── SessionError          there is no session to serve the call; also a RuntimeError
-    │   ├── NotForked         nobody called fork() yet
-    │   ├── SessionClosed     you closed it
-    │   └── SessionBroken     it broke: a worker died earlier
-    ├── WorkerError           an exception in a worker; the session stays usable
-    ├── WorkerDied            a worker process is gone; the session is broken
-    ├── CallTimeout           some worker did not answer in time; also a TimeoutError
-    ├── SharedMemoryError     no memory for a segment; also a MemoryError
-    ├── NotAvailable          promised, not built yet; also a NotImplementedError
-    └── InternalError         our bug
+SynkroError
+├── UsageError            the call cannot mean anything; found before any worker is woken
+│   ├── InvalidValue      … also a ValueError
+│   ├── InvalidType       … also a TypeError
+│   ├── InvalidIndex      … also an IndexError
+│   └── OutputError       what a function returned does not fit its ``outputs=``; a ValueError
+├── SessionError          there is no session to serve the call; also a RuntimeError
+│   ├── NotForked         nobody called fork() yet
+│   ├── SessionClosed     you closed it
+│   └── SessionBroken     it broke: a worker died earlier
+├── WorkerError           an exception in a worker; the session stays usable
+├── WorkerDied            a worker process is gone; the session is broken
+├── CallTimeout           some worker did not answer in time; also a TimeoutError
+├── SharedMemoryError     no memory for a segment; also a MemoryError
+├── NotAvailable          promised, not built yet; also a NotImplementedError
+└── InternalError         our bug
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SessionBroken(SessionError):
     """A worker of the session died earlier; ``close()`` and ``fork()`` start anew."""
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is no error, it carries one's text
+class RemoteTraceback(Exception):
     """The traceback of a worker's exception, as text: the cause of a ``WorkerError``."""
 
     def __init__(self, text: str) -> None:

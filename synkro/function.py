@@ -1,9 +1,9 @@
 """``Function``: one array function, run on all ranks at once.
 
-    bind     arguments beside parameters; plain arrays go into shared memory
-    plan     rows a rank, slices, weights: every error of use arises until here
-    run      one command to all workers
-    collect  merge what the ranks have left, in ``collect``
+bind     arguments beside parameters; plain arrays go into shared memory
+plan     rows a rank, slices, weights: every error of use arises until here
+run      one command to all workers
+collect  merge what the ranks have left, in ``collect``
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ class Functions:
                 return
             self.engine.say("Synkro distributing functions...")
             start = time.monotonic()
-            specs = {
-                number: FunctionSpec(f.name, f.fn, f.output_modes) for number, f in waiting.items()
-            }
+            specs = {number: FunctionSpec(f.name, f.fn, f.output_modes) for number, f in waiting.items()}
             parcel, segments = self._parcel(specs)
             path = tuple(str(Path(entry).absolute()) for entry in sys.path)
             self.engine.run(Distribute(path, os.getcwd(), parcel), segments)
@@ -97,9 +95,10 @@ class Functions:
             end = aligned(stop)
         return Parcel(stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
 
-    def has(self, function: Function) -> bool:
-        """Whether the workers have *function*."""
-        return function.number not in self._waiting
+    def bring(self, function: Function) -> None:
+        """Make sure that the workers have *function*."""
+        if function.number in self._waiting:
+            self.distribute(function)
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Run *call* in the background, after those submitted before it."""
@@ -137,7 +136,7 @@ class Function:
         home.engine.require_ready()
         if not callable(fn):
             raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
-        self.fn = fn.fn if isinstance(fn, Function) else fn
+        self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
         self.name = name or _name_of(self.fn)
         self.output_modes = check_modes(outputs)
         self._home = home
@@ -145,7 +144,7 @@ class Function:
         self._binder = Binder(self.fn, inputs, bcast_inputs, self.name)
         self._cached: dict[str, tuple[Any, Data]] = {}
         self._indices: Data | None = None
-        self._plans: dict[Any, _Planned] = {}
+        self._quick: dict[Any, _Planned] = {}
         functools.update_wrapper(self, self.fn, updated=())
         self.number = home.add(self)
 
@@ -190,21 +189,42 @@ class Function:
         """
         if batch_s is not None:
             raise NotAvailable("batch_s (rows of variables on the workers) is not available yet.")
-        slices = num_slices if num_slices == 1 and num_slices is not True else _slices(num_slices)
         with self._engine.lock:
             self._engine.require_ready()
-            planned = self._planned(args, kwargs, batch, slices, check_subset(output_subset))
-            if not self._home.has(self):
-                self._home.distribute(self)
-            bar = _Bar(self._engine, self.name, planned.plan) if progress else None
-            try:
-                replies = self._engine.run(
-                    planned.payload, planned.segments(), on_tick=bar.update if bar else None
-                )
-            finally:
-                if bar is not None:
-                    bar.close()
-            return planned.collection(self, replies).result()
+            planned = None
+            whole = type(num_slices) is int and num_slices == 1
+            if whole and batch is None and not kwargs and output_subset is None:
+                planned = self._quick.get(tuple([getattr(arg, "region", None) for arg in args]))
+            if planned is None:
+                planned = self._planned(args, kwargs, batch, _slices(num_slices), output_subset)
+            if not planned.known:
+                self._home.bring(self)
+            if progress:
+                return self._run_with_bar(planned)
+            return self._run(planned)
+
+    def _run(self, planned: _Planned, on_tick: Callable[[], None] | None = None) -> Any:
+        replies = self._engine.run(planned.payload, planned.segments, on_tick=on_tick)
+        if not planned.known:
+            planned.known = True
+            planned.segments = []  # no memory is kept with a plan
+            if planned.key is not None:
+                if len(self._quick) >= _REMEMBERED:
+                    self._quick.clear()
+                self._quick[planned.key] = planned
+        collection = planned.collection
+        if collection is None or collection.replies != replies:
+            collection = planned.collection = Collection(
+                self._home.outputs, self.name, self.output_modes, planned.plan, replies
+            )
+        return collection.result()
+
+    def _run_with_bar(self, planned: _Planned) -> Any:
+        bar = _Bar(self._engine, self.name, planned.plan)
+        try:
+            return self._run(planned, bar.update)
+        finally:
+            bar.close()
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background: a future of what the call returns or raises.
@@ -249,23 +269,14 @@ class Function:
     # ── bind and plan ────────────────────────────────────────────────────────────────────────────
 
     def _planned(
-        self, args: Any, kwargs: Any, batch: Any, slices: int, subset: tuple[Any, ...] | None
+        self, args: Any, kwargs: Any, batch: Any, slices: int, subset: Sequence[Any] | None
     ) -> _Planned:
         positional, named = self._binder.bind(args, kwargs)
         inputs = [self._input(bound) for bound in (*positional, *named.values())]
-        key = None
-        if batch is None:
-            values = tuple(_key(bound, value) for bound, value in inputs)
-            key = (values, tuple(named), slices, subset)
-            planned = self._plans.get(key)
-            if planned is not None:
-                planned.inputs = [value for _, value in inputs if isinstance(value, Data)]
-                return planned
-        planned = self._plan(inputs, tuple(named), batch, slices, subset)
-        if key is not None:
-            if len(self._plans) >= _REMEMBERED:
-                self._plans.clear()
-            self._plans[key] = planned
+        planned = self._plan(inputs, tuple(named), batch, slices, check_subset(subset))
+        whole = batch is None and not kwargs and slices == 1 and subset is None
+        if whole and all(isinstance(arg, Data) for arg in args):
+            planned.key = tuple([value.region for _, value in inputs])
         return planned
 
     def _input(self, bound: Bound) -> tuple[Bound, Any]:
@@ -390,27 +401,19 @@ class Function:
 
 
 class _Planned:
-    """A plan, pickled, with the inputs that it names and what its outputs last looked like."""
+    """A plan, pickled, with what the workers still need for it and what its outputs looked like.
+
+    Plans of calls on whole ``Data`` are kept, found by the regions of the ``Data``: those are other
+    objects as soon as anything about them has changed.
+    """
 
     def __init__(self, plan: CallPlan, inputs: list[Data], engine: Engine) -> None:
         self.plan = plan
         self.payload = pickle.dumps(Call(plan), 5)
-        self.inputs = inputs
-        self._engine = engine
-        self._collection: Collection | None = None
-
-    def segments(self) -> list[tuple[Segment, Access]]:
-        segments = [(data.input(self._engine, "an input")[1], Access.READ) for data in self.inputs]
-        self.inputs = []  # a plan that is kept must not keep memory
-        return segments
-
-    def collection(self, function: Function, replies: list[Any]) -> Collection:
-        last = self._collection
-        if last is None or any(a is not b for a, b in zip(last.replies, replies, strict=True)):
-            last = self._collection = Collection(
-                function._home.outputs, function.name, function.output_modes, self.plan, replies
-            )
-        return last
+        self.segments = [(data.input(engine, "an input")[1], Access.READ) for data in inputs]
+        self.known = False  # whether the workers have run it, and so have all that it needs
+        self.key: tuple[Any, ...] | None = None
+        self.collection: Collection | None = None
 
 
 class _Bar:
@@ -418,7 +421,7 @@ class _Bar:
 
     def __init__(self, engine: Engine, name: str, plan: CallPlan) -> None:
         try:
-            from tqdm.auto import tqdm
+            from tqdm.auto import tqdm  # noqa: PLC0415 - an optional package
         except ImportError:
             raise NotAvailable("progress=True needs tqdm: pip install tqdm.") from None
         self._engine = engine
@@ -443,13 +446,6 @@ def _name_of(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def _key(bound: Bound, value: Any) -> Any:
-    """What makes two calls with this input the same: the region, or the very scalar."""
-    if isinstance(value, Data):
-        return value.region
-    return bound.name, type(value), repr(value)
 
 
 def _as_array(value: Any, called: str) -> NDArray[Any]:

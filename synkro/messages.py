@@ -200,7 +200,5 @@ class Failed:
     usage: bool
 
 
-Command = (
-    Start | Distribute | Call | Store | Reduce | Deliver | Indirect | Release | Exit
-)
+Command = Start | Distribute | Call | Store | Reduce | Deliver | Indirect | Release | Exit
 Reply = Ack | Done | TooLong | Failed

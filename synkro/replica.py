@@ -297,7 +297,9 @@ class _Merger:
         mode, pieces = self.modes[index], self.leaves[index]
         if array.dtype != self.dtypes[index]:
             raise self._error(
-                self.tree, index, f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another"
+                self.tree,
+                index,
+                f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another",
             )
         if mode not in OPERATIONS:
             if mode == "gather" and array.ndim == 0:
@@ -349,9 +351,7 @@ class _Layout:
         self._slots = []
         end = 0
         # Reduced leaves first: they are of one size on all ranks, and so find the same place.
-        order = sorted(
-            range(len(merger.leaves)), key=lambda leaf: merger.modes[leaf] not in OPERATIONS
-        )
+        order = sorted(range(len(merger.leaves)), key=lambda leaf: merger.modes[leaf] not in OPERATIONS)
         for leaf in order:
             for piece, array in enumerate(merger.leaves[leaf]):
                 if array.nbytes <= INLINE and end + array.nbytes <= len(outbox):

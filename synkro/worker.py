@@ -38,9 +38,7 @@ def main(fds: str) -> None:
             stream.reconfigure(line_buffering=True)
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
-    listener = Listener(
-        memory, rank, size, wake_main, wake, socket.socket(fileno=sock)
-    )
+    listener = Listener(memory, rank, size, wake_main, wake, socket.socket(fileno=sock))
     Worker(rank, size, listener).serve()
 
 

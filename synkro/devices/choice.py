@@ -15,9 +15,7 @@ from ..machine import available_cores, cpu_name
 
 VARIABLE = "SYNKRO_DEVICES"
 
-_FORMS = (
-    '"cpu", "cuda", a list such as ["cpu", "cpu"], or a map such as "dev0->cpu;dev1->cpu"'
-)
+_FORMS = '"cpu", "cuda", a list such as ["cpu", "cpu"], or a map such as "dev0->cpu;dev1->cpu"'
 
 
 @dataclass(frozen=True)

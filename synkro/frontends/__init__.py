@@ -1,5 +1,5 @@
 """A user's function, made ready to travel, and on the device a callable again.
 
-    base    the interface
-    plain   any Python callable over arrays
+base    the interface
+plain   any Python callable over arrays
 """

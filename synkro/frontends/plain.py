@@ -54,9 +54,7 @@ class PlainFrontEnd(FrontEnd):
     def output(self, value: Any) -> NDArray[Any]:
         if isinstance(value, np.ndarray):
             array = value
-        elif isinstance(value, np.generic | bool | int | float | complex) or hasattr(
-            value, "__array__"
-        ):
+        elif isinstance(value, np.generic | bool | int | float | complex) or hasattr(value, "__array__"):
             array = np.asarray(value)
         else:
             raise OutputError(
@@ -83,9 +81,7 @@ def _explain(spec: Any, error: Exception) -> None:
     culprit = next((found for found in _parts(spec.fn) if not _pickles(found[1])), None)
     reason = f"{type(error).__name__}: {error}"
     where = (
-        f"{culprit[0]}, {_shown(culprit[1])}, cannot be pickled"
-        if culprit
-        else "it cannot be pickled"
+        f"{culprit[0]}, {_shown(culprit[1])}, cannot be pickled" if culprit else "it cannot be pickled"
     )
     raise InvalidType(
         f"the function {spec.name!r} cannot be sent to the workers: {where} ({reason}). Create such "
@@ -113,7 +109,9 @@ def _parts(fn: Any) -> Iterator[tuple[str, Any]]:
     for name, value in getattr(fn, "keywords", {}).items():
         yield f"its argument {name!r}", value
     code = getattr(fn, "__code__", None)
-    for name, cell in zip(getattr(code, "co_freevars", ()), fn.__closure__ or (), strict=False) if code else ():
+    for name, cell in (
+        zip(getattr(code, "co_freevars", ()), fn.__closure__ or (), strict=False) if code else ()
+    ):
         yield f"the variable {name!r} that it closes over", cell.cell_contents
     for name in getattr(code, "co_names", ()):
         if name in fn.__globals__:

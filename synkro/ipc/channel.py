@@ -38,7 +38,7 @@ from .segment import ALIGNMENT
 AREA = 1 << 17
 """Bytes of the command area and of each reply area; longer ones go through a segment of their own."""
 
-SPIN = 50e-6
+SPIN = 100e-6
 """Seconds to poll before sleeping: about what being woken costs."""
 
 _WORD = 8
@@ -79,24 +79,30 @@ class _Block:
 
 
 class _Patience:
-    """Whether polling is worth while: not where the last waits were longer than the poll.
+    """Whether polling is worth while: it may waste 1 % of the time that goes by, and no more.
 
-    So a party that waits for long computations takes no time from them: it polls once in 32 waits,
-    to notice when they have become short.
+    A poll that sees what it waits for wastes nothing.  One that does not has cost ``SPIN`` seconds,
+    perhaps of a core that somebody computes on; so a party that waits for long computations polls in
+    few of its waits, and notices when they have become short.
     """
 
+    _SHARE = 0.01
+    _SAVED = 20 * SPIN  # what can be saved up for bad times
+
     def __init__(self) -> None:
-        self._credit = 8
-        self._skipped = 0
+        self._credit = self._SAVED
+        self._last = time.perf_counter()
 
     def spins(self) -> bool:
-        if self._credit > 0:
+        if self._credit >= SPIN:
             return True
-        self._skipped = (self._skipped + 1) % 32
-        return self._skipped == 0
+        now = time.perf_counter()
+        self._credit = min(self._SAVED, self._credit + self._SHARE * (now - self._last))
+        self._last = now
+        return self._credit >= SPIN
 
-    def note(self, hit: bool) -> None:
-        self._credit = 8 if hit else max(0, self._credit - 1)
+    def missed(self) -> None:
+        self._credit -= SPIN
 
 
 class Controller:
@@ -113,13 +119,16 @@ class Controller:
         self._wake_main = wake_main
         self._wake_workers = wake_workers
         self._sockets = sockets
+        self._last_command = b""  # what lies in the block
         self._patience = _Patience()
 
     def send(self, command: bytes, housekeeping: bytes) -> None:
         """Hand a command to all workers; together at most ``AREA`` bytes."""
         block, words = self._block, self._block.words
         size = len(command)
-        block.command[:size] = command
+        if command is not self._last_command:
+            block.command[:size] = command
+            self._last_command = command
         if housekeeping:
             block.command[size : size + len(housekeeping)] = housekeeping
         words[_COMMAND_SIZE] = size
@@ -148,11 +157,7 @@ class Controller:
         """The ranks that still have to answer the last command."""
         words = self._block.words
         number = words[_COMMAND]
-        return [
-            rank
-            for rank, line in enumerate(self._block.lines)
-            if words[line + _ANSWERED] != number
-        ]
+        return [rank for rank, line in enumerate(self._block.lines) if words[line + _ANSWERED] != number]
 
     def wait(
         self,
@@ -166,10 +171,9 @@ class Controller:
         Returns the sentinels that are ready, when not all workers have answered.
         """
         if on_tick is None and self._patience.spins():
-            hit = self._spin()
-            self._patience.note(hit)
-            if hit:
+            if self._spin():
                 return []
+            self._patience.missed()
         words = self._block.words
         poll = select.poll()
         for fd in (self._wake_main, *sentinels):
@@ -253,9 +257,10 @@ class Listener:
         """Wait for the next command; returns it and its housekeeping."""
         words = self._block.words
         last = words[self._line + _ANSWERED]
-        hit = self._patience.spins() and self._spin(last)
-        self._patience.note(hit)
-        if not hit:
+        if not self._patience.spins():
+            self._sleep(last)
+        elif not self._spin(last):
+            self._patience.missed()
             self._sleep(last)
         self._block.fence()
         middle = words[_COMMAND_SIZE]

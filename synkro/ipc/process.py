@@ -75,7 +75,6 @@ class WorkerProcess:
             undo.callback(self._process.kill)
             self.sentinel = os.pidfd_open(self._process.pid)
             undo.pop_all()
-        assert self._process.stdout is not None and self._process.stderr is not None
         self.pid = self._process.pid
         self.stdout: BinaryIO = self._process.stdout  # type: ignore[assignment]
         self.stderr: BinaryIO = self._process.stderr  # type: ignore[assignment]

@@ -75,13 +75,14 @@ class Segment:
 
     def array(self, region: Region) -> NDArray[np.generic]:
         """The array that *region* describes, as a view."""
-        return np.ndarray(
+        view: NDArray[np.generic] = np.ndarray(
             region.shape,
             region.dtype,
             buffer=self.base,
             offset=region.offset,
             strides=region.strides,
         )
+        return view
 
     def close(self) -> None:
         self._closer()
@@ -150,7 +151,7 @@ def _explained(error: OSError, nbytes: int) -> SharedMemoryError:
     else:
         advice = "use less data at once, or free some with Data.free_memory()"
     return SharedMemoryError(
-        f"{readable_bytes(nbytes)} of shared memory could not be had ({os.strerror(error.errno)}; "
+        f"{readable_bytes(nbytes)} of shared memory could not be had ({os.strerror(error.errno or 0)}; "
         f"{SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
         f"{readable_bytes(available_memory())}): {advice}."
     )

@@ -46,7 +46,8 @@ class Binder:
         self._positional = [(p.name, p.name in self._broadcast) for p in positional]
         self._required = sum(p.default is Parameter.empty for p in positional)
         self._only_positional = all(
-            p.kind in _POSITIONAL or p.kind is Parameter.VAR_KEYWORD
+            p.kind in _POSITIONAL
+            or p.kind is Parameter.VAR_KEYWORD
             or (p.kind is Parameter.KEYWORD_ONLY and p.default is not Parameter.empty)
             for p in parameters.values()
         )
@@ -72,12 +73,13 @@ class Binder:
                     f"{self._signature}."
                 )
         for p in parameters.values():
-            if self._inputs is not None and p.name not in listed and p.default is Parameter.empty:
-                if p.kind in (*_POSITIONAL, Parameter.KEYWORD_ONLY):
-                    raise InvalidValue(
-                        f"the parameter {p.name!r} of the function {self._name!r} is neither in inputs "
-                        f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
-                    )
+            named = p.kind in (*_POSITIONAL, Parameter.KEYWORD_ONLY)
+            needed = named and p.default is Parameter.empty
+            if self._inputs is not None and needed and p.name not in listed:
+                raise InvalidValue(
+                    f"the parameter {p.name!r} of the function {self._name!r} is neither in inputs "
+                    f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
+                )
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -94,10 +96,18 @@ class Binder:
                 raise InvalidType(
                     f"{self._name}{self._signature} was called wrongly: {error}."
                 ) from None
-        variadic = next(
-            (p.name for p in self._signature.parameters.values() if p.kind is Parameter.VAR_POSITIONAL),
-            "",
-        ) if len(args) > known else ""
+        variadic = (
+            next(
+                (
+                    p.name
+                    for p in self._signature.parameters.values()
+                    if p.kind is Parameter.VAR_POSITIONAL
+                ),
+                "",
+            )
+            if len(args) > known
+            else ""
+        )
         positional = [
             self._bound(name, broadcast, value)
             for (name, broadcast), value in zip(self._positional, args, strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import gcd
 
 Span = tuple[int, int]
@@ -16,7 +17,7 @@ def split(start: int, stop: int, parts: int) -> tuple[Span, ...]:
     """
     size, longer = divmod(stop - start, parts)
     edges = [start + part * size + min(part, longer) for part in range(parts + 1)]
-    return tuple(zip(edges[:-1], edges[1:], strict=True))
+    return tuple(pairwise(edges))
 
 
 def slices_of(span: Span, slices: int) -> tuple[Span, ...]:

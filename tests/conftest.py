@@ -1,0 +1,107 @@
+"""Shared fixtures.  Every test is followed by a count of what it may have left behind."""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import synkro as synk
+from synkro import world
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def children():
+    """The process ids of this process's children."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(entry.name))
+    return found
+
+
+def descriptors():
+    """This process's open descriptors, each with what it refers to."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+    return found
+
+
+def shared_files():
+    """What lies in /dev/shm."""
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def wait_until(condition, seconds=5.0):
+    """Whether *condition* comes true within *seconds*; for what the kernel does a moment later."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """No process, no descriptor and no file in /dev/shm more than before the test."""
+    gc.collect()
+    before = children(), descriptors(), shared_files()
+    yield
+    synk.close()
+    world.current = None
+    gc.collect()
+    assert wait_until(lambda: children() <= before[0]), children() - before[0]
+    left = {fd: what for fd, what in descriptors().items() if fd not in before[1]}
+    assert not left, left
+    assert shared_files() <= before[2], shared_files() - before[2]
+
+
+@pytest.fixture
+def session():
+    """A session of two workers, quiet, with a timeout as a watchdog."""
+    with synk.Session(2, verbose=False, timeout=60) as session:
+        yield session
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run Python in a process of its own, in an empty folder; returns the finished process.
+
+    ``run_python(code)`` runs a script of that text; ``run_python("-c", code)`` passes arguments on.
+    """
+
+    def run(*args, input=None, check=True, timeout=60, env=None, cwd=None):
+        if len(args) == 1 and "\n" in args[0]:
+            script = tmp_path / "script.py"
+            script.write_text(args[0])
+            args = (str(script),)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        done = subprocess.run(
+            [sys.executable, *args],
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
+            cwd=cwd or tmp_path,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, done.stderr
+        return done
+
+    return run
