@@ -75,6 +75,14 @@ class Outputs:
         return self._spill, False
 
 
+    def close(self) -> None:
+        """Give all memory back, but what users have views of."""
+        self.outbox = np.empty((0, 0), np.uint8)
+        self._stages = [None] * self.engine.size
+        self._results = []
+        self._spill = None
+
+
 def _in_use(segment: Segment) -> bool:
     return sys.getrefcount(segment.base) > 2  # the segment's own reference, and the argument's
 

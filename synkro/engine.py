@@ -11,6 +11,7 @@ Nothing in here knows functions or ``Data``.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -425,6 +426,8 @@ class Engine:
                 worker.close()
             self._pump.close(_GRACE)
             os.close(self._wake_main)
+            if state is not State.STARTING:
+                self._controller.close()
 
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
@@ -443,7 +446,13 @@ def _in_forked_child() -> None:
     _engines.clear()
 
 
+def _at_exit() -> None:
+    for engine in tuple(_engines):
+        engine.close()
+
+
 os.register_at_fork(after_in_child=_in_forked_child)
+atexit.register(_at_exit)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

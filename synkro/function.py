@@ -108,9 +108,10 @@ class Functions:
         return self._executor.submit(call)
 
     def close(self) -> None:
-        """Cancel what was submitted and has not begun."""
+        """Cancel what was submitted and has not begun, and give memory back."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+        self.outputs.close()
 
 
 class Function:

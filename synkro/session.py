@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -70,7 +68,6 @@ class Session:
         except BaseException:
             self._engine.close()
             raise
-        atexit.register(_close_if_alive, weakref.ref(self))
         for assignment in assignments:
             say(str(assignment))
         say(f"Synkro: {count} CPU workers initialized, master rank: {self.master_rank}")
@@ -86,7 +83,6 @@ class Session:
             tuple(assignment.core for assignment in assignments),
         )
         engine.run(start, [(segment, Access.WRITE)], timeout=start_timeout)
-        self._outbox = segment
         return Functions(engine, Outputs(engine, segment.array(outbox)))
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
@@ -108,8 +104,8 @@ class Session:
 
     def close(self) -> None:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
-        self._functions.close()
         self._engine.close()
+        self._functions.close()
 
     def __enter__(self) -> Session:
         return self
@@ -179,12 +175,6 @@ class Session:
     def submit(self, function: Function, *args: Any, **kwargs: Any) -> Future[Any]:
         """``function.submit(*args, **kwargs)``."""
         return function.submit(*args, **kwargs)
-
-
-def _close_if_alive(reference: weakref.ref[Session]) -> None:
-    session = reference()
-    if session is not None:
-        session.close()
 
 
 def _check_place() -> None:

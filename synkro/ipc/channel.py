@@ -140,6 +140,10 @@ class Controller:
             if words[line + _SLEEPS]:
                 os.eventfd_write(wake, 1)
 
+    def close(self) -> None:
+        """Let go of the block; the controller cannot be used after that."""
+        del self._block
+
     def wake_all(self) -> None:
         """Wake every worker, asleep or not: after an interrupted ``send``."""
         for wake in self._wake_workers:
