@@ -96,6 +96,7 @@ class Engine:
         self._dropped_functions: deque[int] = deque()
         self._decoded: dict[bytes, Any] = {}
         self._open = False  # whether a command may lack answers
+        self._begun = False  # whether the workers have answered once: before, SIGINT would kill them
         self._why_broken = ""
         self._pump = OutputPump()
         self._workers: list[WorkerProcess] = []
@@ -214,6 +215,7 @@ class Engine:
                 self._abandon()
                 raise
             self._open = False
+            self._begun = True
             return self._read()
 
     def slices_done(self, slices: Sequence[int]) -> int:
@@ -353,7 +355,7 @@ class Engine:
 
     def _abandon(self) -> None:
         """A call will not be waited for any longer: interrupt who has not answered it."""
-        if self._state is State.READY:
+        if self._state is State.READY and self._begun:
             self._controller.wake_all()
             for rank in self._controller.unanswered():
                 self._workers[rank].interrupt()

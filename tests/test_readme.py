@@ -1,0 +1,26 @@
+"""Every code block of the README runs as it stands, and its two commands are what CI runs."""
+
+import re
+
+import pytest
+
+from conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_code_block_runs(block, run_python):
+    run_python(block)
+
+
+def test_commands_are_one_line_each_and_run_by_ci():
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert len(COMMANDS) == 2
+    assert all("\n" not in command for command in COMMANDS)
+    assert "demo_1_intro.py" in COMMANDS[0]
+    assert "readme_command demo_1_intro.py" in ci
+    assert "-m pytest" in COMMANDS[1]
+    assert "readme_command '-m pytest'" in ci
