@@ -74,7 +74,6 @@ class Outputs:
             self._spill = self.engine.allocate(nbytes)
         return self._spill, False
 
-
     def close(self) -> None:
         """Give all memory back, but what users have views of."""
         self.outbox = np.empty((0, 0), np.uint8)

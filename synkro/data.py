@@ -107,6 +107,28 @@ class Data(NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: Any) -> None:
         self._array[key] = value
 
+    def __contains__(self, value: Any) -> bool:
+        return value in self._array
+
+    def __bool__(self) -> bool:
+        return bool(self._array)
+
+    def __int__(self) -> int:
+        return int(self._array)
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __complex__(self) -> complex:
+        return complex(self._array)
+
+    def __index__(self) -> int:
+        return operator.index(self._array)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": use x[:].{name}" if hasattr(np.ndarray, name) else ""
+        raise AttributeError(f"a Data has no attribute {name!r}{hint}")
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self._array)
 
@@ -145,7 +167,7 @@ class Data(NDArrayOperatorsMixin):
         """
         oversize = checked_oversize(oversize)
         array = self.condition_data(value, force_cast)
-        if array.shape != self.shape or self._region is None:
+        if array.shape != self.shape or self._region is None or not self._array.flags.writeable:
             if np.may_share_memory(array, self._array):
                 array = array.copy()
             self._resize(array.shape, oversize)
@@ -186,6 +208,9 @@ class Data(NDArrayOperatorsMixin):
             )
         if wanted == self.shape and self._region is not None:
             return
+        if self._region is None:
+            self._resize(wanted, oversize)
+            return
         common = tuple(slice(0, min(old, new)) for old, new in zip(self.shape, wanted, strict=True))
         old, start = self._array, self.shape
         if start[1:] != wanted[1:] or not old.flags.writeable:
@@ -202,7 +227,7 @@ class Data(NDArrayOperatorsMixin):
     def free_memory(self) -> None:
         """Give the memory back, here and on the workers; leaves an array without rows."""
         self._segment = self._region = None
-        self._array = np.empty((0,) * max(self._ndim, 1), self._dtype)
+        self._array = np.zeros((0,) * self._ndim, self._dtype)
         self._engine.flush_drops()
 
     def _resize(self, shape: tuple[int, ...], oversize: float) -> None:
@@ -385,22 +410,28 @@ def cast(value: ArrayLike, dtype: np.dtype[Any], force: bool, called: str) -> Ar
     if given.dtype == dtype:
         return given
     if force:
-        with np.errstate(all="ignore"):
-            return given.astype(dtype)
+        return _forced(given, dtype)
     if np.can_cast(given.dtype, dtype, "safe"):
         return given.astype(dtype)
     if not (hasattr(value, "dtype") or isinstance(value, Data)):
-        with np.errstate(all="ignore"):
-            converted = given.astype(dtype)
-        kinds = "biufc"
-        up = kinds.index(given.dtype.kind) <= kinds.index(dtype.kind) or given.dtype.kind in "iu"
-        exact = given.dtype.kind in "fc" or np.array_equal(converted, given)
-        if up and exact and dtype.kind != "b":
-            return converted
+        kind, wanted = given.dtype.kind, dtype.kind
+        if wanted in {"i": "iufc", "u": "iufc", "f": "fc", "c": "c"}.get(kind, ""):
+            with np.errstate(all="ignore"):
+                converted = given.astype(dtype)
+            if kind in "fc" or np.array_equal(converted, given):
+                return converted
     raise InvalidType(
         f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: convert the "
         f"values yourself, or pass force_cast=True."
     )
+
+
+def _forced(array: Array, dtype: np.dtype[Any]) -> Array:
+    """A cast that loses what *dtype* cannot hold: imaginary parts, fractions, digits, range."""
+    if array.dtype.kind == "c" and dtype.kind not in "cb":
+        array = array.real
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
 
 
 def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:

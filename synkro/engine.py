@@ -345,8 +345,11 @@ class Engine:
             return original
         name = f" in the function {first.function!r}" if first.function else ""
         others = f" ({len(failures)} ranks failed; this is the first)" if len(failures) > 1 else ""
+        hint = ""
+        if isinstance(original, ValueError) and "read-only" in first.summary:
+            hint = " (inputs are read-only inside functions: copy before you write)"
         error = WorkerError(
-            f"rank {rank} raised {first.summary}{name}{others}.", rank, first.function, original
+            f"rank {rank} failed{name}: {first.summary}{hint}{others}", rank, first.function, original
         )
         error.__cause__ = RemoteTraceback(first.traceback)
         return error
@@ -439,7 +442,7 @@ class Engine:
             worker.release()
 
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines: set[Engine] = set()  # those with workers: they live until they are closed, at exit at last
 
 
 def _in_forked_child() -> None:

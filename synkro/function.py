@@ -34,7 +34,7 @@ from .messages import Call, Distribute, FunctionSpec, Parcel
 from .plan.batch import Indexed, Selection, Strided, select
 from .plan.binding import Binder, Bound
 from .plan.call import Access, Argument, Broadcast, CallPlan, Constant, Picked, Scattered
-from .plan.outputs import check_modes, check_subset
+from .plan.outputs import check_modes, check_subset, take_subset
 from .plan.split import split, weight_unit
 
 _SCALARS = (bool, int, float, complex, np.number, np.bool_)
@@ -235,10 +235,12 @@ class Function:
         return self._home.submit(functools.partial(self, *args, **kwargs))
 
     def as_serial(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the plain function once, in this process, on whole arrays; returns what it returns."""
-        plain = [arg.data if isinstance(arg, Data) else arg for arg in args]
-        named = {key: arg.data if isinstance(arg, Data) else arg for key, arg in kwargs.items()}
-        return self.fn(*plain, **named)
+        """Run the plain function once, in this process, on whole arrays; returns what it returns.
+
+        ``Data`` are read-only in it, as on the workers.
+        """
+        named = {key: _serial(arg) for key, arg in kwargs.items()}
+        return self.fn(*map(_serial, args), **named)
 
     as_theano = as_serial
 
@@ -274,7 +276,10 @@ class Function:
     ) -> _Planned:
         positional, named = self._binder.bind(args, kwargs)
         inputs = [self._input(bound) for bound in (*positional, *named.values())]
-        planned = self._plan(inputs, tuple(named), batch, slices, check_subset(subset))
+        chosen = check_subset(subset)
+        if chosen is not None and isinstance(self.output_modes, tuple | list | dict):
+            take_subset(chosen, self.output_modes, "outputs=")
+        planned = self._plan(inputs, tuple(named), batch, slices, chosen)
         whole = batch is None and not kwargs and slices == 1 and subset is None
         if whole and all(isinstance(arg, Data) for arg in args):
             planned.key = tuple([value.region for _, value in inputs])
@@ -304,7 +309,8 @@ class Function:
         source, data = self._cached.get(bound.name, (None, None))
         if source is not array or data is None:
             data = make_data(self._engine, array, name=bound.name)
-            self._cached[bound.name] = (array, data)
+            # a copy, where the file could not be mapped, would be stale by the next call
+            self._cached[bound.name] = (None if data.data.flags.writeable else array, data)
         return data
 
     def _called(self, bound: Bound) -> str:
@@ -368,7 +374,7 @@ class Function:
                 f"{listed}. Give them the same number, or name in bcast_inputs what every rank is to "
                 f"see whole."
             )
-        rows = next(iter(whole.values())) if whole else _reach(batch)
+        rows = next(iter(whole.values())) if whole else _unknown_rows(batch)
         selection = select(batch, rows)
         for name, data in scattered.items():
             if name not in whole:
@@ -439,6 +445,14 @@ class _Bar:
         self._bar.close()
 
 
+def _serial(argument: Any) -> Any:
+    if not isinstance(argument, Data):
+        return argument
+    view = argument.data.view()
+    view.flags.writeable = False
+    return view
+
+
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
@@ -471,13 +485,12 @@ def _slices(num_slices: Any) -> int:
     return slices
 
 
-def _reach(batch: Any) -> int:
-    """One more than the highest row that *batch* names: where only minibatches are given."""
-    if isinstance(batch, slice):
-        if batch.stop is None:
-            raise InvalidValue("a batch= of minibatch inputs only must say where it stops.")
-        return operator.index(batch.stop)
-    given = np.asarray(batch)
-    if given.ndim == 0:
-        return int(given)
-    return len(given) if given.dtype.kind == "b" else int(given.max(initial=-1)) + 1
+def _unknown_rows(batch: Any) -> int:
+    """Rows to select from where only minibatches are given: more than any batch can name."""
+    if isinstance(batch, slice) and batch.stop is None:
+        raise InvalidValue("a batch= of minibatch inputs only must say where it stops.")
+    if isinstance(batch, list | tuple):
+        is_mask = bool(batch) and all(isinstance(one, bool | np.bool_) for one in batch)
+    else:
+        is_mask = getattr(batch, "dtype", None) == np.bool_ and np.ndim(batch) == 1
+    return len(batch) if is_mask else 2**62

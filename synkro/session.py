@@ -16,7 +16,7 @@ from . import world
 from .collect import Outputs
 from .data import Data, make_data
 from .devices.choice import VARIABLE, Assignment, choose
-from .devices.cpu import thread_caps
+from .devices.cpu import ALLOCATOR, thread_caps
 from .engine import Engine, State, status_line
 from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
 from .function import Function, Functions
@@ -60,7 +60,7 @@ class Session:
         say = status_line(verbose)
         count = len(assignments)
         say(f"Synkro attempting to use {count} workers on {available_cores()} detected CPU cores...")
-        environment = dict(os.environ)
+        environment = {**ALLOCATOR, **os.environ}
         environment |= thread_caps(threads, environment, threads_per_worker is not None)
         self._engine = Engine([environment] * count, timeout, say)
         try:

@@ -40,6 +40,7 @@ def main(fds: str) -> None:
     os.close(block)
     listener = Listener(memory, rank, size, wake_main, wake, socket.socket(fileno=sock))
     Worker(rank, size, listener).serve()
+    listener.close()
 
 
 class Worker:

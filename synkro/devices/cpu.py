@@ -32,6 +32,11 @@ _THREAD_VARIABLES = (
 )  # each of these libraries looks at OMP_NUM_THREADS where its own is not set
 
 
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+"""Where glibc's malloc ends up by itself in a process that has freed big arrays (mallopt(3)).  A fresh
+worker would give each temporary array back to the kernel, and fault it in again in the next call."""
+
+
 def thread_caps(threads: int, environment: dict[str, str], forced: bool) -> dict[str, str]:
     """The variables that keep BLAS and OpenMP to *threads* threads a worker.
 

@@ -78,6 +78,10 @@ def _explain(spec: Any, error: Exception) -> None:
     """Raise an InvalidType that names the function of *spec*, if it is one that cannot be pickled."""
     if _pickles(spec.fn):
         return
+    if isinstance(error, InvalidType):  # it says itself what to do
+        raise InvalidType(
+            f"the function {spec.name!r} cannot be sent to the workers: {error}"
+        ) from error
     culprit = next((found for found in _parts(spec.fn) if not _pickles(found[1])), None)
     reason = f"{type(error).__name__}: {error}"
     where = (

@@ -57,10 +57,15 @@ def select(batch: Any, rows: int) -> Selection:
         selection: Selection = Strided(0, 1, rows)
     elif isinstance(batch, slice):
         selection = _from_slice(batch, rows)
-    elif np.ndim(batch) == 0:
-        selection = Strided(0, 1, _length(batch, rows))
     else:
-        selection = Indexed(_indices(batch, rows))
+        try:
+            given = np.asarray(batch)
+        except ValueError as error:
+            raise InvalidType(f"batch is not a 1-d array of ints or bools: {error}") from None
+        if given.ndim == 0:
+            selection = Strided(0, 1, _length(batch, rows))
+        else:
+            selection = Indexed(_indices(given, rows))
     if selection.count == 0:
         chosen = "" if batch is None else " that batch= selects"
         raise InvalidValue(
@@ -98,11 +103,7 @@ def _length(batch: Any, rows: int) -> int:
     return length
 
 
-def _indices(batch: Any, rows: int) -> NDArray[np.int64]:
-    try:
-        given = np.asarray(batch)
-    except ValueError as error:
-        raise InvalidType(f"batch is not a 1-d array of ints or bools: {error}") from None
+def _indices(given: NDArray[Any], rows: int) -> NDArray[np.int64]:
     if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):
         raise InvalidType(
             f"batch must be a 1-d array of ints or bools; got {given.ndim} dimensions of dtype "

@@ -1,0 +1,636 @@
+"""Errors of use: each of its class, saying what was expected and given; and the session goes on.
+
+What can be known before a call is found before any worker is woken: ``quiet`` lets no command out.
+"""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from synkro import (
+    InvalidIndex,
+    InvalidType,
+    InvalidValue,
+    NotAvailable,
+    NotForked,
+    OutputError,
+    SessionClosed,
+    SharedMemoryError,
+    SynkroError,
+    UsageError,
+    WorkerError,
+)
+from synkro.errors import InternalError
+from synkro.machine import available_memory
+from synkro.messages import Release
+from synkro.replica import INLINE
+
+X = np.arange(12.0).reshape(6, 2)
+ROWS = np.arange(6.0)
+
+
+@pytest.fixture(scope="module")
+def session():
+    """One for the file: it has to survive every error."""
+    with synk.Session(2, verbose=False, timeout=60) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def still_works(session):
+    """After every test: the session answers, and answers right."""
+    yield
+    assert session.function(lambda x: x.sum(), outputs="sum", name="after")(ROWS) == 15
+
+
+@pytest.fixture
+def quiet(session, monkeypatch):
+    """The session, with an engine that lets no command out but that which gives memory back."""
+    really_run = session._engine.run
+
+    def run(command, *args, **kwargs):
+        if isinstance(command, Release):
+            return really_run(command, *args, **kwargs)
+        raise InternalError("a command was sent")
+
+    monkeypatch.setattr(session._engine, "run", run)
+    return session
+
+
+def total(x):
+    return x.sum()
+
+
+def two(x, y):
+    return x.sum() + y.sum()
+
+
+def test_the_guard_against_commands_works(quiet):
+    with pytest.raises(InternalError, match="a command was sent"):
+        quiet.function(total)(ROWS)
+
+
+# ── sessions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("verb", "call"),
+    [
+        ("data", lambda: synk.data([1])),
+        ("function", lambda: synk.function(total)),
+        ("distribute", lambda: synk.distribute()),
+    ],
+)
+def test_nothing_goes_without_fork(verb, call):
+    with pytest.raises(NotForked, match=rf"no workers yet for {verb}\(\): call synkro.fork\(\) first"):
+        call()
+
+
+def test_closing_without_fork_is_nothing():
+    assert synk.close() is None
+
+
+def test_nothing_goes_after_close():
+    synk.fork(1, verbose=False)
+    f, x = synk.function(total, outputs="sum"), synk.data(ROWS)
+    assert f(x) == 15
+    synk.close()
+    synk.close()
+    for call in (
+        lambda: f(x),
+        lambda: f.submit(x),
+        lambda: f.build_inputs(ROWS),
+        lambda: synk.data([1]),
+        lambda: synk.function(total),
+        lambda: synk.function(outputs="sum"),
+        synk.distribute,
+    ):
+        with pytest.raises(SessionClosed, match=r"was closed: call fork\(\) for a new one"):
+            call()
+    assert synk.fork(1, verbose=False) == 1
+    with pytest.raises(InvalidValue, match="belongs to a closed session"):
+        synk.function(total)(x)
+    with pytest.raises(SessionClosed, match="closed"):
+        f(ROWS)
+
+
+def test_forking_twice():
+    synk.fork(1, verbose=False)
+    with pytest.raises(UsageError, match=r"called already, and 1 workers are running: call close\(\)"):
+        synk.fork(1, verbose=False)
+    assert synk.function(total, outputs="sum")(ROWS) == 15
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda x: synk.data(x),
+        lambda x: synk.function(total),
+        lambda x: synk.distribute(),
+        lambda x: synk.fork(1),
+        lambda x: synk.close(),
+        lambda x: synk.Session(1),
+    ],
+)
+def test_synkro_inside_a_worker(session, inside):
+    with pytest.raises(WorkerError, match=r"rank 0 .*UsageError: .* inside a worker") as caught:
+        session.function(inside, outputs=[])(ROWS)
+    assert type(caught.value.original) is UsageError
+    assert "main program" in str(caught.value)
+
+
+def test_data_inside_a_function(quiet):
+    x = quiet.data(ROWS, name="table")
+    with pytest.raises(InvalidType, match=r"function 'f'.*the Data 'table' cannot be pickled"):
+        quiet.function(lambda rows: x[:].sum(), name="f")(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("n", "error", "message"),
+    [
+        (0, InvalidValue, "workers must be 1 or more; got 0"),
+        (-1, InvalidValue, "workers must be 1 or more; got -1"),
+        (2.5, InvalidType, r"an int of 1 or more.*got 2\.5, a float"),
+        ("two", InvalidType, "an int of 1 or more.*got 'two', a str"),
+        (True, InvalidType, "an int of 1 or more.*got True, a bool"),
+        ([1], InvalidType, r"got \[1\], a list"),
+    ],
+)
+def test_numbers_of_workers(n, error, message):
+    for start in (synk.fork, synk.Session):
+        with pytest.raises(error, match=message):
+            start(n, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "message"),
+    [
+        ("gpu", InvalidValue, "unknown device 'gpu': expected \"cpu\""),
+        (["cpu", "tpu"], InvalidValue, "unknown device 'tpu'"),
+        ("", InvalidValue, "unknown device ''"),
+        ("cpu9999", InvalidValue, "'cpu9999', but this process may use .* cores"),
+        ([], InvalidValue, "names no device"),
+        ([1], InvalidType, r'devices= takes "cpu".*got \[1\]'),
+        (3, InvalidType, "devices= takes .*got 3"),
+        ("dev0->", InvalidValue, "malformed entry 'dev0->'.*write \"name->device\""),
+        ("->cpu", InvalidValue, "malformed entry '->cpu'"),
+        ("dev0->cpu;", InvalidValue, "malformed entry ''"),
+        ("dev0->cpu;dev1", InvalidValue, "malformed entry 'dev1'"),
+        ("dev0->cpu->cpu", InvalidValue, "malformed entry"),
+        ("dev0->gpu", InvalidValue, "unknown device 'gpu'"),
+        ("dev0->cpu;dev0->cpu", InvalidValue, "'dev0' twice"),
+        ("cpu0->cpu", InvalidValue, "'cpu0', which looks like a device"),
+        ("cuda", NotAvailable, "not available yet"),
+        (["cuda:0", "cuda:1"], NotAvailable, "'cuda:0'.*use \"cpu\""),
+        ("dev0->cuda0;dev1->cuda1", NotAvailable, "not available yet"),
+    ],
+)
+def test_devices(devices, error, message, monkeypatch):
+    with pytest.raises(error, match=message):
+        synk.fork(devices=devices, verbose=False)
+    if isinstance(devices, str) and devices:
+        monkeypatch.setenv("SYNKRO_DEVICES", devices)
+        with pytest.raises(error, match="SYNKRO_DEVICES"):
+            synk.fork(verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_parallel": 3, "devices": ["cpu"]}, InvalidValue, "3 workers .* lists 1 devices"),
+        ({"master_rank": 1}, InvalidValue, "master_rank must be from 0 to 0; got 1"),
+        ({"master_rank": "0"}, InvalidType, "master_rank must be an int; got '0'"),
+        ({"threads_per_worker": 0}, InvalidValue, "threads_per_worker must be 1 or more; got 0"),
+        ({"threads_per_worker": 1.5}, InvalidType, r"threads_per_worker must be an int.*got 1\.5"),
+        ({"timeout": 0}, InvalidValue, "timeout must be more than 0 seconds.*got 0"),
+        ({"timeout": float("inf")}, InvalidValue, "finite; got inf"),
+        (
+            {"start_timeout": "soon"},
+            InvalidType,
+            "start_timeout must be a number of seconds; got 'soon'",
+        ),
+        ({"seed": 1}, NotAvailable, "seed= is not available yet"),
+        ({"profile_workers": True}, NotAvailable, "profile_workers= is not available yet"),
+    ],
+)
+def test_options_of_fork(options, error, message):
+    with pytest.raises(error, match=message):
+        synk.fork(**{"n_parallel": 1, "verbose": False, **options})
+
+
+# ── functions ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"fn": 3}, InvalidType, "takes a callable, got 3, a int"),
+        ({"fn": "total"}, InvalidType, "takes a callable, got 'total'"),
+        ({"fn": two, "bcast_inputs": "z"}, InvalidValue, r"'two' has no parameter 'z'.*\(x, y\)"),
+        ({"fn": two, "inputs": ["x", "x"]}, InvalidValue, "'x' is listed twice"),
+        ({"fn": two, "inputs": "x", "bcast_inputs": ["x", "y"]}, InvalidValue, "'x' is listed twice"),
+        ({"fn": two, "inputs": ["x"]}, InvalidValue, "'y' of the function 'two' is neither"),
+        ({"fn": two, "inputs": [ROWS]}, InvalidType, "inputs takes the names of parameters"),
+        ({"fn": lambda x, batch: x}, InvalidValue, "'batch', which is a keyword of the call"),
+        (
+            {"fn": total, "outputs": "median"},
+            InvalidValue,
+            "unknown operation 'median': expected 'mean'",
+        ),
+        ({"fn": total, "outputs": ["sum", "avg "]}, InvalidValue, "unknown operation 'avg '"),
+        ({"fn": total, "outputs": np.sum}, InvalidType, "outputs= takes 'mean'"),
+        ({"fn": total, "outputs": True}, InvalidType, "got True, a bool"),
+        ({"fn": total, "outputs": "keep"}, NotAvailable, 'outputs="keep".*not available yet'),
+        ({"fn": total, "updates": {}}, NotAvailable, "updates= is not available yet"),
+        ({"fn": total, "givens": []}, NotAvailable, "givens= is not available yet"),
+        ({"fn": total, "sliceable_shareds": []}, NotAvailable, "sliceable_shareds= is not available"),
+        ({"inputs": [ROWS], "outputs": "sum"}, NotAvailable, "variables of a graph compiler"),
+        ({"bcast_inputs": [object()]}, NotAvailable, "pass a callable"),
+        ({"inputs": ["x"], "outputs": object()}, InvalidType, "outputs= takes 'mean'"),
+    ],
+)
+def test_making_functions(quiet, options, error, message):
+    def make():
+        return quiet.function(**options)
+
+    with pytest.raises(error, match=message):
+        make() if "fn" in options else make()(total)  # without fn it is a decorator
+
+
+class Holder:
+    def __init__(self, thing):
+        self.thing = thing
+
+    def method(self, x):
+        return x
+
+    __call__ = method
+
+
+def closing_over(thing):
+    return lambda x: x if thing else -x
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (closing_over, "the variable 'thing' that it closes over"),
+        (lambda lock: lambda x, y=lock: x, "the default of its parameter 0"),
+        (lambda lock: Holder(lock).method, "its __self__"),
+        (Holder, "its attribute 'thing'"),
+    ],
+)
+def test_functions_that_cannot_be_pickled(quiet, make, part):
+    f = quiet.function(make(threading.Lock()), name="f", outputs="gather")
+    message = rf"the function 'f' cannot be sent to the workers: {part}, .* cannot be pickled"
+    for send in (lambda: f(ROWS), quiet.distribute):
+        with pytest.raises(InvalidType, match=message):
+            send()
+    good = quiet.function(total, name="good")
+    with pytest.raises(InvalidType, match="the function 'f'"):
+        quiet.distribute()
+    with pytest.raises(InternalError, match="a command was sent"):
+        good(ROWS)  # alone it can go
+
+
+def test_a_global_that_cannot_be_pickled(quiet, monkeypatch):
+    fn = eval("lambda x: x if THING else x", {"__name__": "__main__", "THING": threading.Lock()})
+    with pytest.raises(InvalidType, match=r"the global variable 'THING' that it uses, .*lock"):
+        quiet.function(fn)(ROWS)
+
+
+# ── calls that cannot mean anything ──────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "message"),
+    [
+        ((), {}, InvalidType, r"two\(x, y\) was called wrongly: missing a required argument: 'x'"),
+        ((ROWS,), {}, InvalidType, "missing a required argument: 'y'"),
+        ((ROWS,) * 3, {}, InvalidType, "too many positional arguments"),
+        ((ROWS, ROWS), {"z": 1}, InvalidType, "unexpected keyword argument 'z'"),
+        ((ROWS, ROWS), {"x": ROWS}, InvalidType, "multiple values for argument 'x'"),
+        ((ROWS, ROWS), {"Batch": 1}, InvalidType, "unexpected keyword argument 'Batch'"),
+        ((ROWS, ROWS[:5]), {}, InvalidValue, "'two' have different numbers of rows: x has 6, y has 5"),
+        ((ROWS, X[:0]), {}, InvalidValue, "x has 6, y has 0"),
+        ((ROWS[:0], ROWS[:0]), {}, InvalidValue, "no rows to compute on: .* 1 row, got 0 of 0"),
+        ((ROWS, 3.0), {}, InvalidValue, "'y' of the function 'two' is scattered.*bcast_inputs"),
+        ((ROWS, np.array(3)), {}, InvalidValue, "'y'.*no dimensions"),
+        ((ROWS, "abc"), {}, InvalidType, "'y' cannot have the dtype <U3: expected bools, integers"),
+        ((ROWS, ["a"] * 6), {}, InvalidType, "'y' cannot have the dtype <U1"),
+        ((ROWS, None), {}, InvalidType, "'y' cannot have the dtype object"),
+        ((ROWS, [object()] * 6), {}, InvalidType, "'y' cannot have the dtype object"),
+        ((ROWS, [[1], [1, 2]]), {}, InvalidType, "argument 'y' of the function 'two' is no array"),
+        ((ROWS, np.zeros(6, "M8[s]")), {}, InvalidType, "'y' cannot have the dtype datetime64"),
+    ],
+)
+def test_arguments(quiet, args, kwargs, error, message):
+    f = quiet.function(two)
+    datas = [quiet.data(a) if isinstance(a, np.ndarray) and a.dtype == float else a for a in args]
+    for given in (args, datas):
+        with pytest.raises(error, match=message):
+            f(*given, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (7, InvalidIndex, "first 7 rows, but there are 6: give a number from 1 to 6"),
+        (-1, InvalidIndex, "batch=-1"),
+        (0, InvalidValue, "expected at least 1 row that batch= selects, got 0 of 6"),
+        ([0, 6], InvalidIndex, "index 6, but there are 6 rows: give indices from -6 to 5"),
+        ([-7], InvalidIndex, "index -7"),
+        ([], InvalidValue, "got 0 of 6"),
+        (slice(3, 3), InvalidValue, "got 0 of 6"),
+        (slice(0, 6, 0), InvalidType, "step not 0"),
+        (2.0, InvalidType, r"batch must be an int .*got 2\.0, a float"),
+        (True, InvalidType, "got True, a bool"),
+        ("all", InvalidType, "got 'all', a str"),
+        ([0.0, 1.0], InvalidType, "1-d array of ints or bools; got 1 dimensions of dtype float64"),
+        ([[0], [1]], InvalidType, "got 2 dimensions"),
+        ([[0], [1, 2]], InvalidType, "not a 1-d array of ints or bools"),
+        ([True] * 5, InvalidValue, "mask of 5 bools for 6 rows: give one bool a row"),
+        ([False] * 6, InvalidValue, "got 0 of 6"),
+    ],
+)
+def test_batches(quiet, batch, error, message):
+    f = quiet.function(total)
+    for x in (ROWS, quiet.data(ROWS)):
+        with pytest.raises(error, match=message):
+            f(x, batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (7, InvalidValue, "minibatch 'x' of the function 'total' has 6 rows.*reaches over 7"),
+        ([2, 8], InvalidValue, "has 6 rows.*reaches over 7"),
+        (slice(1, None), InvalidValue, "must say where it stops"),
+        (slice(0, "end"), InvalidType, "slice"),
+        ("all", InvalidType, "got 'all', a str"),
+        (["a"], InvalidType, "dtype <U1"),
+        ([0.5], InvalidType, "dtype float64"),
+        (2.5, InvalidType, r"got 2\.5"),
+        ({}, InvalidType, "a dict"),
+        ([[0], [1, 2]], InvalidType, "not a 1-d array of ints or bools"),
+    ],
+)
+def test_batches_of_minibatches_only(quiet, batch, error, message):
+    f, x = quiet.function(total), quiet.data(ROWS, minibatch=True)
+    with pytest.raises(error, match=message):
+        f(x, batch=batch)
+
+
+def test_a_batch_of_nothing_scattered(quiet):
+    f = quiet.function(total, bcast_inputs="x")
+    with pytest.raises(
+        InvalidValue, match=r"batch= selects rows of scattered inputs, but .*'total' got none"
+    ):
+        f(ROWS, batch=3)
+
+
+@pytest.mark.parametrize(
+    ("slices", "error", "message"),
+    [
+        (0, InvalidValue, "num_slices must be 1 or more; got 0"),
+        (-1, InvalidValue, "num_slices must be 1 or more; got -1"),
+        (2.0, InvalidType, r"num_slices must be an int of 1 or more; got 2\.0, a float"),
+        (True, InvalidType, "got True, a bool"),
+        ("2", InvalidType, "got '2', a str"),
+        (None, InvalidType, "got None"),
+    ],
+)
+def test_numbers_of_slices(quiet, slices, error, message):
+    with pytest.raises(error, match=message):
+        quiet.function(total)(ROWS, num_slices=slices)
+
+
+def test_more_slices_than_rows_are_as_many_as_rows(session):
+    assert session.function(total, outputs="sum")(ROWS, num_slices=100) == 15
+    assert len(session.function(total, outputs=None)(ROWS, num_slices=np.int64(100))) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"output_subset": "ab"}, InvalidType, "output_subset takes a list.*got 'ab'"),
+        ({"output_subset": 0}, InvalidType, "output_subset takes a list.*got 0"),
+        ({"output_subset": []}, InvalidValue, "output_subset is empty"),
+        ({"batch_s": 3}, NotAvailable, "batch_s .*not available yet"),
+    ],
+)
+def test_other_options_of_calls(quiet, options, error, message):
+    with pytest.raises(error, match=message):
+        quiet.function(total)(ROWS, **options)
+
+
+def test_progress_without_tqdm(quiet, monkeypatch):
+    f = quiet.function(total, outputs="sum")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "tqdm.auto", None)
+        without.setattr(quiet._functions, "bring", lambda function: None)
+        with pytest.raises(NotAvailable, match="progress=True needs tqdm: pip install tqdm"):
+            f(ROWS, progress=True)
+
+
+# ── data ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_data_of_elsewhere(quiet):
+    f = quiet.function(total)
+    with synk.Session(1, verbose=False) as other:
+        x = other.data(ROWS)
+        with pytest.raises(InvalidValue, match="'x' of the function 'total' belongs to another session"):
+            f(x)
+    with pytest.raises(InvalidValue, match="belongs to a closed session"):
+        f(x)
+    y = quiet.data(ROWS)
+    y.free_memory()
+    with pytest.raises(InvalidValue, match=r"'x' .* has no memory .*set_value\(\)"):
+        f(y)
+    g = quiet.function(total, bcast_inputs="x")
+    for elsewhere in (x, y):
+        with pytest.raises(InvalidValue, match="'x'"):
+            g(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x.set_shape((3,)), InvalidValue, r"'x' has 2 dimensions, got the shape \(3,\)"),
+        (lambda x: x.set_value(ROWS), InvalidValue, "'x' has 2 dimensions, got an array of 1"),
+        (lambda x: x.set_length(-1), InvalidValue, r"0 or more; got \(-1, 2\)"),
+        (lambda x: x.set_length("six"), InvalidType, "tuple of ints"),
+        (lambda x: x.set_length(9, oversize=3), InvalidValue, "oversize must be from 1 to 2; got 3"),
+        (
+            lambda x: x.set_length(9, oversize=0.9),
+            InvalidValue,
+            r"oversize must be from 1 to 2; got 0\.9",
+        ),
+        (lambda x: x.set_value(X, oversize=None), InvalidType, "oversize must be a number from 1 to 2"),
+        (lambda x: x.set_value(X * 1j), InvalidType, "'x' holds float64.*complex128.*force_cast=True"),
+        (lambda x: x.set_value([["a"]]), InvalidType, "'x' cannot have the dtype <U1"),
+        (lambda x: x.set_length(available_memory()), SharedMemoryError, "'x' of shape .*were asked for"),
+    ],
+)
+def test_changes_of_data_change_nothing_when_they_fail(quiet, change, error, message):
+    x = quiet.data(X, name="x")
+    with pytest.raises(error, match=message):
+        change(x)
+    assert np.array_equal(x, X)
+
+
+# ── results that do not fit ──────────────────────────────────────────────────────────────────────
+
+
+def by_rank(first, other):
+    """Returns *first* on rank 0 and *other* on rank 1: only rank 0 sees row 0."""
+    return lambda x: first if x[0] == 0 else other
+
+
+SMALL, OTHER = np.ones(3), np.ones(4)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize(
+    ("fn", "outputs", "message"),
+    [
+        (lambda x: (1, 2), ["sum"], "1 entries, but its result is a tuple of 2"),
+        (lambda x: 1, ["sum", "sum"], "2 entries, but its result is a single value"),
+        (
+            lambda x: {"a": 1},
+            {"b": "sum"},
+            r"keys \['b'\], but its result is a dict with the keys \['a'\]",
+        ),
+        (lambda x: (1, 2), {"b": "sum"}, "its result is a tuple of 2"),
+        (lambda x: {"a": (1, 2)}, {"a": ["sum"]}, r"its result\['a'\] is a tuple of 2"),
+        (lambda x: None, "sum", r"expected an array or a number, got None; .*outputs=\[\]"),
+        (lambda x: "text", None, "expected an array or a number, got 'text', a str"),
+        (lambda x: (1, {"a": "text"}), "sum", r"output\[1\]\['a'\] .*got 'text', a str"),
+        (lambda x: iter(()), "sum", "expected an array or a number"),
+        (lambda x: np.array(["a"]), "gather", "expected bools, integers, .* array of dtype <U1"),
+        (lambda x: np.array([None]), "gather", "array of dtype object"),
+        (lambda x: x.sum(), "gather", '"gather" concatenates rows, got a scalar'),
+        (lambda x: 2.5, "gather", "got a scalar"),
+    ],
+)
+def test_results_that_do_not_fit_their_outputs(session, fn, outputs, message, slices):
+    f = session.function(fn, outputs=outputs, name="f")
+    for _ in range(2):
+        with pytest.raises(OutputError, match=message) as caught:
+            f(ROWS, num_slices=slices)
+        assert "the function 'f'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "outputs", "message"),
+    [
+        (by_rank(1, (1, 2)), "sum", "a single value on rank 0, but a tuple of 2 on rank 1"),
+        (by_rank({"a": 1}, {"b": 1}), "sum", r"keys \['a'\] on rank 0, but .*\['b'\] on rank 1"),
+        (by_rank([1], (1,)), None, "a list of 1 on rank 0, but a tuple of 1 on rank 1"),
+        (by_rank(SMALL, OTHER), "sum", r"shape \(3,\) .* on rank 0, but \(4,\) .* on rank 1"),
+        (by_rank(SMALL, SMALL[:1]), "mean", r"shape \(3,\) .* but \(1,\)"),
+        (by_rank(SMALL, SMALL[0]), "max", r"shape \(3,\) .* but \(\)"),
+        (by_rank(SMALL, SMALL.astype("f4")), "sum", "dtype <f8 on rank 0, but .*<f4 on rank 1"),
+        (by_rank(1, 1.0), "sum", "dtype <i8 on rank 0, but .*<f8"),
+        (by_rank(X, X[:, :1]), "gather", r"\(6, 1\) .*the same shape but for the first dimension"),
+        (by_rank(X, ROWS), "gather", "the same shape but for the first dimension"),
+        (by_rank((1, SMALL), (1, OTHER)), "min", r"output\[1\] of the function 'f'"),
+        (by_rank(SMALL, np.ones(INLINE)), "sum", rf"shape \(3,\) .* but \({INLINE},\)"),
+    ],
+)
+def test_results_that_differ_between_ranks(session, fn, outputs, message):
+    f = session.function(fn, outputs=outputs, name="f")
+    x = session.data(ROWS)
+    for _ in range(2):
+        with pytest.raises(OutputError, match=message) as caught:
+            f(x)
+        assert "the function 'f'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "outputs", "message"),
+    [
+        (by_rank(1, (1, 2)), "sum", "a single value for one slice and a tuple of 2 for another"),
+        (by_rank(SMALL, OTHER), "sum", r"shape \(3,\) for one slice and \(4,\) for another"),
+        (by_rank(SMALL, SMALL[0]), "mean", r"shape \(3,\) for one slice and \(\) for another"),
+        (by_rank(SMALL, SMALL.astype("f4")), "max", "dtype float64 for one slice, float32 for another"),
+        (by_rank(X, X.astype("i4")), "gather", "dtype float64 for one slice, int32 for another"),
+        (by_rank(X, ROWS), "gather", "the same shape but for the first dimension"),
+    ],
+)
+def test_results_that_differ_between_slices(session, fn, outputs, message):
+    f = session.function(fn, outputs=outputs, name="f")
+    with pytest.raises(OutputError, match=message) as caught:
+        f(ROWS, num_slices=2, batch=[0, 1, 0, 0])
+    assert "the function 'f'" in str(caught.value)
+
+
+def test_without_reduction_results_may_differ_in_shape(session):
+    one, other = session.function(by_rank(SMALL, OTHER), outputs=None)(ROWS)
+    assert (one.shape, other.shape) == ((3,), (4,))
+
+
+@pytest.mark.parametrize(
+    ("fn", "subset", "error", "message"),
+    [
+        (lambda x: (1, 2), [2], InvalidIndex, r"output_subset=\[2\] .*the result of 'f' has 2"),
+        (lambda x: {"a": 1}, ["b"], InvalidIndex, r"has \['a'\]"),
+        (lambda x: 1, [0], OutputError, "the result of 'f' is one"),
+    ],
+)
+def test_subsets_of_results(session, fn, subset, error, message):
+    f = session.function(fn, outputs="sum", name="f")
+    with pytest.raises(error, match=message):
+        f(ROWS, output_subset=subset)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "subset", "message"),
+    [(["sum", "max"], [2], "outputs= has 2"), ({"a": "sum"}, ["b"], r"outputs= has \['a'\]")],
+)
+def test_subsets_of_the_modes_are_checked_before_the_call(quiet, outputs, subset, message):
+    f = quiet.function(total, outputs=outputs, name="f")
+    with pytest.raises(InvalidIndex, match=message):
+        f(ROWS, output_subset=subset)
+
+
+# ── not available yet ────────────────────────────────────────────────────────────────────────────
+
+LATER = (
+    "shared broadcast scatter gather all_gather reduce all_reduce set_value get_value get_lengths "
+    "get_shapes rank size rng reduce_scatter all_to_all send recv barrier"
+)
+
+
+@pytest.mark.parametrize("name", LATER.split())
+def test_what_is_not_available_yet_says_so(name):
+    with pytest.raises(NotAvailable, match=rf"synkro\.{name}\(\) is not available yet"):
+        getattr(synk, name)(1)
+
+
+def test_not_available_is_a_not_implemented_error():
+    assert issubclass(NotAvailable, NotImplementedError)
+    assert issubclass(NotAvailable, SynkroError)
+
+
+# ── the errors are also Python's own ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "bases"),
+    [
+        (InvalidValue, (UsageError, ValueError)),
+        (InvalidType, (UsageError, TypeError)),
+        (InvalidIndex, (UsageError, IndexError)),
+        (OutputError, (UsageError, ValueError)),
+        (NotForked, (SynkroError, RuntimeError)),
+        (SessionClosed, (SynkroError, RuntimeError)),
+        (SharedMemoryError, (SynkroError, MemoryError)),
+    ],
+)
+def test_errors_are_also_pythons_own(error, bases):
+    assert all(issubclass(error, base) for base in bases)

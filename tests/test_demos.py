@@ -1,0 +1,70 @@
+"""Every demo runs as a script, to its last line, and leaves nothing behind."""
+
+import uuid
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from conftest import ROOT, wait_until
+
+DEMOS = sorted((ROOT / "demos").glob("demo_*.py"))
+K = 32  # the colours that demo 5 is left with
+
+
+@pytest.fixture
+def run_demo(run_python):
+    """Run a demo; returns the lines that it printed, when all its processes have gone."""
+
+    def run(demo, *args):
+        mark = uuid.uuid4().hex  # in the environment of the demo and of every process it starts
+        done = run_python(str(demo), *args, env={"SYNKRO_TEST_MARK": mark}, timeout=100)
+        assert wait_until(lambda: not processes_with(mark)), processes_with(mark)
+        return done.stdout.splitlines()
+
+    return run
+
+
+def processes_with(mark):
+    """The ids of the processes that have *mark* in their environment, whoever their parents are."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if mark.encode() in environment:
+                found.add(int(entry.name))
+    return found
+
+
+def colours(image):
+    return len(np.unique(image[..., :3].reshape(-1, 3), axis=0))
+
+
+def test_demos_are_found():
+    assert len(DEMOS) >= 5
+
+
+@pytest.mark.parametrize("demo", DEMOS, ids=lambda demo: demo.stem)
+def test_runs_to_its_end(demo, run_demo, tmp_path):
+    folder = tmp_path / "pictures"  # for demos that write something; not there yet
+    lines = run_demo(demo, str(folder))
+    assert lines[-1] == "All assertions passed."
+    assert len(lines) > 1
+    if "photo" in demo.stem:
+        check_photo(folder)
+
+
+def check_photo(folder):
+    """One PNG, of the photograph's size twice over, with many colours on its left half only."""
+    (png,) = folder.iterdir()
+    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    image = matplotlib.image.imread(png)
+    height, width, channels = image.shape
+    assert 427 < height < 2 * 427
+    assert 2 * 640 < width < 3 * 640
+    assert channels in {3, 4}
+    assert colours(image[:, : width // 2]) > 10_000
+    assert K / 2 < colours(image[:, width // 2 :]) <= K

@@ -1,0 +1,555 @@
+"""What a call will do, without any process: splits, selections, nestings, parameters, operations."""
+
+import functools
+from collections import namedtuple
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from synkro.comms.ops import OPERATIONS
+from synkro.errors import InvalidIndex, InvalidType, InvalidValue, NotAvailable, OutputError
+from synkro.plan.batch import Indexed, Strided, select
+from synkro.plan.binding import RESERVED, Binder
+from synkro.plan.call import Broadcast, CallPlan, Region
+from synkro.plan.outputs import (
+    assemble,
+    check_modes,
+    check_subset,
+    describe,
+    flatten,
+    leaf_modes,
+    leaf_paths,
+    take_subset,
+    unflatten,
+)
+from synkro.plan.split import slices_of, split, weight_unit
+
+pytestmark = pytest.mark.quick
+
+Pair = namedtuple("Pair", "first second")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_behind():
+    """Instead of the count after every test: nothing is started here that could be left."""
+
+
+# ── split ────────────────────────────────────────────────────────────────────────────────────────
+
+few = st.integers(1, 9)
+rows = st.integers(0, 60)
+
+
+@given(start=rows, count=rows, parts=few)
+def test_split_is_that_of_array_split(start, count, parts):
+    spans = split(start, start + count, parts)
+    expected = np.array_split(np.arange(start, start + count), parts)
+    assert [list(range(*span)) for span in spans] == [part.tolist() for part in expected]
+
+
+@given(start=rows, count=rows, slices=few)
+def test_slices_cover_the_span_and_none_is_empty(start, count, slices):
+    pieces = slices_of((start, start + count), slices)
+    assert len(pieces) == min(slices, count)
+    assert all(stop > begin for begin, stop in pieces)
+    assert [row for piece in pieces for row in range(*piece)] == list(range(start, start + count))
+
+
+@given(count=st.integers(1, 200), ranks=few, slices=few)
+def test_weights_in_units_are_whole_and_as_small_as_can_be(count, ranks, slices):
+    spans = split(0, count, ranks)
+    unit = weight_unit(spans, slices)
+    lengths = [b - a for span in spans for a, b in slices_of(span, slices)]
+    assert unit == np.gcd.reduce(lengths)
+    plan = _plan(spans, Strided(0, 1, count), slices, unit)
+    assert plan.total_weight == sum(length // unit for length in lengths)
+    assert plan.total_weight * unit == count
+
+
+def _plan(spans, selection, slices=1, unit=1):
+    return CallPlan(1, (), (), selection, spans, slices, unit, None)
+
+
+def test_weight_unit_of_no_rows_is_one():
+    assert weight_unit(((0, 0), (0, 0)), 3) == 1
+
+
+def test_ranks_without_rows_take_no_part():
+    assert _plan(split(0, 2, 4), Strided(0, 1, 2)).participants == (0, 1)
+
+
+def test_all_ranks_take_part_equally_where_nothing_is_scattered():
+    plan = _plan(split(0, 3, 3), None)
+    assert plan.participants == (0, 1, 2)
+    assert plan.total_weight == 3
+
+
+def test_regions_are_compared_by_identity():
+    one, other = (Region(1, 0, (3,), "<f8") for _ in range(2))
+    assert one != other
+    assert Broadcast(one) == Broadcast(one)
+
+
+# ── select ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _chosen(selection):
+    if isinstance(selection, Indexed):
+        assert selection.indices.dtype == np.int64
+        return selection.indices.tolist()
+    return [selection.start + i * selection.step for i in range(selection.count)]
+
+
+def _agrees(batch, index, count):
+    """``select`` takes the rows that NumPy's indexing by *index* takes, or refuses if it takes none."""
+    expected = np.arange(count)[index].tolist()
+    if not expected:
+        with pytest.raises(InvalidValue, match=f"got 0 of {count}"):
+            select(batch, count)
+        return
+    selection = select(batch, count)
+    assert _chosen(selection) == expected
+    assert selection.count == len(expected)
+    assert selection.lowest == min(expected)
+
+
+@given(count=rows)
+def test_none_selects_all(count):
+    _agrees(None, slice(None), count)
+
+
+@given(count=rows, data=st.data(), kind=st.sampled_from([int, np.int64, np.uint8, np.asarray]))
+def test_an_int_selects_the_first_so_many(count, data, kind):
+    number = data.draw(st.integers(0, count))
+    _agrees(kind(number), slice(number), count)
+
+
+ends = st.none() | st.integers(-70, 70)
+
+
+@given(count=rows, start=ends, stop=ends, step=st.none() | st.integers(-9, 9).filter(bool))
+def test_slices_are_those_of_numpy(count, start, stop, step):
+    _agrees(slice(start, stop, step), slice(start, stop, step), count)
+
+
+@given(count=st.integers(1, 40), data=st.data(), kind=st.sampled_from([list, tuple, np.array]))
+def test_index_lists_are_those_of_numpy(count, data, kind):
+    index = data.draw(st.lists(st.integers(-count, count - 1), max_size=50))
+    _agrees(kind(index), np.array(index, int), count)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "u8", ">i2"])
+def test_index_arrays_of_any_integer(dtype):
+    assert _chosen(select(np.array([2, 0, 2], dtype), 3)) == [2, 0, 2]
+
+
+@given(count=st.integers(1, 40), data=st.data(), kind=st.sampled_from([list, np.array]))
+def test_masks_are_those_of_numpy(count, data, kind):
+    mask = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    _agrees(kind(mask), np.array(mask), count)
+
+
+def test_selecting_does_not_change_the_given_indices():
+    index = np.array([-1, 0])
+    assert _chosen(select(index, 5)) == [4, 0]
+    assert index.tolist() == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (7, InvalidIndex, r"the first 7 rows, but there are 6"),
+        (-1, InvalidIndex, r"batch=-1 .* there are 6"),
+        (2.5, InvalidType, r"got 2\.5, a float"),
+        (True, InvalidType, r"got True, a bool"),
+        (np.True_, InvalidType, r"a bool"),
+        ("two", InvalidType, r"got 'two', a str"),
+        ({1, 2}, InvalidType, r"a set"),
+        (slice(0, 4, 0), InvalidType, r"step not 0"),
+        (slice("a"), InvalidType, r"must be\s+integers or None"),
+        (slice(0, 2.5), InvalidType, r"must be\s+integers or None"),
+        ([0, 6], InvalidIndex, r"index 6, but there are 6 rows.*-6 to 5"),
+        ([0, -7], InvalidIndex, r"index -7, but there are 6 rows"),
+        (np.array([2**64 - 1], "u8"), InvalidIndex, r"index 18446744073709551615"),
+        ([0.0, 1.0], InvalidType, r"1-d array of ints or bools; got 1 dimensions of dtype float64"),
+        (["a"], InvalidType, r"dtype <U1"),
+        ([2**70], InvalidType, r"dtype object"),
+        ([[0, 1]], InvalidType, r"got 2 dimensions of dtype int64"),
+        ([[0], [1, 2]], InvalidType, r"not a 1-d array of ints or bools"),
+        ([True] * 5, InvalidValue, r"mask of 5 bools for 6 rows"),
+        ([True] * 7, InvalidValue, r"mask of 7 bools for 6 rows"),
+        ([False] * 6, InvalidValue, r"at least 1 row that batch= selects, got 0 of 6"),
+        ([], InvalidValue, r"got 0 of 6"),
+        (0, InvalidValue, r"got 0 of 6"),
+        (slice(4, 2), InvalidValue, r"got 0 of 6"),
+    ],
+)
+def test_wrong_batches(batch, error, message):
+    with pytest.raises(error, match=message):
+        select(batch, 6)
+
+
+# ── outputs ──────────────────────────────────────────────────────────────────────────────────────
+
+keys = st.text("abc", min_size=1, max_size=2) | st.integers(0, 3)
+nested = st.recursive(
+    st.integers(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.builds(Pair, inner, inner)
+        | st.dictionaries(keys, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def _same(one, other):
+    """Equal, and of the same classes all the way down."""
+    return one == other and repr(one) == repr(other)
+
+
+@given(value=nested)
+def test_unflatten_undoes_flatten(value):
+    leaves, tree = flatten(value)
+    assert _same(unflatten(tree, iter(leaves)), value)
+    assert len(leaf_paths(tree)) == len(leaves)
+    assert hash(tree) == hash(flatten(value)[1])
+
+
+@given(value=nested)
+def test_paths_lead_to_the_leaves(value):
+    leaves, tree = flatten(value)
+    assert [eval(f"value{path}", {"value": value}) for path in leaf_paths(tree)] == leaves
+
+
+@given(value=nested, mode=st.sampled_from(["mean", "gather", None]))
+def test_one_mode_serves_all_leaves(value, mode):
+    leaves, tree = flatten(value)
+    assert leaf_modes(mode, tree) == [mode] * len(leaves)
+
+
+@given(value=nested)
+def test_modes_nested_as_the_result(value):
+    leaves, tree = flatten(value)
+    modes = ["mean" if leaf % 2 else "sum" for leaf in leaves]
+    spec = unflatten(tree, iter(modes))
+    assert leaf_modes(check_modes(spec), tree) == modes
+    assert _same(assemble(spec, tree, iter(leaves)), value)
+
+
+@given(value=nested, pieces=st.integers(1, 4))
+def test_without_reduction_comes_the_list_of_every_pieces_value(value, pieces):
+    leaves, tree = flatten(value)
+    columns = [[leaf + piece for piece in range(pieces)] for leaf in leaves]
+    result = assemble(None, tree, iter(columns))
+    if leaves:
+        expected = [unflatten(tree, iter(leaf + p for leaf in leaves)) for p in range(pieces)]
+        assert _same(result, expected)
+    else:
+        assert result == []
+
+
+def test_dict_modes_are_matched_by_key():
+    _, tree = flatten({"loss": 1, "rows": [2, 3]})
+    assert leaf_modes({"rows": "gather", "loss": "mean"}, tree) == ["mean", "gather", "gather"]
+    assert list(assemble({"rows": "sum", "loss": "sum"}, tree, iter([1, 2, 3]))) == ["loss", "rows"]
+
+
+def test_a_list_of_modes_fits_a_tuple_and_a_named_tuple():
+    _, tree = flatten(Pair(1, (2, 3)))
+    assert leaf_modes(["max", ["min", "sum"]], tree) == ["max", "min", "sum"]
+    assert assemble(["max", None], tree, iter([7, [1, 2], [3, 4]])) == Pair(7, [(1, 3), (2, 4)])
+
+
+def test_avg_means_mean_everywhere():
+    assert check_modes("avg") == "mean"
+    given_modes = {"a": ["avg", None], "b": Pair("sum", "avg")}
+    assert check_modes(given_modes) == {"a": ["mean", None], "b": Pair("sum", "mean")}
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("median", InvalidValue, r"unknown operation 'median': expected 'mean', 'sum'"),
+        (["sum", ["Mean"]], InvalidValue, r"unknown operation 'Mean'"),
+        (3, InvalidType, r"got 3, a int"),
+        ({"a": np.sum}, InvalidType, r"outputs= takes 'mean'"),
+        ({"sum"}, InvalidType, r"a set"),
+        ("keep", NotAvailable, r'use "gather"'),
+    ],
+)
+def test_wrong_modes(spec, error, message):
+    with pytest.raises(error, match=message):
+        check_modes(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "message"),
+    [
+        (["sum", "sum"], 1, r"2 entries, but its result is a single value"),
+        (["sum"], (1, 2), r"1 entries, but its result is a tuple of 2"),
+        (["sum"], {"a": 1}, r"a dict with the keys \['a'\]"),
+        (["sum", ["sum"]], (1, [2, 3]), r"1 entries, but its result\[1\] is a list of 2"),
+        ({"a": "sum"}, {"b": 1}, r"keys \['a'\], but its result is a dict with the keys \['b'\]"),
+        ({"a": "sum"}, {"a": 1, "b": 1}, r"name exactly the keys"),
+        ({"a": "sum"}, (1,), r"a tuple of 1"),
+        ({"a": {"b": "sum"}}, {"a": 1}, r"its result\['a'\] is a single value"),
+    ],
+)
+def test_modes_that_do_not_fit_the_result(spec, value, message):
+    with pytest.raises(OutputError, match=message):
+        leaf_modes(spec, flatten(value)[1])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(1, "a single value"), ((1, 2), "a tuple of 2"), ([], "a list of 0"), (Pair(1, 2), "a tuple of 2")],
+)
+def test_trees_in_words(value, words):
+    assert describe(flatten(value)[1]) == words
+
+
+@pytest.mark.parametrize(
+    ("subset", "value", "expected"),
+    [
+        ([2, 0], (7, 8, 9), (9, 7)),
+        ([-1], [7, 8], (8,)),
+        (["b"], {"a": 1, "b": 2}, {"b": 2}),
+        (["b", "a"], {"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ],
+)
+def test_take_subset(subset, value, expected):
+    assert _same(take_subset(check_subset(subset), value, "it"), expected)
+
+
+@pytest.mark.parametrize("subset", ["loss", 0, {0}, 1.5])
+def test_a_subset_is_a_list(subset):
+    with pytest.raises(InvalidType, match="list of indices or keys"):
+        check_subset(subset)
+
+
+def test_a_subset_of_nothing():
+    assert check_subset(None) is None
+    with pytest.raises(InvalidValue, match="empty"):
+        check_subset([])
+
+
+@pytest.mark.parametrize(
+    ("subset", "value", "error", "message"),
+    [
+        ((2,), (1, 2), InvalidIndex, r"not there: it has 2"),
+        (("c",), {"a": 1}, InvalidIndex, r"it has \['a'\]"),
+        (("a",), (1, 2), InvalidIndex, r"names an output that is not there"),
+        ((0,), 5, OutputError, r"but it is one"),
+    ],
+)
+def test_subsets_that_are_not_there(subset, value, error, message):
+    with pytest.raises(error, match=message):
+        take_subset(subset, value, "it")
+
+
+# ── parameters ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _bind(fn, args=(), kwargs=None, inputs=None, bcast=None):
+    """Names, values and whether broadcast, of the positional and of the keyword arguments."""
+    positional, named = Binder(fn, inputs, bcast, "fn").bind(args, kwargs or {})
+    assert all(key == bound.name for key, bound in named.items())
+    return tuple(
+        [(bound.name, bound.value, "b" if bound.broadcast else "s") for bound in part]
+        for part in (positional, named.values())
+    )
+
+
+def plain(x, y, z=3):
+    return x, y, z
+
+
+def keyword_only(x, *, y, z=3):
+    return x, y, z
+
+
+def positional_only(x, y, /):
+    return x, y
+
+
+def star(x, *rest):
+    return x, rest
+
+
+def open_ended(x, **more):
+    return x, more
+
+
+REST = [("rest[0]", 2, "b"), ("rest[1]", 3, "b")]
+MORE = [("w", 2, "b"), ("v", 3, "s")]
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs", "inputs", "bcast", "expected"),
+    [
+        (plain, (1, 2), {}, None, None, ([("x", 1, "s"), ("y", 2, "s")], [])),
+        (plain, (1, 2, 4), {}, None, "y", ([("x", 1, "s"), ("y", 2, "b"), ("z", 4, "s")], [])),
+        (plain, (1,), {"y": 2}, None, ["y"], ([("x", 1, "s")], [("y", 2, "b")])),
+        (plain, (), {"y": 2, "x": 1}, "x", "y", ([], [("y", 2, "b"), ("x", 1, "s")])),
+        (keyword_only, (1,), {"y": 2}, None, "y", ([("x", 1, "s")], [("y", 2, "b")])),
+        (positional_only, (1, 2), {}, ("x",), ("y",), ([("x", 1, "s"), ("y", 2, "b")], [])),
+        (star, (1, 2, 3), {}, None, "rest", ([("x", 1, "s"), *REST], [])),
+        (star, (1, 2), {}, ["x", "rest"], None, ([("x", 1, "s"), ("rest[0]", 2, "s")], [])),
+        (star, (1,), {}, ["x"], None, ([("x", 1, "s")], [])),
+        (open_ended, (1,), {"w": 2, "v": 3}, None, "w", ([("x", 1, "s")], MORE)),
+        (max, (1, 2), {}, None, None, ([("args[0]", 1, "s"), ("args[1]", 2, "s")], [])),
+        (max, (1, 2), {}, "a", "b", ([("a", 1, "s"), ("b", 2, "b")], [])),
+        (functools.partial(plain, 0), (1,), {}, None, None, ([("y", 1, "s")], [])),
+        (np.add, (1, 2), {}, None, "x2", ([("x1", 1, "s"), ("x2", 2, "b")], [])),
+        (lambda: 0, (), {}, None, None, ([], [])),
+    ],
+)  # fmt: skip
+def test_arguments_find_their_parameters(fn, args, kwargs, inputs, bcast, expected):
+    assert _bind(fn, args, kwargs, inputs, bcast) == expected
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs", "message"),
+    [
+        (plain, (1,), {}, r"fn\(x, y, z=3\) was called wrongly: missing a required argument: 'y'"),
+        (plain, (1, 2, 3, 4), {}, r"too many positional"),
+        (plain, (1, 2), {"w": 1}, r"unexpected keyword argument 'w'"),
+        (plain, (1, 2), {"x": 1}, r"multiple values for argument 'x'"),
+        (keyword_only, (1,), {}, r"'y'"),
+        (keyword_only, (1, 2), {"y": 1}, r"too many positional"),
+        (positional_only, (1,), {"y": 1}, r"'y'"),
+        (star, (), {}, r"'x'"),
+        (max, (1,), {"key": 1}, r"unexpected keyword argument 'key'"),
+    ],
+)
+def test_arguments_that_do_not_fit(fn, args, kwargs, message):
+    with pytest.raises(InvalidType, match=message):
+        Binder(fn, None, None, "fn").bind(args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs", "bcast", "error", "message"),
+    [
+        (plain, None, "w", InvalidValue, r"no parameter 'w': its parameters are \(x, y, z=3\)"),
+        (plain, ["x", "y", "w"], None, InvalidValue, r"no parameter 'w'"),
+        (plain, ["x", "y"], ["y"], InvalidValue, r"'y' is listed twice"),
+        (plain, ["x", "x", "y"], None, InvalidValue, r"'x' is listed twice"),
+        (plain, ["x"], None, InvalidValue, r"parameter 'y' .* neither in inputs"),
+        (keyword_only, ["x"], None, InvalidValue, r"parameter 'y'"),
+        (plain, 5, None, InvalidType, r"inputs takes the names of parameters.*got 5"),
+        (plain, None, [np.zeros(2)], InvalidType, r"bcast_inputs takes the names"),
+    ],
+)
+def test_names_that_do_not_fit_the_parameters(fn, inputs, bcast, error, message):
+    with pytest.raises(error, match=message):
+        Binder(fn, inputs, bcast, "fn")
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_parameters_cannot_be_named_as_keywords_of_the_call(name):
+    fn = eval(f"lambda x, {name}=None: x")
+    with pytest.raises(InvalidValue, match=f"parameter '{name}', which is a keyword of the call"):
+        Binder(fn, None, None, "fn")
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs", "name"),
+    [(plain, (1, 2, 3), {}, "z"), (open_ended, (1,), {"w": 1}, "w"), (star, (1, 2), {}, r"rest\[0\]")],
+)
+def test_an_argument_that_is_in_neither_list(fn, args, kwargs, name):
+    binder = Binder(fn, ["x", "y"] if fn is plain else ["x"], None, "fn")
+    with pytest.raises(InvalidType, match=f"'{name}' .* neither in inputs"):
+        binder.bind(args, kwargs)
+
+
+# ── operations ───────────────────────────────────────────────────────────────────────────────────
+
+INTS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
+EXACT = ["f4", "f8", "g", "c8", "c16"]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtypes", "partial", "result"),
+    [
+        ("mean", ["?", *INTS], "f8", "f8"),
+        ("mean", ["f2"], "f4", "f2"),
+        ("sum", ["?"], "i8", "i8"),
+        ("prod", ["?"], "i8", "i8"),
+        ("sum", ["f2"], "f4", "f2"),
+        ("prod", ["f2"], "f4", "f2"),
+        *[(op, [kind], kind, kind) for op in ("sum", "prod") for kind in INTS],
+        *[(op, [kind], kind, kind) for op in ("mean", "sum", "prod") for kind in EXACT],
+        *[(op, [k], k, k) for op in ("max", "min") for k in ("?", "f2", *INTS, *EXACT)],
+    ],
+)
+def test_dtypes_of_operations(op, dtypes, partial, result):
+    for dtype in map(np.dtype, dtypes):
+        operation = OPERATIONS[op]
+        assert operation.partial_dtype(dtype) == np.dtype(partial)
+        assert operation.result_dtype(dtype) == np.dtype(result)
+        assert operation.lift(np.ones(2, dtype), 3).dtype == np.dtype(partial)
+
+
+def _reduced(op, values, weights):
+    operation = OPERATIONS[op]
+    partials = [operation.lift(v, w) for v, w in zip(values, weights, strict=True)]
+    merged = functools.reduce(operation.merge, partials)
+    finished = operation.finish(merged, sum(weights))
+    return finished.astype(operation.result_dtype(values[0].dtype), copy=False)
+
+
+@given(
+    values=st.sampled_from(["?", *INTS]).flatmap(
+        lambda dtype: hnp.arrays(dtype, st.tuples(few, st.integers(0, 3)))
+    ),
+    op=st.sampled_from(["sum", "prod", "max", "min"]),
+)
+def test_integers_reduce_and_wrap_as_in_numpy(values, op):
+    kind = None if op in ("max", "min") else OPERATIONS[op].result_dtype(values.dtype)
+    ufunc = OPERATIONS[op].ufunc
+    expected = ufunc.reduce(values, axis=0, dtype=kind)
+    result = _reduced(op, list(values), [1] * len(values))
+    assert result.dtype == expected.dtype
+    assert result.tolist() == expected.tolist()
+
+
+@given(values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=8), data=st.data())
+def test_weighted_means_are_exact(values, data):
+    weights = data.draw(st.lists(st.integers(1, 50), min_size=len(values), max_size=len(values)))
+    result = _reduced("mean", [np.asarray(value) for value in values], weights)
+    exact = Fraction(sum(v * w for v, w in zip(values, weights, strict=True)), sum(weights))
+    assert result == float(exact)
+
+
+def test_half_floats_do_not_overflow_on_the_way():
+    big = np.array([60000, -60000], np.float16)
+    assert _reduced("mean", [big, big, big], [1, 1, 1]).tolist() == big.tolist()
+    assert _reduced("sum", [big, big, -big], [1, 1, 1]).tolist() == big.tolist()
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["f2", *EXACT])
+def test_nan_wins_max_and_min(op, dtype):
+    values = [np.array(v, dtype) for v in ([1, np.nan, 3], [np.nan, 2, 1])]
+    assert np.isnan(_reduced(op, values, [1, 1])).tolist() == [True, True, False]
+
+
+def test_merge_writes_into_out():
+    out = np.empty(2)
+    result = OPERATIONS["sum"].merge(np.ones(2), np.ones(2), out=out)
+    assert result is out
+    assert out.tolist() == [2, 2]
+    assert OPERATIONS["mean"].finish(out, 4, out=out).tolist() == [0.5, 0.5]
+    assert out.tolist() == [0.5, 0.5]
+
+
+def test_lift_leaves_the_value_as_it_is():
+    value = np.ones(2)
+    assert OPERATIONS["mean"].lift(value, 3).tolist() == [3, 3]
+    assert value.tolist() == [1, 1]
