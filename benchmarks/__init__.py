@@ -1,0 +1,1 @@
+"""How fast Synkro is, one question a module; see README.md and run.py."""

@@ -1,0 +1,137 @@
+"""What does a call cost that computes nothing?
+
+Floor: no bytes worth counting; the main process tells every worker, every worker tells it back.  In a
+hot loop nobody needs to sleep, so that is four cache lines' way for two workers.  After idleness
+everybody sleeps: one wake-up a worker, and one of the main process.
+
+Peers: ``multiprocessing.Pool.map``, ``ProcessPoolExecutor.map`` and joblib (loky, kept open), each with
+two tasks for two processes; and two bare processes with a posix_ipc semaphore each, which wait for it
+and release another: what the kernel's wake-ups alone cost.
+
+Hot: each side calls in a loop.  Idle: 5 ms of sleep before each call, the sides in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import posix_ipc
+
+import synkro
+
+from .bare import start, stop
+from .common import Report, Side, main, paired
+
+
+class BareSemaphores:
+    """Processes that wait for a semaphore and release another.
+
+    The semaphores have no names any more before the processes start, which inherit them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.go, self.done = ([_nameless() for _ in range(size)] for _ in range(2))
+        self.processes = [start(_echo, *pair) for pair in zip(self.go, self.done, strict=True)]
+
+    def round_trip(self) -> None:
+        for semaphore in self.go:
+            semaphore.release()
+        for semaphore in self.done:
+            semaphore.acquire()
+
+    def close(self) -> None:
+        stop(self.processes)
+        for semaphore in (*self.go, *self.done):
+            semaphore.close()
+
+
+def _nameless() -> posix_ipc.Semaphore:
+    semaphore = posix_ipc.Semaphore(None, posix_ipc.O_CREX)
+    semaphore.unlink()
+    return semaphore
+
+
+def _echo(go: posix_ipc.Semaphore, done: posix_ipc.Semaphore) -> None:
+    while True:
+        go.acquire()
+        done.release()
+
+
+def nothing(x):
+    return None
+
+
+def total(x):
+    return x.sum()
+
+
+def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
+    import joblib  # not above: the children of the pools import this module, too
+    from joblib.externals.loky import get_reusable_executor
+
+    with contextlib.ExitStack() as stack:
+        bare = BareSemaphores(2)
+        stack.callback(bare.close)
+        context = multiprocessing.get_context("spawn")
+        pool = stack.enter_context(context.Pool(2))
+        executor = stack.enter_context(ProcessPoolExecutor(2, mp_context=context))
+        stack.callback(lambda: get_reusable_executor().shutdown(wait=True))
+        parallel = stack.enter_context(joblib.Parallel(n_jobs=2))
+        sessions = {
+            size: stack.enter_context(synkro.Session(devices=["cpu"] * size, verbose=False))
+            for size in (1, 2, 4)
+        }
+        x = {size: session.data(np.ones(size)) for size, session in sessions.items()}
+        empty = {n: session.function(nothing, outputs=[]) for n, session in sessions.items()}
+        reduced = sessions[2].function(total, outputs="sum")
+
+        few = max(2, calls // 30)
+        hot = paired(
+            [
+                Side("Synkro, empty", lambda: empty[2](x[2]), calls, warm=20),
+                Side("Synkro, reduced scalar", lambda: reduced(x[2]), calls, warm=20),
+                Side("bare semaphores", bare.round_trip, calls, warm=20),
+                Side("Pool.map", lambda: pool.map(nothing, (0, 1), chunksize=1), calls, warm=5),
+                Side("ProcessPoolExecutor", lambda: list(executor.map(nothing, (0, 1))), calls, warm=5),
+                Side(
+                    "joblib", lambda: parallel(joblib.delayed(nothing)(i) for i in (0, 1)), few, warm=2
+                ),
+            ],
+            runs,
+        )
+        report.table("a call to two workers, hot loop", hot)
+        for mine in ("Synkro, empty", "Synkro, reduced scalar"):
+            report.ratio(f"Pool.map ÷ {mine}", hot["Pool.map"], hot[mine], at_least=10)
+            report.figure(f"aim for {mine}", float(np.median(hot[mine])), "s", at_most=25e-6)
+
+        cold = paired(
+            [
+                Side("Synkro, empty", lambda: empty[2](x[2]), idle=5e-3),
+                Side("bare semaphores", bare.round_trip, idle=5e-3),
+            ],
+            idle_runs,
+        )
+        report.table("a call to two workers after 5 ms of idleness", cold)
+        report.ratio(
+            "Synkro ÷ bare semaphores", cold["Synkro, empty"], cold["bare semaphores"], at_most=1.3
+        )
+
+        sides = [
+            Side(f"{n} worker{'s' if n > 1 else ''}", lambda n=n: empty[n](x[n]), calls, warm=20)
+            for n in sessions
+        ]
+        report.table("an empty call, hot loop, by workers", paired(sides, runs))
+
+
+if __name__ == "__main__":
+    main(
+        __file__,
+        __doc__,
+        ask,
+        full={"runs": 30, "calls": 300, "idle_runs": 500},
+        quick={"runs": 10, "calls": 100, "idle_runs": 100},
+        smoke={"runs": 2, "calls": 10, "idle_runs": 10},
+    )

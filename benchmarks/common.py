@@ -1,0 +1,249 @@
+"""What the questions share: timing side by side, tables with targets, records as JSON.
+
+A *side* is Synkro or one of its peers.  In every *run* each side takes its turn once, and the turns
+rotate, so that whatever else the machine does meets all sides alike.  A side's figure for a run is the
+median of its timed calls in it; a table shows the median of these figures with their 10th and 90th
+percentile.  A ratio is the ratio of the medians; its spread is that of the ratios within each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from synkro.machine import available_cores, cpu_name, readable_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = ("synkro", "numpy", "cloudpickle", "joblib", "posix_ipc", "threadpoolctl", "scikit-learn")
+SCALES = ("full", "quick", "smoke")
+
+Samples = dict[str, list[float]]
+
+
+# ── timing ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of those compared, and how its turn in a run goes.
+
+    Attributes:
+        call: what is timed; gets the values that *prepare* returns, which is not timed.
+        calls: timed calls a turn.
+        warm: calls before them that are not timed: 0 where a turn is to begin cold.
+        idle: seconds to sleep before each timed call.
+        own_clock: *call* returns the seconds itself.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    calls: int = 1
+    warm: int = 0
+    idle: float = 0.0
+    prepare: Callable[[], Iterable[Any]] = tuple
+    own_clock: bool = False
+
+    def turn(self) -> float:
+        """Seconds a call: the median over one turn."""
+        for _ in range(self.warm):
+            self.call(*self.prepare())
+        return float(np.median([self._timed() for _ in range(self.calls)]))
+
+    def _timed(self) -> float:
+        args = self.prepare()
+        if self.idle:
+            time.sleep(self.idle)
+        if self.own_clock:
+            return float(self.call(*args))
+        start = time.perf_counter()
+        self.call(*args)
+        return time.perf_counter() - start
+
+
+def paired(sides: Sequence[Side], runs: int, first: bool = True) -> Samples:
+    """Seconds a call of every side, one figure a run.
+
+    With *first* every side is called once before, for what happens only once: imports, pickling,
+    first touch.
+    """
+    if first:
+        for side in sides:
+            side.call(*side.prepare())
+    samples: Samples = {side.name: [] for side in sides}
+    for run in range(runs):
+        begin = run % len(sides)
+        for side in (*sides[begin:], *sides[:begin]):
+            samples[side.name].append(side.turn())
+    return samples
+
+
+# ── reporting ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Report:
+    """Prints tables as they come, and keeps what they show for the record.
+
+    Attributes:
+        record: what goes into the JSON file; numbers are in the unit that stands beside them.
+    """
+
+    def __init__(self, question: str, text: str, scale: str) -> None:
+        self.record: dict[str, Any] = {
+            "question": question,
+            "asks": " ".join(text.strip().split("\n\n")[0].split()),
+            "scale": scale,
+            "environment": environment(),
+            "tables": [],
+            "figures": [],
+            "notes": [],
+        }
+        print(f"\n══ {question} ({scale}) ══\n{self.record['asks']}", flush=True)
+
+    def table(self, title: str, samples: Samples, unit: str = "s") -> None:
+        """Medians with spread, one row a side."""
+        rows = [{"name": name, **_spread(values)} for name, values in samples.items()]
+        self.record["tables"].append({"title": title, "unit": unit, "rows": rows})
+        width = max(map(len, samples))
+        print(f"\n{title}\n  {'':{width}}  {'median':>9}  {'p10':>9}  {'p90':>9}  runs")
+        for row in rows:
+            shown = "  ".join(f"{readable(row[key], unit):>9}" for key in ("median", "p10", "p90"))
+            print(f"  {row['name']:{width}}  {shown}  {row['runs']:4}", flush=True)
+
+    def ratio(
+        self,
+        name: str,
+        over: Sequence[float],
+        under: Sequence[float],
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+    ) -> None:
+        """The ratio of two medians, with the spread of the ratios within each run."""
+        within = _spread(np.divide(over, under))
+        value = float(np.median(over) / np.median(under))
+        spread = {key: within[key] for key in ("p10", "p90")}
+        self.figure(name, value, "×", at_least=at_least, at_most=at_most, **spread)
+
+    def figure(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        **spread: float,
+    ) -> None:
+        """A number, and whether it meets its target."""
+        figure: dict[str, Any] = {"name": name, "unit": unit, "value": float(value), **spread}
+        line = f"  {name}: {readable(value, unit)}"
+        if spread:
+            line += " (" + ", ".join(f"{k} {readable(v, unit)}" for k, v in spread.items()) + ")"
+        target, sign = (at_least, "≥") if at_least is not None else (at_most, "≤")
+        if target is not None:
+            met = bool(value >= target if at_least is not None else value <= target)
+            figure |= {"target": f"{sign} {target:g}", "met": met}
+            line += f"   target {sign} {readable(target, unit)}: {'met' if met else 'missed'}"
+        self.record["figures"].append(figure)
+        print(line, flush=True)
+
+    def note(self, text: str) -> None:
+        self.record["notes"].append(text)
+        print(f"  {text}", flush=True)
+
+
+def _spread(values: Any) -> dict[str, Any]:
+    p10, median, p90 = (float(value) for value in np.percentile(values, (10, 50, 90)))
+    return {"median": median, "p10": p10, "p90": p90, "runs": len(values)}
+
+
+def readable(value: float, unit: str) -> str:
+    """``readable(15.6e-6, "s") == "15.6 us"``."""
+    if unit == "s":
+        for step, name in ((1e-6, "us"), (1e-3, "ms")):
+            if abs(value) < 1000 * step:
+                return f"{value / step:.3g} {name}"
+        return f"{value:.3g} s"
+    if unit == "bytes":
+        return ("-" if value < 0 else "") + readable_bytes(abs(value))
+    return f"{value:.3g} {unit}"
+
+
+def environment() -> dict[str, Any]:
+    """When, on what and with which versions."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "load": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _git(*args: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+# ── a question as a program ──────────────────────────────────────────────────────────────────────
+
+
+def main(
+    file: str,
+    text: str,
+    ask: Callable[..., None],
+    *,
+    full: dict[str, Any],
+    quick: dict[str, Any],
+    smoke: dict[str, Any],
+) -> None:
+    """Run ``ask(report, **settings)`` at the scale that the command line wants.
+
+    *quick* and *smoke* say only in what they differ from *full*.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawTextHelpFormatter)
+    add_scales(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE")
+    options = parser.parse_args()
+    settings = full | {"full": {}, "quick": quick, "smoke": smoke}[options.scale]
+    report = Report(Path(file).stem, text, options.scale)
+    start = time.monotonic()
+    ask(report, **settings)
+    report.record["settings"] = settings
+    report.record["seconds"] = round(time.monotonic() - start, 1)
+    if options.json:
+        options.json.write_text(json.dumps(report.record, indent=1, ensure_ascii=False) + "\n")
+
+
+def add_scales(parser: argparse.ArgumentParser) -> None:
+    """``--quick`` and ``--smoke``."""
+    parser.set_defaults(scale="full")
+    for scale, help_text in (("quick", "about a tenth"), ("smoke", "the least: does it still work?")):
+        parser.add_argument(
+            f"--{scale}", dest="scale", action="store_const", const=scale, help=help_text
+        )

@@ -1,0 +1,86 @@
+"""Run the questions, each in a fresh process, one after the other, and write their records.
+
+::
+
+    python benchmarks/run.py                       # all of them; writes benchmarks/results/cpu.json
+    python benchmarks/run.py call_overhead --quick
+    python -m benchmarks.call_overhead             # one, without a record
+
+Only a full run writes ``results/cpu.json`` unasked; records of questions that did not run stay in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+QUESTIONS = (
+    "call_overhead",
+    "input_size",
+    "shuffled_batch",
+    "compute_bound",
+    "reduction",
+    "start_up",
+    "kmeans",
+    "endurance",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
+    parser.add_argument("--quick", dest="scale", action="store_const", const="quick", default="full")
+    parser.add_argument("--smoke", dest="scale", action="store_const", const="smoke")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the records to FILE")
+    options = parser.parse_args()
+    if unknown := set(options.questions) - set(QUESTIONS):
+        parser.error(f"no such question: {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
+    out = options.out or (RESULTS if options.scale == "full" else None)
+    failed = []
+    for question in options.questions or QUESTIONS:
+        record = ask(question, options.scale)
+        if record is None:
+            failed.append(question)
+        elif out is not None:
+            keep(out, record)
+    if out is not None:
+        print(f"\nrecords: {out}")
+    if failed:
+        print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def ask(question: str, scale: str) -> dict[str, Any] | None:
+    """The record of *question*, which prints its tables itself; None if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "record.json")
+        command = [sys.executable, "-m", f"benchmarks.{question}", "--json", str(file)]
+        if scale != "full":
+            command.append(f"--{scale}")
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+        return json.loads(file.read_text()) if done.returncode == 0 else None
+
+
+def keep(file: Path, record: dict[str, Any]) -> None:
+    """Put *record* into *file*, instead of an older one of the same question."""
+    records = json.loads(file.read_text()) if file.exists() else {}
+    records[record["question"]] = record
+    ordered = {name: records[name] for name in QUESTIONS if name in records}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
