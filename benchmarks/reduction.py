@@ -8,8 +8,8 @@ array into shared memory, barrier, adds its half of both into one shared result,
 result to private memory, barrier.  They poll at their barriers and time themselves, so that neither a
 main process nor a wake-up is in it.  (Plain stores and loads as barriers: right on x86, not on ARM.)
 
-The second part measures both ways of Synkro at each size, in two sessions whose limit between them,
-``synkro.replica.INLINE``, is set to always and to never; where they cost the same is where it belongs.
+The second part measures both ways of Synkro at each size, in two sessions: with outboxes that every
+output fits into, so that the main process merges, and with none; where they cost the same they cross.
 """
 
 from __future__ import annotations
@@ -83,29 +83,20 @@ def against_bare(report: Report, bare: BareAllReduce, sizes: list[int], runs: in
             )
 
 
-def session_with(limit: int, outbox: int) -> synkro.Session:
-    """A session with outboxes of *outbox* bytes, whose workers leave outputs up to *limit* in them."""
-    usual = synkro.session._OUTBOX
-    synkro.session._OUTBOX = outbox
+def session_with(outboxes: int) -> synkro.Session:
+    """A session whose workers leave outputs in outboxes of *outboxes* bytes together."""
+    usual = synkro.session._OUTBOXES
+    synkro.session._OUTBOXES = outboxes
     try:
-        session = synkro.Session(2, verbose=False)
+        return synkro.Session(2, verbose=False)
     finally:
-        synkro.session._OUTBOX = usual
-
-    def set_limit():
-        import synkro.replica
-
-        synkro.replica.INLINE = limit
-
-    session.function(set_limit, outputs=[])()
-    return session
+        synkro.session._OUTBOXES = usual
 
 
 def crossing(report: Report, sizes: list[int], runs: int) -> None:
     with contextlib.ExitStack() as stack:
-        largest = 2 * max(sizes)
-        by_main = stack.enter_context(session_with(largest, largest))
-        by_ranks = stack.enter_context(session_with(0, largest))
+        by_main = stack.enter_context(session_with(4 * max(sizes)))
+        by_ranks = stack.enter_context(session_with(128))
         medians = []
         for nbytes in sizes:
             calls = min(200, max(5, (1 << 25) // nbytes))
@@ -128,7 +119,8 @@ def crossing(report: Report, sizes: list[int], runs: int) -> None:
     low = dearer[-1]
     share = -math.log(ratios[low]) / (math.log(ratios[low + 1]) - math.log(ratios[low]))
     report.figure("they cost the same at", sizes[low] * (sizes[low + 1] / sizes[low]) ** share, "bytes")
-    report.note(f"synkro.replica.INLINE is {readable_bytes(synkro.replica.INLINE)}")
+    share = readable_bytes(synkro.session._OUTBOXES // 2)
+    report.note(f"outboxes hold {share} a rank of two")
 
 
 def ask(

@@ -11,6 +11,7 @@ The result is a view of that segment, not a copy.
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,6 +126,7 @@ class Collection:
         for output in self._outputs:
             if not output.waits:
                 output.views = [self._in_outbox(rank, piece) for rank, _, piece in output.pieces]
+        self._transfer: _Transfer | None = None
         self._waiting = [index for index, output in enumerate(self._outputs) if output.waits]
 
     def _match(self) -> list[_Output]:
@@ -205,6 +207,19 @@ class Collection:
 
     def _fetch(self) -> list[Any]:
         """The leaves that still wait in the workers: through shared memory, by all ranks."""
+        if self._transfer is None:
+            self._transfer = self._planned_transfer()
+        results: list[Any] = []
+        for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
+            output = self._outputs[index]
+            if output.operation is not None:
+                dtype = output.operation.result_dtype(output.dtype)
+                results.append(arrays[0].astype(dtype, copy=False))
+            else:
+                results.append(arrays if output.mode is None else arrays[0])
+        return results
+
+    def _planned_transfer(self) -> _Transfer:
         transfer = _Transfer(self._home, self._plan.total_weight)
         for index in self._waiting:
             output = self._outputs[index]
@@ -214,15 +229,7 @@ class Collection:
                 if piece.offset is not None
             }
             transfer.add(index, output, inline)
-        results: list[Any] = []
-        for index, arrays in zip(self._waiting, transfer.run(), strict=True):
-            output = self._outputs[index]
-            if output.operation is not None:
-                dtype = output.operation.result_dtype(output.dtype)
-                results.append(arrays[0].astype(dtype, copy=False))
-            else:
-                results.append(arrays if output.mode is None else arrays[0])
-        return results
+        return transfer
 
 
 class _Spot(NamedTuple):
@@ -248,6 +255,7 @@ class _Transfer:
         self._reductions: list[tuple[str, list[_Spot], _Spot]] = []
         self._copies: list[tuple[Array, _Spot]] = []
         self._results: list[list[_Spot]] = []
+        self._pickled: dict[tuple[int, ...], list[bytes]] = {}
 
     def add(self, index: int, output: _Output, inline: dict[tuple[int, int], Array]) -> None:
         """Plan for leaf *index*; *inline* are those of its pieces that lie in outboxes."""
@@ -299,35 +307,50 @@ class _Transfer:
             if rank != _RESULT and nbytes
         }
         segments[_RESULT] = result
-
-        def region(spot: _Spot) -> Region:
-            return Region(segments[spot.where].number, spot.offset, spot.shape, spot.dtype)
-
-        engine = self._home.engine
         mapped = [(segment, Access.WRITE) for segment in segments.values()]
-        engine.run(
-            Store(
-                tuple(
-                    tuple(Placement(leaf, piece, region(spot)) for leaf, piece, spot in stores)
-                    for stores in self._stores
-                )
-            ),
-            mapped,
-        )
-        if self._reductions:
-            engine.run(
-                Reduce(
-                    tuple(
-                        Reduction(op, self._total_weight, tuple(map(region, sources)), region(target))
-                        for op, sources, target in self._reductions
-                    )
-                ),
-                mapped,
-            )
+        for command in self._commands(segments):
+            self._home.engine.run(command, mapped)
         for source, spot in self._copies:
-            result.array(region(spot))[...] = source
-        arrays = [[result.array(region(spot)) for spot in spots] for spots in self._results]
+            result.array(_region(spot, segments))[...] = source
+        arrays = [[result.array(_region(spot, segments)) for spot in spots] for spots in self._results]
         return arrays if lent else [[array.copy() for array in some] for some in arrays]
+
+    def _commands(self, segments: dict[int, Segment]) -> list[bytes]:
+        """The commands, pickled, with *segments* filled in; kept, as segments come again and again."""
+        numbers = tuple(segment.number for segment in segments.values())
+        commands = self._pickled.get(numbers)
+        if commands is None:
+            if len(self._pickled) > _SHARED_RESULTS:
+                self._pickled.clear()
+            commands = self._pickled[numbers] = [pickle.dumps(self._store(segments), 5)]
+            if self._reductions:
+                commands.append(pickle.dumps(self._reduce(segments), 5))
+        return commands
+
+    def _store(self, segments: dict[int, Segment]) -> Store:
+        return Store(
+            tuple(
+                tuple(Placement(leaf, piece, _region(spot, segments)) for leaf, piece, spot in stores)
+                for stores in self._stores
+            )
+        )
+
+    def _reduce(self, segments: dict[int, Segment]) -> Reduce:
+        return Reduce(
+            tuple(
+                Reduction(
+                    op,
+                    self._total_weight,
+                    tuple(_region(source, segments) for source in sources),
+                    _region(target, segments),
+                )
+                for op, sources, target in self._reductions
+            )
+        )
+
+
+def _region(spot: _Spot, segments: dict[int, Segment]) -> Region:
+    return Region(segments[spot.where].number, spot.offset, spot.shape, spot.dtype)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:

@@ -168,8 +168,6 @@ class Data(NDArrayOperatorsMixin):
         oversize = checked_oversize(oversize)
         array = self.condition_data(value, force_cast)
         if array.shape != self.shape or self._region is None or not self._array.flags.writeable:
-            if np.may_share_memory(array, self._array):
-                array = array.copy()
             self._resize(array.shape, oversize)
         self._array[...] = array
 
@@ -328,7 +326,7 @@ def make_data(
 def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str | None) -> Array:
     """*value* as an array of *dtype*, or of its own; a memory map stays one where it can."""
     called = f"the Data {name!r}" if name else "a Data"
-    array = value if isinstance(value, np.ndarray) else _numeric(value, called)
+    array = value if isinstance(value, np.memmap) else as_numeric(value, called)
     if dtype is None:
         checked_dtype(array.dtype, called)
         return array
@@ -336,11 +334,14 @@ def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str 
     return array if array.dtype == wanted else cast(value, wanted, force, called)
 
 
-def _numeric(value: ArrayLike, called: str) -> Array:
+def as_numeric(value: ArrayLike, called: str) -> Array:
+    """*value* as an array.  Raises: InvalidType for ragged lists and masked arrays."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InvalidType(f"{called} cannot be made of this value: {error}.") from None
+        raise InvalidType(f"{called} is no array: {error}.") from None
 
 
 def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> int:
@@ -404,7 +405,7 @@ def cast(value: ArrayLike, dtype: np.dtype[Any], force: bool, called: str) -> Ar
 
     Raises: InvalidType.
     """
-    given = _numeric(value, called)
+    given = as_numeric(value, called)
     if given.dtype.kind not in NUMERIC_KINDS:
         checked_dtype(given.dtype, called)
     if given.dtype == dtype:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .collect import Collection, Outputs
-from .data import Data, make_data
+from .data import Data, as_numeric, make_data
 from .engine import Engine
 from .errors import InvalidType, InvalidValue, NotAvailable
 from .frontends.base import FrontEnd
@@ -91,7 +91,7 @@ class Functions:
         for buffer in buffers:
             stop = end + buffer.nbytes
             segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
-            spans.append((end, stop, buffer.readonly))
+            spans.append((end, stop))
             end = aligned(stop)
         return Parcel(stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
 
@@ -296,7 +296,7 @@ class Function:
                 return bound, value
         elif isinstance(value, np.memmap):
             return bound, self._mapped(bound, value)
-        array = _as_array(value, self._called(bound))
+        array = as_numeric(value, self._called(bound))
         _, data = self._cached.get(bound.name, (None, None))
         if data is None or data.dtype != array.dtype or data.ndim != array.ndim:
             data = Data(self._engine, array.dtype, array.ndim, name=bound.name)
@@ -461,14 +461,6 @@ def _name_of(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def _as_array(value: Any, called: str) -> NDArray[Any]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidType(f"{called} is no array: {error}.") from None
-    return array
 
 
 def _slices(num_slices: Any) -> int:

@@ -64,11 +64,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Pickled functions: a stream, and big buffers that lie in a segment, as (start, stop, readonly)."""
+    """Pickled functions: a stream, and big buffers that lie in a segment, as (start, stop)."""
 
     stream: bytes
     segment: int | None
-    buffers: tuple[tuple[int, int, bool], ...]
+    buffers: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)

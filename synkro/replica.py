@@ -54,10 +54,6 @@ from .plan.split import Span, slices_of
 
 Array = NDArray[Any]
 
-INLINE = 1 << 17
-"""Outputs of up to this many bytes are merged by the main process; larger ones by all ranks.  Where
-the two ways cost the same is measured in ``benchmarks/reduction.py``."""
-
 
 class Replica:
     """One rank.
@@ -111,9 +107,9 @@ class Replica:
             case Call():
                 return PreparedCall(self, command.plan).run
             case Store():
-                return lambda: self._store(command)
+                return self._storing(command)
             case Reduce():
-                return lambda: self._reduce(command)
+                return self._reducing(command)
             case Distribute():
                 return lambda: self._load(command)
             case Start():
@@ -136,12 +132,10 @@ class Replica:
         sys.path[:] = command.sys_path
         os.chdir(command.cwd)
         parcel = command.parcel
-        buffers = []
+        buffers: list[memoryview] = []
         if parcel.segment is not None:
             memory = self._segments[parcel.segment].base.data
-            for start, stop, readonly in parcel.buffers:
-                part = memory[start:stop]
-                buffers.append(part.toreadonly() if readonly else part)
+            buffers = [memory[start:stop] for start, stop in parcel.buffers]
         self.functions |= self.front_end.unpack(parcel.stream, buffers)
         return Ack()
 
@@ -149,23 +143,31 @@ class Replica:
         """Hold the outputs of a call until a ``Store`` fetches them."""
         self._kept = leaves
 
-    def _store(self, command: Store) -> Ack:
-        self.report(Phase.STORING, 0)
-        for placement in command.placements[self.rank]:
-            self.array(placement.region)[...] = self._kept[placement.leaf][placement.piece]
-        self._kept = []
-        return Ack()
+    def _storing(self, command: Store) -> Callable[[], Reply]:
+        places = [(p.leaf, p.piece, self.array(p.region)) for p in command.placements[self.rank]]
 
-    def _reduce(self, command: Reduce) -> Ack:
-        self.report(Phase.REDUCING, 0)
-        for reduction in command.reductions:
-            self.comm.reduce_share(
-                OPERATIONS[reduction.op],
-                reduction.divisor,
-                [self.array(source) for source in reduction.sources],
-                self.array(reduction.target),
-            )
-        return Ack()
+        def store() -> Ack:
+            self.report(Phase.STORING, 0)
+            for leaf, piece, place in places:
+                place[...] = self._kept[leaf][piece]
+            self._kept = []
+            return Ack()
+
+        return store
+
+    def _reducing(self, command: Reduce) -> Callable[[], Reply]:
+        shares = [
+            (OPERATIONS[r.op], r.divisor, [self.array(s) for s in r.sources], self.array(r.target))
+            for r in command.reductions
+        ]
+
+        def reduce() -> Ack:
+            self.report(Phase.REDUCING, 0)
+            for share in shares:
+                self.comm.reduce_share(*share)
+            return Ack()
+
+        return reduce
 
 
 class PreparedCall:
@@ -337,7 +339,7 @@ class _Layout:
         self._slots: list[tuple[int, int, Array]] = []
 
     def place(self, merger: _Merger, outbox: NDArray[np.uint8]) -> Done:
-        """Copy what is small into the outbox, and say what lies where."""
+        """Copy what fits into the outbox, and say what lies where."""
         key = (merger.tree, [[(a.dtype, a.shape) for a in pieces] for pieces in merger.leaves])
         if key != self._key:
             self._arrange(merger, outbox)
@@ -354,7 +356,7 @@ class _Layout:
         order = sorted(range(len(merger.leaves)), key=lambda leaf: merger.modes[leaf] not in OPERATIONS)
         for leaf in order:
             for piece, array in enumerate(merger.leaves[leaf]):
-                if array.nbytes <= INLINE and end + array.nbytes <= len(outbox):
+                if end + array.nbytes <= len(outbox):
                     offsets[leaf, piece] = end
                     slot: Array = np.ndarray(array.shape, array.dtype, buffer=outbox, offset=end)
                     self._slots.append((leaf, piece, slot))

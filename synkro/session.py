@@ -20,12 +20,16 @@ from .devices.cpu import ALLOCATOR, thread_caps
 from .engine import Engine, State, status_line
 from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
 from .function import Function, Functions
+from .ipc.segment import aligned
 from .machine import available_cores
 from .messages import Start
 from .plan.call import Access, Region
-from .replica import INLINE, Replica
+from .replica import Replica
 
-_OUTBOX = 8 * INLINE  # bytes of each rank's outbox: room for several small outputs
+_OUTBOXES = 1 << 21
+"""Bytes of all ranks' outboxes together.  Outputs that fit into their rank's are merged by the main
+process, whose work grows with the ranks; others by all ranks, at the cost of two more commands.  Where
+the two ways cost the same is measured in ``benchmarks/reduction.py``."""
 
 
 class Session:
@@ -75,8 +79,9 @@ class Session:
     def _begin(self, assignments: Sequence[Assignment], start_timeout: float) -> Functions:
         """Tell the workers who they are; they answer when they have imported all that they need."""
         engine = self._engine
-        segment = engine.allocate(engine.size * _OUTBOX)
-        outbox = Region(segment.number, 0, (engine.size, _OUTBOX), "|u1")
+        share = aligned(_OUTBOXES // engine.size)
+        segment = engine.allocate(engine.size * share)
+        outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         start = Start(
             outbox,
             tuple(assignment.device for assignment in assignments),

@@ -20,7 +20,7 @@ from . import world
 from .errors import UsageError
 from .ipc.channel import AREA, Listener
 from .ipc.process import hold_on_to
-from .messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reply, TooLong
+from .messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
 from .replica import Replica
 
 _REMEMBERED = 64  # commands that are kept prepared
@@ -102,7 +102,7 @@ class Worker:
             case Exit():
                 raise _Leave
         action = self._replica.action(command)
-        if isinstance(command, Call):
+        if isinstance(command, Call | Store | Reduce):
             if len(self._prepared) >= _REMEMBERED:
                 self._prepared.clear()
             self._prepared[payload] = action

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 import synkro as synk
+import synkro.session
 from synkro import world
+
+INLINE = 1 << 17
+"""Outputs of more bytes than this go through Store and Reduce in the tests' sessions."""
+
+synkro.session._OUTBOXES = INLINE
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from conftest import INLINE
 from synkro import (
     InvalidIndex,
     InvalidType,
@@ -26,7 +27,6 @@ from synkro import (
 from synkro.errors import InternalError
 from synkro.machine import available_memory
 from synkro.messages import Release
-from synkro.replica import INLINE
 
 X = np.arange(12.0).reshape(6, 2)
 ROWS = np.arange(6.0)

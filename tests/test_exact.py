@@ -7,13 +7,12 @@ import contextlib
 
 import numpy as np
 import pytest
-from conftest import children, descriptors, shared_files, wait_until
+from conftest import INLINE, children, descriptors, shared_files, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import synkro as synk
 from synkro.machine import available_cores
-from synkro.replica import INLINE
 
 OPS = ("mean", "sum", "prod", "max", "min", "gather")
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]

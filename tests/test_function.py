@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from conftest import INLINE
 from synkro import InvalidIndex, InvalidValue, WorkerError
 from synkro.frontends.plain import OUT_OF_BAND
-from synkro.replica import INLINE
 
 X = np.arange(21.0).reshape(7, 3)
 Y = np.array([1.0, -2.0, 3.0])
@@ -537,8 +537,8 @@ def test_a_function_may_return_the_same_buffer_for_every_slice(fresh, op, width)
             assert result[0, -1] == getattr(values, op)()
 
 
-def test_very_many_outputs(session):
-    result = session.function(lambda x: [x.sum() + i for i in range(3000)], outputs="max")(X[:1])
+def test_very_many_outputs(fresh):
+    result = fresh.function(lambda x: [x.sum() + i for i in range(3000)], outputs="max")(X[:1])
     assert result == [X[0].sum() + i for i in range(3000)]
 
 

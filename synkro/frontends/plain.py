@@ -52,6 +52,8 @@ class PlainFrontEnd(FrontEnd):
         return array
 
     def output(self, value: Any) -> NDArray[Any]:
+        if isinstance(value, np.ma.MaskedArray):
+            raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
         if isinstance(value, np.ndarray):
             array = value
         elif isinstance(value, np.generic | bool | int | float | complex) or hasattr(value, "__array__"):

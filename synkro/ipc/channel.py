@@ -79,30 +79,35 @@ class _Block:
 
 
 class _Patience:
-    """Whether polling is worth while: it may waste half a percent of the time that goes by.
+    """Whether polling is worth while: after a short wait always, else rarely.
 
-    A poll that sees what it waits for wastes nothing.  One that does not has cost ``SPIN`` seconds,
-    perhaps of a core that somebody computes on; so a party that waits for long computations polls in
-    few of its waits, and notices when they have become short.
+    A wait counts as short by its whole length, however it was waited: if only polls that saw something
+    counted, two parties that put each other to sleep would stay asleep.  Polls in vain after long waits
+    may take half a percent of the time that goes by.  (Polling itself takes little from who computes:
+    it gives its core away between any two looks.)
     """
 
-    _SHARE = 0.005  # half of what is promised: being put back on the core costs as well
-    _SAVED = 20 * SPIN  # what can be saved up for bad times
+    _SHORT = 4 * SPIN
+    _SHARE = 0.005
+    _SAVED = 10 * SPIN  # what can be saved up of it
 
     def __init__(self) -> None:
+        self._length = 0.0  # of the last wait
         self._credit = self._SAVED
-        self._last = time.perf_counter()
+        self._start = time.perf_counter()
 
     def spins(self) -> bool:
-        if self._credit >= SPIN:
-            return True
+        """Whether to poll in the wait that begins now."""
         now = time.perf_counter()
-        self._credit = min(self._SAVED, self._credit + self._SHARE * (now - self._last))
-        self._last = now
-        return self._credit >= SPIN
+        self._credit = min(self._SAVED, self._credit + self._SHARE * (now - self._start))
+        self._start = now
+        return self._length < self._SHORT or self._credit >= SPIN
 
-    def missed(self) -> None:
-        self._credit -= SPIN
+    def waited(self, polled_in_vain: bool) -> None:
+        """The wait is over."""
+        self._length = time.perf_counter() - self._start
+        if polled_in_vain and self._length >= self._SHORT:
+            self._credit -= SPIN
 
 
 class Controller:
@@ -174,10 +179,21 @@ class Controller:
         *deadline* is on the clock of ``time.monotonic``.  *on_tick* is called every 50 ms.
         Returns the sentinels that are ready, when not all workers have answered.
         """
-        if on_tick is None and self._patience.spins():
-            if self._spin():
-                return []
-            self._patience.missed()
+        spins = self._patience.spins() and on_tick is None
+        if spins and self._spin():
+            self._patience.waited(polled_in_vain=False)
+            return []
+        try:
+            return self._sleep(deadline, sentinels, on_tick)
+        finally:
+            self._patience.waited(polled_in_vain=spins)
+
+    def _sleep(
+        self,
+        deadline: float | None,
+        sentinels: Sequence[int],
+        on_tick: Callable[[], None] | None,
+    ) -> list[int]:
         words = self._block.words
         poll = select.poll()
         for fd in (self._wake_main, *sentinels):
@@ -265,11 +281,11 @@ class Listener:
         """Wait for the next command; returns it and its housekeeping."""
         words = self._block.words
         last = words[self._line + _ANSWERED]
-        if not self._patience.spins():
+        spins = self._patience.spins()
+        seen = spins and self._spin(last)
+        if not seen:
             self._sleep(last)
-        elif not self._spin(last):
-            self._patience.missed()
-            self._sleep(last)
+        self._patience.waited(polled_in_vain=spins and not seen)
         self._block.fence()
         middle = words[_COMMAND_SIZE]
         end = middle + words[_HOUSEKEEPING_SIZE]
