@@ -5,6 +5,7 @@ The house has floors; a module imports only from lower ones, or from its own fol
     8  api         fork, close, data, function, distribute …, on the current session
     7  session     Session: an engine with the functions and data that belong to it
     6  function    Function: bind, plan, run
+       distribution  the functions of a session, and how they get to the workers
        collect     from all ranks' replies to the user's result
        data        Data: a typed array in shared memory
     5  engine      the workers of a session, and run(command), the only door to them
@@ -15,7 +16,8 @@ The house has floors; a module imports only from lower ones, or from its own fol
     2  messages    the commands and replies
        ipc/        shared memory, wake-ups, processes, their output
        devices/    what a worker computes on
-    1  plan/       what a call will do: integers in, frozen dataclasses out
+    1  arrays      values as arrays that have arithmetic: checks and casts
+       plan/       what a call will do: integers in, frozen dataclasses out
     0  errors      every error, drawn as a tree
        machine     usable cores and memory
        world       the one module-level variable: the current session, or this worker's replica

@@ -7,8 +7,6 @@ A region is never changed: when the array moves or takes another shape, it gets 
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -17,15 +15,14 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
+from .arrays import Array, as_numeric, cast, checked_dtype, checked_oversize, checked_shape
 from .engine import Engine, State
 from .errors import InvalidType, InvalidValue, SharedMemoryError
-from .frontends.plain import NUMERIC_KINDS
+from .ipc.mapped import file_of
 from .ipc.segment import Segment
 from .plan.call import Access, Region
-
-Array = NDArray[Any]
 
 
 class Data(NDArrayOperatorsMixin):
@@ -249,7 +246,7 @@ class Data(NDArrayOperatorsMixin):
 
     def map_file(self, array: np.memmap[Any, Any]) -> bool:
         """Become *array*, the map of a file, without a copy; False if that cannot be done."""
-        found = _file_of(array)
+        found = file_of(array)
         if found is None:
             return False
         fd, offset = found
@@ -334,16 +331,6 @@ def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str 
     return array if array.dtype == wanted else cast(value, wanted, force, called)
 
 
-def as_numeric(value: ArrayLike, called: str) -> Array:
-    """*value* as an array.  Raises: InvalidType for ragged lists and masked arrays."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise InvalidType(f"{called} is no array: {error}.") from None
-
-
 def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> int:
     """The number of dimensions that *ndim*, *shape* and *array*, where given, agree on."""
     said: dict[str, int] = {}
@@ -362,113 +349,3 @@ def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> 
         listed = ", ".join(f"{who} has {count}" for who, count in said.items())
         raise InvalidValue(f"the numbers of dimensions disagree or are negative: {listed}.")
     return next(iter(said.values()))
-
-
-def _file_of(array: np.memmap[Any, Any]) -> tuple[int, int] | None:
-    """A descriptor of the file that *array* maps, and the offset of its first element there.
-
-    None where the file's contents may not be the array's (a copy-on-write map, a file that was
-    replaced), where it has no name, or where the array's strides are not those of a plain walk.
-    """
-    handle = getattr(array, "_mmap", None)
-    if array.filename is None or not isinstance(handle, mmap.mmap) or array.mode == "c":
-        return None
-    if array.size == 0 or any(stride <= 0 for stride in array.strides):
-        return None
-    start = np.frombuffer(handle, np.uint8).__array_interface__["data"][0]
-    address = array.__array_interface__["data"][0]
-    mapped = _mapped_file(start)
-    with contextlib.suppress(OSError):
-        fd = os.open(array.filename, os.O_RDONLY | os.O_CLOEXEC)
-        if mapped is not None and os.fstat(fd).st_ino == mapped[0]:
-            return fd, mapped[1] + address - start
-        os.close(fd)
-    return None
-
-
-def _mapped_file(address: int) -> tuple[int, int] | None:
-    """The inode of the file that is mapped at *address*, and the file's offset there (proc(5))."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            span, _, offset, _, inode, *_ = line.split()
-            low, high = (int(part, 16) for part in span.split("-"))
-            if low <= address < high:
-                return int(inode), int(offset, 16) + address - low
-    return None
-
-
-def cast(value: ArrayLike, dtype: np.dtype[Any], force: bool, called: str) -> Array:
-    """*value* as an array of *dtype*.
-
-    Arrays and NumPy scalars are cast where NumPy calls that safe.  Python numbers, alone or in lists,
-    have no dtype of their own: they are cast if their kind allows it and no integer changes.
-
-    Raises: InvalidType.
-    """
-    given = as_numeric(value, called)
-    if given.dtype.kind not in NUMERIC_KINDS:
-        checked_dtype(given.dtype, called)
-    if given.dtype == dtype:
-        return given
-    if force:
-        return _forced(given, dtype)
-    if np.can_cast(given.dtype, dtype, "safe"):
-        return given.astype(dtype)
-    if not (hasattr(value, "dtype") or isinstance(value, Data)):
-        kind, wanted = given.dtype.kind, dtype.kind
-        if wanted in {"i": "iufc", "u": "iufc", "f": "fc", "c": "c"}.get(kind, ""):
-            with np.errstate(all="ignore"):
-                converted = given.astype(dtype)
-            if kind in "fc" or np.array_equal(converted, given):
-                return converted
-    raise InvalidType(
-        f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: convert the "
-        f"values yourself, or pass force_cast=True."
-    )
-
-
-def _forced(array: Array, dtype: np.dtype[Any]) -> Array:
-    """A cast that loses what *dtype* cannot hold: imaginary parts, fractions, digits, range."""
-    if array.dtype.kind == "c" and dtype.kind not in "cb":
-        array = array.real
-    with np.errstate(all="ignore"):
-        return array.astype(dtype)
-
-
-def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
-    """*dtype* as a NumPy dtype that has arithmetic.
-
-    Raises: InvalidType for objects, strings, dates, records and unknown names.
-    """
-    try:
-        known = np.dtype(dtype)
-    except TypeError as error:
-        raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
-    if known.kind not in NUMERIC_KINDS:
-        raise InvalidType(
-            f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
-            f"numbers."
-        )
-    return known
-
-
-def checked_oversize(oversize: float) -> float:
-    """Raises: InvalidType, InvalidValue unless it is a number from 1 to 2."""
-    try:
-        value = float(oversize)
-    except (TypeError, ValueError):
-        raise InvalidType(f"oversize must be a number from 1 to 2; got {oversize!r}.") from None
-    if not 1 <= value <= 2:
-        raise InvalidValue(f"oversize must be from 1 to 2; got {oversize!r}.")
-    return value
-
-
-def checked_shape(shape: Any) -> tuple[int, ...]:
-    """Raises: InvalidType, InvalidValue unless it is a tuple of lengths of 0 or more."""
-    try:
-        lengths = tuple(operator.index(n) for n in (shape if np.iterable(shape) else (shape,)))
-    except TypeError:
-        raise InvalidType(f"a shape must be a tuple of ints; got {shape!r}.") from None
-    if any(length < 0 for length in lengths):
-        raise InvalidValue(f"the lengths of a shape must be 0 or more; got {lengths}.")
-    return lengths

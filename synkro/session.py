@@ -17,9 +17,10 @@ from .collect import Outputs
 from .data import Data, make_data
 from .devices.choice import VARIABLE, Assignment, choose
 from .devices.cpu import ALLOCATOR, thread_caps
+from .distribution import Functions
 from .engine import Engine, State, status_line
 from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
-from .function import Function, Functions
+from .function import Function
 from .ipc.segment import aligned
 from .machine import available_cores
 from .messages import Start

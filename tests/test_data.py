@@ -129,7 +129,7 @@ def test_the_module_function_makes_the_same():
         ({"value": "abc"}, InvalidType, "dtype <U3: expected bools, integers, floats or complex"),
         ({"value": ["a"], "name": "x"}, InvalidType, "the Data 'x' cannot have the dtype <U1"),
         ({"value": [None]}, InvalidType, "dtype object"),
-        ({"value": [[1], [1, 2]]}, InvalidType, "cannot be made of this value"),
+        ({"value": [[1], [1, 2]]}, InvalidType, "is no array"),
         ({"value": np.zeros(2, "M8[s]")}, InvalidType, r"dtype datetime64\[s\]"),
         ({"value": np.zeros(2, [("a", "f4")])}, InvalidType, "cannot have the dtype"),
         ({"shape": 2, "dtype": "float33"}, InvalidType, "'float33'"),

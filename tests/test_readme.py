@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text()

@@ -10,14 +10,12 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import NUMERIC_KINDS
 from ..errors import InvalidType, OutputError
 from .base import Buffer, FrontEnd
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
-
-NUMERIC_KINDS = "biufc"
-"""The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
 
 
 class PlainFrontEnd(FrontEnd):

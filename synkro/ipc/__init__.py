@@ -1,6 +1,7 @@
 """What the operating system gives: shared memory, wake-ups, processes, their output.
 
     segment   anonymous shared memory, reserved when it is created
+    mapped    which file a memory-mapped array maps
     channel   commands and replies through a shared block; spin, then sleep
     process   one worker process: start, watch, interrupt, stop
     output    the workers' stdout and stderr, brought to the user's

@@ -1,0 +1,103 @@
+"""Values as arrays that have arithmetic: checks and casts with errors that name who asked."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from .errors import InvalidType, InvalidValue
+
+Array = NDArray[Any]
+
+NUMERIC_KINDS = "biufc"
+"""The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
+
+
+def cast(value: ArrayLike, dtype: np.dtype[Any], force: bool, called: str) -> Array:
+    """*value* as an array of *dtype*.
+
+    Arrays and NumPy scalars are cast where NumPy calls that safe.  Python numbers, alone or in lists,
+    have no dtype of their own: they are cast if their kind allows it and no integer changes.
+
+    Raises: InvalidType.
+    """
+    given = as_numeric(value, called)
+    if given.dtype.kind not in NUMERIC_KINDS:
+        checked_dtype(given.dtype, called)
+    if given.dtype == dtype:
+        return given
+    if force:
+        return _forced(given, dtype)
+    if np.can_cast(given.dtype, dtype, "safe"):
+        return given.astype(dtype)
+    if not hasattr(value, "dtype"):
+        kind, wanted = given.dtype.kind, dtype.kind
+        if wanted in {"i": "iufc", "u": "iufc", "f": "fc", "c": "c"}.get(kind, ""):
+            with np.errstate(all="ignore"):
+                converted = given.astype(dtype)
+            if kind in "fc" or np.array_equal(converted, given):
+                return converted
+    raise InvalidType(
+        f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: convert the "
+        f"values yourself, or pass force_cast=True."
+    )
+
+
+def _forced(array: Array, dtype: np.dtype[Any]) -> Array:
+    """A cast that loses what *dtype* cannot hold: imaginary parts, fractions, digits, range."""
+    if array.dtype.kind == "c" and dtype.kind not in "cb":
+        array = array.real
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
+
+
+def as_numeric(value: ArrayLike, called: str) -> Array:
+    """*value* as an array.  Raises: InvalidType for ragged lists and masked arrays."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InvalidType(f"{called} is no array: {error}.") from None
+
+
+def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
+    """*dtype* as a NumPy dtype that has arithmetic.
+
+    Raises: InvalidType for objects, strings, dates, records and unknown names.
+    """
+    try:
+        known = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
+    if known.kind not in NUMERIC_KINDS:
+        raise InvalidType(
+            f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
+            f"numbers."
+        )
+    return known
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """Raises: InvalidType, InvalidValue unless it is a tuple of lengths of 0 or more."""
+    try:
+        lengths = tuple(operator.index(n) for n in (shape if np.iterable(shape) else (shape,)))
+    except TypeError:
+        raise InvalidType(f"a shape must be a tuple of ints; got {shape!r}.") from None
+    if any(length < 0 for length in lengths):
+        raise InvalidValue(f"the lengths of a shape must be 0 or more; got {lengths}.")
+    return lengths
+
+
+def checked_oversize(oversize: float) -> float:
+    """Raises: InvalidType, InvalidValue unless it is a number from 1 to 2."""
+    try:
+        value = float(oversize)
+    except (TypeError, ValueError):
+        raise InvalidType(f"oversize must be a number from 1 to 2; got {oversize!r}.") from None
+    if not 1 <= value <= 2:
+        raise InvalidValue(f"oversize must be from 1 to 2; got {oversize!r}.")
+    return value

@@ -1,0 +1,104 @@
+"""The functions of a session, and how they get to the workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .collect import Outputs
+from .engine import Engine
+from .frontends.base import FrontEnd
+from .frontends.plain import PlainFrontEnd
+from .ipc.segment import Segment, aligned
+from .messages import Distribute, FunctionSpec, Parcel
+from .plan.call import Access
+
+
+class Distributable(Protocol):
+    """What a ``Function`` shows of itself here."""
+
+    name: str
+    number: int
+    fn: Callable[..., Any]
+    output_modes: Any
+
+
+class Functions:
+    """The functions of a session, and how they get to the workers."""
+
+    def __init__(self, engine: Engine, outputs: Outputs) -> None:
+        self.engine = engine
+        self.outputs = outputs
+        self.front_end: FrontEnd = PlainFrontEnd()
+        self._waiting: weakref.WeakValueDictionary[int, Distributable] = weakref.WeakValueDictionary()
+        self._executor: ThreadPoolExecutor | None = None
+
+    def add(self, function: Distributable) -> int:
+        """Take *function* up, to be distributed; returns its number."""
+        number = self.engine.number()
+        self._waiting[number] = function
+        self.engine.drop_function_with(function, number)
+        return number
+
+    def distribute(self, only: Distributable | None = None) -> None:
+        """Send the functions that the workers do not have yet, all in one pickle, or *only* one.
+
+        Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them.
+        """
+        with self.engine.lock:
+            self.engine.require_ready()
+            waiting = dict(sorted(self._waiting.items()))
+            if only is not None:
+                waiting = {n: f for n, f in waiting.items() if f is only}
+            if not waiting:
+                return
+            self.engine.say("Synkro distributing functions...")
+            start = time.monotonic()
+            specs = {number: FunctionSpec(f.name, f.fn, f.output_modes) for number, f in waiting.items()}
+            parcel, segments = self._parcel(specs)
+            path = tuple(str(Path(entry).absolute()) for entry in sys.path)
+            self.engine.run(Distribute(path, os.getcwd(), parcel), segments)
+            for number in waiting:
+                self._waiting.pop(number, None)
+            self.engine.say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
+
+    def _parcel(self, specs: dict[int, FunctionSpec]) -> tuple[Parcel, list[tuple[Segment, Access]]]:
+        """The pickled functions; their big buffers go once into memory that all workers map."""
+        stream, buffers = self.front_end.pack(specs)
+        if not buffers:
+            return Parcel(stream, None, ()), []
+        segment = self.engine.allocate(sum(aligned(b.nbytes) for b in buffers))
+        spans = []
+        end = 0
+        for buffer in buffers:
+            stop = end + buffer.nbytes
+            segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
+            spans.append((end, stop))
+            end = aligned(stop)
+        return Parcel(stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
+
+    def bring(self, function: Distributable) -> None:
+        """Make sure that the workers have *function*."""
+        if function.number in self._waiting:
+            self.distribute(function)
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Run *call* in the background, after those submitted before it."""
+        self.engine.require_ready()
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="synkro-submit")
+        return self._executor.submit(call)
+
+    def close(self) -> None:
+        """Cancel what was submitted and has not begun, and give memory back."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        self.outputs.close()
