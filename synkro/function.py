@@ -218,8 +218,9 @@ class Function:
         elif isinstance(value, np.memmap):
             return bound, self._mapped(bound, value)
         array = as_numeric(value, self._called(bound))
-        _, data = self._cached.get(bound.name, (None, None))
-        if data is None or data.dtype != array.dtype or data.ndim != array.ndim:
+        mapped, data = self._cached.get(bound.name, (None, None))
+        fits = data is not None and (data.dtype, data.ndim) == (array.dtype, array.ndim)
+        if data is None or mapped is not None or not fits:
             data = Data(self._engine, array.dtype, array.ndim, name=bound.name)
             self._cached[bound.name] = (None, data)
         data.set_value(array)

@@ -804,3 +804,11 @@ def test_an_exception_inside_names_the_function_and_keeps_the_session(session):
     assert (caught.value.rank, caught.value.function) == (0, "unlucky")
     assert "return x[0] / missing" in str(caught.value.__cause__)
     assert session.function(lambda x: x.sum(), outputs="sum")(X) == X.sum()
+
+
+def test_a_map_and_an_array_take_turns(session, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    f = session.function(lambda x: x, outputs="gather")
+    for argument in (mapped, X + 1, mapped, X + 2, mapped):
+        assert np.array_equal(f(argument), argument)
