@@ -61,7 +61,7 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InvalidType(f"{called} is no array: {error}.") from None
+        raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
 
 
 def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
@@ -76,7 +76,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
     if known.kind not in NUMERIC_KINDS:
         raise InvalidType(
             f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
-            f"numbers."
+            f"numbers. (Other things can be fixed in a function with functools.partial.)"
         )
     return known
 

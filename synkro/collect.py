@@ -158,10 +158,12 @@ class Collection:
                     differ = len(ours) != len(theirs) or ours[same] != theirs[same]
                     if leaf.dtype != first.dtype or differ:
                         rows = " but for the first dimension" if mode == "gather" else ""
+                        hint = "" if mode == "gather" else ' To concatenate rows say outputs="gather".'
                         raise OutputError(
                             f"output{path} of the function {self._name!r} has shape {ours} and dtype "
-                            f"{first.dtype} on rank {first_rank}, but {theirs} and {leaf.dtype} on rank "
-                            f'{rank}: "{mode}" needs the same dtype, and the same shape{rows}.'
+                            f"{np.dtype(first.dtype)} on rank {first_rank}, but {theirs} and "
+                            f'{np.dtype(leaf.dtype)} on rank {rank}: "{mode}" needs the same dtype, and '
+                            f"the same shape{rows}.{hint}"
                         )
         return _Output(mode, np.dtype(leaves[0][1].dtype), pieces)
 

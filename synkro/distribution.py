@@ -60,7 +60,8 @@ class Functions:
                 waiting = {n: f for n, f in waiting.items() if f is only}
             if not waiting:
                 return
-            self.engine.say("Synkro distributing functions...")
+            say = self.engine.say if only is None else _quiet
+            say("Synkro distributing functions...")
             start = time.monotonic()
             specs = {number: FunctionSpec(f.name, f.fn, f.output_modes) for number, f in waiting.items()}
             parcel, segments = self._parcel(specs)
@@ -68,7 +69,7 @@ class Functions:
             self.engine.run(Distribute(path, os.getcwd(), parcel), segments)
             for number in waiting:
                 self._waiting.pop(number, None)
-            self.engine.say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
+            say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
 
     def _parcel(self, specs: dict[int, FunctionSpec]) -> tuple[Parcel, list[tuple[Segment, Access]]]:
         """The pickled functions; their big buffers go once into memory that all workers map."""
@@ -102,3 +103,7 @@ class Functions:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self.outputs.close()
+
+
+def _quiet(text: str) -> None:
+    """For what happens by itself, at a function's first call."""

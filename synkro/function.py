@@ -8,6 +8,7 @@ collect  merge what the ranks have left, in ``collect``
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import pickle
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import as_numeric
+from .arrays import as_numeric, checked_dtype
 from .collect import Collection
 from .data import Data, make_data
 from .distribution import Functions
@@ -151,9 +152,11 @@ class Function:
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background: a future of what the call returns or raises.
 
-        Submitted calls run in the order submitted.  Inputs are read when the call runs.
+        Submitted calls run in the order submitted.  Arrays and lists are copied now; ``Data`` are read
+        when the call runs, so do not write to them before the future is done.
         """
-        return self._home.submit(functools.partial(self, *args, **kwargs))
+        named = {name: _snapshot(value) for name, value in kwargs.items()}
+        return self._home.submit(functools.partial(self, *map(_snapshot, args), **named))
 
     def as_serial(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plain function once, in this process, on whole arrays; returns what it returns.
@@ -218,6 +221,7 @@ class Function:
         elif isinstance(value, np.memmap):
             return bound, self._mapped(bound, value)
         array = as_numeric(value, self._called(bound))
+        checked_dtype(array.dtype, self._called(bound))
         mapped, data = self._cached.get(bound.name, (None, None))
         fits = data is not None and (data.dtype, data.ndim) == (array.dtype, array.ndim)
         if data is None or mapped is not None or not fits:
@@ -365,6 +369,12 @@ class _Bar:
     def close(self) -> None:
         self.update()
         self._bar.close()
+
+
+def _snapshot(argument: Any) -> Any:
+    """What a later call can use although the caller goes on writing to *argument*."""
+    changes = isinstance(argument, np.ndarray | list) and not isinstance(argument, np.memmap)
+    return copy.deepcopy(argument) if changes else argument
 
 
 def _serial(argument: Any) -> Any:

@@ -305,7 +305,10 @@ class _Merger:
             )
         if mode not in OPERATIONS:
             if mode == "gather" and array.ndim == 0:
-                raise self._error(self.tree, index, '"gather" concatenates rows, got a scalar')
+                advice = "return an array, or say outputs=None"
+                raise self._error(
+                    self.tree, index, f'"gather" concatenates rows, got a scalar: {advice}'
+                )
             pieces.append(array.copy() if self._several else array)
             return
         operation = OPERATIONS[mode]

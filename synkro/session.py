@@ -74,7 +74,8 @@ class Session:
             self._engine.close()
             raise
         for assignment in assignments:
-            say(str(assignment))
+            if assignment.name is not None:
+                say(str(assignment))
         say(f"Synkro: {count} CPU workers initialized, master rank: {self.master_rank}")
 
     def _begin(self, assignments: Sequence[Assignment], start_timeout: float) -> Functions:

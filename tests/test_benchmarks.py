@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 from conftest import ROOT
 
 RUN = ROOT / "benchmarks" / "run.py"

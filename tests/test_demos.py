@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+
 from conftest import ROOT, wait_until
 
 DEMOS = sorted((ROOT / "demos").glob("demo_*.py"))

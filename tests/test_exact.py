@@ -7,11 +7,11 @@ import contextlib
 
 import numpy as np
 import pytest
-from conftest import INLINE, children, descriptors, shared_files, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import synkro as synk
+from conftest import INLINE, children, descriptors, shared_files, wait_until
 from synkro.machine import available_cores
 
 OPS = ("mean", "sum", "prod", "max", "min", "gather")

@@ -812,3 +812,11 @@ def test_a_map_and_an_array_take_turns(session, tmp_path):
     f = session.function(lambda x: x, outputs="gather")
     for argument in (mapped, X + 1, mapped, X + 2, mapped):
         assert np.array_equal(f(argument), argument)
+
+
+def test_what_was_submitted_is_not_changed_by_later_writing(session):
+    f = session.function(lambda x, y: x * y, bcast_inputs="y", outputs="gather")
+    x, factors, rows = np.ones((50_000, 2)), [2.0, 3.0], np.arange(40_000)
+    future = f.submit(x, factors, batch=rows)
+    x[:] = factors[0] = rows[:] = 0
+    assert np.array_equal(future.result(), np.tile([2.0, 3.0], (40_000, 1)))

@@ -105,10 +105,8 @@ def _length(batch: Any, rows: int) -> int:
 
 def _indices(given: NDArray[Any], rows: int) -> NDArray[np.int64]:
     if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):
-        raise InvalidType(
-            f"batch must be a 1-d array of ints or bools; got {given.ndim} dimensions of dtype "
-            f"{given.dtype}."
-        )
+        got = f"dtype {given.dtype}" if given.ndim == 1 else f"{given.ndim} dimensions"
+        raise InvalidType(f"batch must be a 1-d array of ints or bools; got {got}.")
     if given.dtype.kind == "b":
         if len(given) != rows:
             raise InvalidValue(

@@ -1,0 +1,566 @@
+"""Sessions begin, end and begin again; where workers come from and what they inherit."""
+
+import os
+import pickle
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from conftest import shared_files, wait_until
+from synkro.machine import available_cores, cpu_name
+
+CORES = sorted(os.sched_getaffinity(0))
+CAPS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "NUMBA")
+
+
+def ask(session, fn):
+    """What *fn* returns on each rank."""
+
+    def asked():
+        return np.frombuffer(pickle.dumps(fn()), np.uint8)
+
+    return [pickle.loads(each) for each in session.function(asked, outputs=None)()]
+
+
+def total(session, rows=7):
+    """The sum of *rows* numbers, by the workers: whether the session works."""
+    return session.function(lambda x: x.sum(), outputs="sum")(np.arange(rows, dtype=float))
+
+
+def gone(pid):
+    """Whether a process has ended (its entry may wait for whoever adopted it)."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+# ── fork, close, fork ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.quick
+def test_fork_close_and_fork_again():
+    for count in (2, 1, 2):
+        assert synk.fork(count, verbose=False) == count
+        f = synk.function(lambda x: 2 * x, outputs="gather")
+        assert f(np.arange(5)).tolist() == [0, 2, 4, 6, 8]
+        synk.close()
+        with pytest.raises(synk.SessionClosed, match=r"fork\(\)"):
+            f(np.arange(5))
+
+
+@pytest.mark.quick
+def test_nothing_works_before_fork():
+    for verb in (synk.distribute, synk.data, lambda: synk.function(abs)):
+        with pytest.raises(synk.NotForked, match="fork"):
+            verb()
+    synk.close()  # nothing to close
+
+
+def test_fork_twice_is_an_error_and_harms_nothing():
+    synk.fork(1, verbose=False)
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    with pytest.raises(synk.UsageError, match="already"):
+        synk.fork(1, verbose=False)
+    assert f(np.ones(3)) == 3
+
+
+def test_close_is_idempotent(session):
+    pids = session.pids
+    for _ in range(3):
+        session.close()
+        synk.close()
+    assert all(map(gone, pids))
+    assert "closed" in repr(session)
+
+
+def test_data_can_be_read_after_close(session):
+    x = session.data(np.arange(6).reshape(3, 2))
+    session.function(lambda x: x.sum())(x)
+    session.close()
+    assert x[:].tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(synk.SessionClosed):
+        session.data(np.ones(2))
+
+
+@pytest.mark.quick
+def test_session_is_a_context_manager():
+    with synk.Session(2, verbose=False) as session:
+        assert session.n_parallel == len(session.pids) == 2
+        assert not any(map(gone, session.pids))
+        assert total(session) == 21
+    assert all(map(gone, session.pids))
+
+
+def test_an_exception_in_the_block_closes_the_session():
+    with pytest.raises(ZeroDivisionError), synk.Session(1, verbose=False) as session:
+        1 / 0
+    assert all(map(gone, session.pids))
+
+
+def test_two_sessions_at_once():
+    with synk.Session(1, verbose=False) as one, synk.Session(2, verbose=False) as two:
+        x, y = one.data(np.arange(4.0)), two.data(np.arange(6.0))
+        f, g = (s.function(lambda x: x.sum(), outputs="sum") for s in (one, two))
+        assert [f(x), g(y), f(x), g(y)] == [6, 15, 6, 15]
+        with pytest.raises(synk.InvalidValue, match="another session"):
+            g(x)
+        one.close()
+        assert g(y) == 15
+        with pytest.raises(synk.InvalidValue, match="a closed session"):
+            g(x)
+
+
+def test_a_session_beside_the_module_functions():
+    synk.fork(1, verbose=False)
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    with synk.Session(2, verbose=False) as session:
+        assert total(session) == 21
+        assert f(np.ones(2)) == 2
+    assert f(np.ones(3)) == 3
+
+
+# ── how many workers, and on what ────────────────────────────────────────────────────────────────────
+
+
+def test_the_default_is_a_worker_a_core(monkeypatch):
+    monkeypatch.delenv("SYNKRO_DEVICES", raising=False)
+    assert synk.fork(verbose=False) == available_cores()
+    assert available_cores() <= len(CORES)
+
+
+def test_the_default_respects_the_affinity(run_python):
+    done = run_python(
+        "import os, synkro as synk\n"
+        f"os.sched_setaffinity(0, {{{CORES[-1]}}})\n"
+        "print(synk.fork(verbose=False))\n"
+    )
+    assert done.stdout == "1\n"
+
+
+def test_past_the_core_count_is_a_warning():
+    count = available_cores() + 1
+    with pytest.warns(RuntimeWarning, match=f"{count} CPU workers on {count - 1} available") as caught:
+        assert synk.fork(count, verbose=False) == count
+    assert caught[0].filename == __file__
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    assert f(np.ones(10)) == 10
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("devices", "count"),
+    [
+        ("cpu", None),
+        (["cpu0"], 1),
+        (["cpu", "cpu"], 2),
+        (("cpu0", "cpu:0"), 2),
+        ("cpu,cpu", 2),
+        ("dev0->cpu;dev1->cpu", 2),
+        (" a -> cpu0 ; b -> cpu:0 ", 2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_forms_of_devices(devices, count, by, monkeypatch):
+    monkeypatch.delenv("SYNKRO_DEVICES", raising=False)
+    if by == "environment":
+        monkeypatch.setenv("SYNKRO_DEVICES", devices if isinstance(devices, str) else ",".join(devices))
+        devices = None
+    with synk.Session(devices=devices, verbose=False) as session:
+        assert session.n_parallel == (count or available_cores())
+        assert total(session) == 21
+
+
+def test_the_argument_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("SYNKRO_DEVICES", "cpu,cpu,cpu")
+    with synk.Session(devices=["cpu"], verbose=False) as session:
+        assert session.n_parallel == 1
+
+
+def test_a_number_takes_the_first_devices():
+    with synk.Session(1, devices=["cpu0", "cpu"], verbose=False) as session:
+        assert ask(session, lambda: os.sched_getaffinity(0)) == [{CORES[0]}]
+
+
+def test_a_numbered_cpu_is_one_core():
+    last = len(CORES) - 1
+    with synk.Session(devices=[f"cpu{last}", "cpu", "cpu0"], verbose=False) as session:
+        affinities = ask(session, lambda: os.sched_getaffinity(0))
+    assert affinities == [{CORES[last]}, set(CORES), {CORES[0]}]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"n_parallel": 0}, synk.InvalidValue, "1 or more; got 0"),
+        ({"n_parallel": -2}, synk.InvalidValue, "1 or more; got -2"),
+        ({"n_parallel": 1.5}, synk.InvalidType, "got 1.5, a float"),
+        ({"n_parallel": True}, synk.InvalidType, "got True"),
+        ({"n_parallel": 3, "devices": ["cpu", "cpu"]}, synk.InvalidValue, "more than once"),
+        ({"devices": "tpu"}, synk.InvalidValue, "unknown device 'tpu'"),
+        ({"devices": []}, synk.InvalidValue, "names no device"),
+        ({"devices": 3}, synk.InvalidType, "got 3"),
+        ({"devices": [0, 1]}, synk.InvalidType, r"got \[0, 1\]"),
+        ({"devices": "dev0->cpu;dev0->cpu"}, synk.InvalidValue, "twice"),
+        ({"devices": "dev0->cpu;dev1"}, synk.InvalidValue, "malformed entry 'dev1'"),
+        ({"devices": "cpu7->cpu"}, synk.InvalidValue, "looks like a device"),
+        ({"devices": "cpu100000"}, synk.InvalidValue, "this process may use"),
+        ({"devices": "cuda"}, (synk.NotAvailable, synk.UsageError), "GPU"),
+        ({"master_rank": 2, "devices": "cpu,cpu"}, synk.InvalidValue, "from 0 to 1; got 2"),
+        ({"master_rank": "0"}, synk.InvalidType, "master_rank"),
+        ({"threads_per_worker": 0}, synk.InvalidValue, "1 or more; got 0"),
+        ({"threads_per_worker": 1.0}, synk.InvalidType, "threads_per_worker"),
+        ({"timeout": 0}, synk.InvalidValue, "timeout must be more than 0"),
+        ({"timeout": "soon"}, synk.InvalidType, "timeout must be a number"),
+        ({"start_timeout": -1}, synk.InvalidValue, "start_timeout"),
+        ({"start_timeout": float("nan")}, synk.InvalidValue, "start_timeout"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_forked(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        synk.Session(verbose=False, **arguments)
+
+
+# ── what the user reads ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_status_lines_on_stderr(capsys):
+    synk.fork(devices="dev0->cpu;dev1->cpu", master_rank=1)
+    f = synk.function(np.sum)
+    synk.distribute()
+    f(np.ones(3))
+    synk.close()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert lines[:4] == [
+        f"Synkro attempting to use 2 workers on {available_cores()} detected CPU cores...",
+        f"Mapped name dev0 to device cpu: {cpu_name()}",
+        f"Mapped name dev1 to device cpu: {cpu_name()}",
+        "Synkro: 2 CPU workers initialized, master rank: 1",
+    ]
+    assert lines[4] == "Synkro distributing functions..."
+    assert lines[5].startswith("...distribution complete (")
+    assert len(lines) == 6
+
+
+def test_verbose_false_is_silent(capfd):
+    synk.fork(2, devices="dev0->cpu;dev1->cpu", verbose=False)
+    f = synk.function(np.sum, outputs="sum")
+    synk.distribute()
+    f(np.ones(3))
+    synk.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_worker_output_reaches_the_user(capsys):
+    def speak():
+        from synkro import world
+
+        print("to stdout\nof", world.current.rank)
+        print("to stderr", file=sys.stderr)
+        os.write(1, "half a line, grün, \xff".encode("latin-1"))
+
+    with synk.Session(2, verbose=False) as session:
+        session.function(speak, outputs=[])()
+    printed = capsys.readouterr()
+    for rank in (0, 1):
+        mine = [line for line in printed.out.splitlines() if line.startswith(f"[rank {rank}] ")]
+        texts = [line.removeprefix(f"[rank {rank}] ") for line in mine]
+        assert texts == ["to stdout", f"of {rank}", "half a line, gr\ufffdn, \ufffd"]
+        assert f"[rank {rank}] to stderr\n" in printed.err
+
+
+def test_much_worker_output_arrives_whole(capsys):
+    with synk.Session(2, verbose=False) as session:
+        session.function(lambda: [print("x" * 100) for _ in range(5000)], outputs=[])()
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(set(lines)) == [f"[rank {rank}] " + "x" * 100 for rank in (0, 1)]
+    assert len(lines) == 10_000
+
+
+# ── what workers inherit ─────────────────────────────────────────────────────────────────────────────
+
+
+def caps(session):
+    return ask(session, lambda: {n: os.environ.get(f"{n}_NUM_THREADS") for n in CAPS})
+
+
+@pytest.fixture
+def no_caps(monkeypatch):
+    for name in CAPS:
+        monkeypatch.delenv(f"{name}_NUM_THREADS", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_thread_caps_are_cores_by_workers(workers, no_caps):
+    with synk.Session(workers, devices=["cpu"] * workers, verbose=False) as session:
+        expected = str(max(1, available_cores() // workers))
+        assert caps(session) == [dict.fromkeys(CAPS, expected)] * workers
+
+
+def test_the_users_own_thread_settings_win(no_caps):
+    no_caps.setenv("MKL_NUM_THREADS", "5")
+    with synk.Session(1, verbose=False) as session:
+        expected = dict.fromkeys(CAPS, str(available_cores())) | {"MKL": "5"}
+        assert caps(session) == [expected]
+
+
+def test_omp_num_threads_alone_speaks_for_the_others(no_caps):
+    no_caps.setenv("OMP_NUM_THREADS", "3")
+    with synk.Session(1, verbose=False) as session:
+        (seen,) = caps(session)
+    assert seen.pop("NUMBA") == str(available_cores())  # numba does not look at OMP_NUM_THREADS
+    assert seen == dict.fromkeys(seen) | {"OMP": "3"}
+
+
+def test_threads_per_worker_wins_over_all(no_caps):
+    no_caps.setenv("OMP_NUM_THREADS", "3")
+    no_caps.setenv("NUMBA_NUM_THREADS", "4")
+    with synk.Session(1, threads_per_worker=7, verbose=False) as session:
+        assert caps(session) == [dict.fromkeys(CAPS, "7")]
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_path_and_folder_reach_the_workers(session, tmp_path, monkeypatch):
+    def here():
+        return os.getcwd(), list(sys.path)
+
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"module_of_{name}.py").write_text("def triple(x):\n    return 3 * x\n")
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+        triple = __import__(f"module_of_{name}").triple  # by reference: imported by the workers
+        f = session.function(triple, outputs="gather")
+        session.distribute()
+        assert f(np.arange(3)).tolist() == [0, 3, 6]
+        assert ask(session, here) == [(str(folder), [os.path.abspath(p) for p in sys.path])] * 2
+
+
+def test_workers_begin_in_the_folder_of_the_main_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with synk.Session(1, verbose=False) as session:
+        assert os.readlink(f"/proc/{session.pids[0]}/cwd") == str(tmp_path)
+
+
+def test_workers_inherit_no_descriptor(session, tmp_path):
+    with open(tmp_path / "open", "w") as file:
+        os.set_inheritable(file.fileno(), True)
+        with synk.Session(1, verbose=False) as other:
+            (targets,) = ask(
+                other,
+                lambda: [
+                    os.readlink(f"/proc/self/fd/{fd}")
+                    for fd in os.listdir("/proc/self/fd")
+                    if os.path.lexists(f"/proc/self/fd/{fd}")
+                ],
+            )
+    assert not [t for t in targets if str(tmp_path) in t]
+    assert "/dev/null" in targets  # stdin
+
+
+# ── where the program may come from ──────────────────────────────────────────────────────────────────
+
+PROGRAM = """
+print("this is", __name__)
+import numpy as np, synkro as synk
+
+class Scale:
+    def __init__(self, by):
+        self.by = by
+
+def scaled(x):
+    return Scale(3).by * x
+
+synk.fork(2, verbose=False)
+f = synk.function(scaled, outputs="gather")
+print(f(np.arange(4.0)).sum())
+"""
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("script.py",),
+        ("-m", "script"),
+        ("-c", PROGRAM),
+        ("-",),
+        ("-O", "-c", PROGRAM),
+        ("-OO", "script.py"),
+        ("-W", "error", "-X", "dev", "-u", "script.py"),
+        ("-I", "-c", PROGRAM),
+    ],
+    ids=lambda how: " ".join(how).replace(PROGRAM, "…"),
+)
+def test_no_main_guard_is_needed(how, run_python, tmp_path):
+    (tmp_path / "script.py").write_text(PROGRAM)
+    done = run_python(*how, input=PROGRAM)
+    assert done.stdout == "this is __main__\n18.0\n"
+    assert done.stderr == ""
+
+
+def test_interpreter_flags_reach_the_workers(run_python):
+    program = """
+import sys, numpy as np, synkro as synk
+synk.fork(1, verbose=False)
+def flags():
+    import warnings
+    return np.array([sys.flags.optimize, "ignore::ResourceWarning" in sys.warnoptions, __debug__])
+print(*synk.function(flags, outputs="max")())
+"""
+    done = run_python("-OO", "-W", "ignore::ResourceWarning", "-c", program)
+    assert done.stdout == "2 1 0\n"
+
+
+@pytest.mark.parametrize("name", ["types", "random", "socket", "numpy", "synkro"])
+def test_a_file_named_like_a_module_does_no_harm(name, run_python, tmp_path):
+    """One that the main process does not see, because its folder is not on the path there."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = run_python(str(script), cwd=elsewhere)
+    assert done.stdout == "this is __main__\n18.0\n"
+    assert done.stderr == ""
+
+
+def test_a_file_named_like_a_loaded_module_does_no_harm(run_python, tmp_path):
+    """In the current folder of ``python -c``, which is on the path of both sides."""
+    (tmp_path / "zipimport.py").write_text("raise SystemExit('the wrong module')\n")
+    (tmp_path / "site.py").write_text("raise SystemExit('the wrong module')\n")
+    assert run_python("-c", PROGRAM).stdout == "this is __main__\n18.0\n"
+
+
+@pytest.mark.quick
+def test_import_loads_no_optional_package(run_python):
+    heavy = (
+        "cupy",
+        "pytensor",
+        "jax",
+        "torch",
+        "mpi4py",
+        "tqdm",
+        "sklearn",
+        "theano",
+        "multiprocessing",
+    )
+    done = run_python("-c", f"import sys, synkro; print([m for m in {heavy} if m in sys.modules])")
+    assert done.stdout == "[]\n"
+
+
+def test_import_starts_nothing(run_python):
+    done = run_python(
+        "import os, sys, threading, synkro\n"
+        "print(threading.active_count(), len(os.listdir('/proc/self/fd')) - 1)\n"
+    )
+    assert done.stdout == "1 3\n"
+
+
+# ── threads, forks and exits ─────────────────────────────────────────────────────────────────────────
+
+
+def test_workers_survive_the_thread_that_forked():
+    thread = threading.Thread(target=synk.fork, args=(2,), kwargs={"verbose": False})
+    thread.start()
+    thread.join()
+    assert wait_until(lambda: not os.path.exists(f"/proc/self/task/{thread.native_id}"))
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    assert [f(np.arange(4.0)) for _ in range(3)] == [6, 6, 6]
+
+
+def test_calls_from_several_threads_are_served_one_at_a_time(session):
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    results = {}
+
+    def work(number):
+        x = session.data(np.full(5, number))
+        results[number] = [f(x) for _ in range(50)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [5 * n] * 50 for n in range(4)}
+
+
+FORKED = """
+import multiprocessing, os, sys
+import numpy as np, synkro as synk
+
+synk.fork(2, verbose=False)
+f = synk.function(lambda x: x.sum(), outputs="sum")
+x = synk.data(np.arange(4.0))
+assert f(x) == 6
+
+def child(own):
+    try:
+        f(x)
+    except synk.SessionClosed:
+        assert x[:].tolist() == [0, 1, 2, 3]
+    else:
+        raise AssertionError("the child used the parent's workers")
+    synk.close()
+    if own:
+        assert synk.fork(1, verbose=False) == 1
+        assert synk.function(lambda x: x.sum(), outputs="sum")(np.ones(3)) == 3
+
+def by_os_fork(own):
+    pid = os.fork()
+    if not pid:
+        child(own)
+        sys.exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def by_multiprocessing(own):
+    process = multiprocessing.get_context("fork").Process(target=child, args=(own,))
+    process.start()
+    process.join()
+    return process.exitcode + 7
+
+for own in (False, True):
+    assert HOW(own) == 7
+    assert f(x) == 6
+print("the parent's workers live")
+"""
+
+
+@pytest.mark.parametrize("how", ["by_os_fork", "by_multiprocessing"])
+def test_a_fork_of_the_main_process_leaves_the_workers_alone(how, run_python):
+    done = run_python(FORKED.replace("HOW", how), env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
+    assert done.stdout == "the parent's workers live\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "os._exit(0)", "synk.close()"])
+def test_the_end_of_the_program_is_the_end_of_all_sessions(end, run_python):
+    before = shared_files()
+    done = run_python(
+        f"""
+import os, numpy as np, synkro as synk
+synk.fork(2, verbose=False)
+other = synk.Session(1, verbose=False)
+f = other.function(lambda x: x, outputs="gather")
+x = other.data(np.arange(1e6))
+assert len(f(x)) == 1e6
+print(*synk.world.current.pids, *other.pids, flush=True)
+{end}
+"""
+    )
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 3
+    assert done.stderr == ""
+    assert wait_until(lambda: all(map(gone, pids)))
+    assert shared_files() <= before

@@ -1,0 +1,129 @@
+"""A notebook, executed: workers start without a main guard, functions are redefined, errors shown."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from conftest import wait_until
+
+CELLS = {
+    "fork": "import numpy as np, synkro as synk\nsynk.fork(2, timeout=60)",
+    "pids": "print(*synk.world.current.pids)",
+    "define": "def f(x):\n    return x.sum()\nf = synk.function(f, outputs='sum')\nsynk.distribute()",
+    "call": "x = synk.data(np.arange(5.0))\nf(x)",
+    "redefine": "def f(x):\n    return 2 * helper(x)\ndef helper(x):\n    return x.sum()\n"
+    "f = synk.function(f, outputs='sum')",
+    "call the new one": "f(x)",
+    "change a global": "def helper(x):\n    return -x.sum()\nf = synk.function(f, outputs='sum')\nf(x)",
+    "fail": "synk.function(lambda x: x.reshape(-1, 7))(x)",
+    "call after a failure": "f(x)",
+    "class": "class Scale:\n    by = 3\n    def __call__(self, x):\n        return self.by * x\n"
+    "synk.function(Scale(), outputs='gather')(x).tolist()",
+    "print": "def speak():\n    print('hello from a worker')\n"
+    "synk.function(speak, outputs=[])()\nsynk.close()",
+    "fork again": "synk.fork(1, verbose=False)",
+    "define again": "f = synk.function(lambda x: x.max(), outputs='max')\nf(np.arange(7))",
+    "close": "synk.close()\nx[:].tolist()",
+}
+
+RUN = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read("notebook.ipynb", as_version=4)
+NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+nbformat.write(notebook, "executed.ipynb")
+"""
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """The outputs of the notebook's cells, by name; and what running it printed."""
+    folder = tmp_path_factory.mktemp("notebook")
+    spec = folder / "jupyter" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel = {"argv": argv, "display_name": "this Python", "language": "python"}
+    (spec / "kernel.json").write_text(json.dumps(kernel))
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS.values()]
+    cells[list(CELLS).index("fail")].metadata["tags"] = ["raises-exception"]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "notebook.ipynb")
+    environment = {
+        **os.environ,
+        "JUPYTER_PATH": str(folder / "jupyter"),
+        "JUPYTER_DATA_DIR": str(folder / "jupyter"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    notebook = nbformat.read(folder / "executed.ipynb", as_version=4)
+    return dict(zip(CELLS, [cell.outputs for cell in notebook.cells], strict=True))
+
+
+def text(outputs, kind="stdout"):
+    return "".join(o.text for o in outputs if o.output_type == "stream" and o.name == kind)
+
+
+def value(outputs):
+    (result,) = [o for o in outputs if o.output_type == "execute_result"]
+    return result.data["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("fork", "2"),
+        ("call", "np.float64(10.0)"),
+        ("call the new one", "np.float64(20.0)"),
+        ("change a global", None),
+        ("call after a failure", None),
+        ("class", "[0.0, 3.0, 6.0, 9.0, 12.0]"),
+        ("fork again", "1"),
+        ("define again", "np.int64(6)"),
+        ("close", "[0.0, 1.0, 2.0, 3.0, 4.0]"),
+    ],
+)
+def test_what_cells_show(cell, shown, executed):
+    assert value(executed[cell]) == (shown or "np.float64(-20.0)")
+
+
+def test_status_lines_are_shown(executed):
+    assert "Synkro: 2 CPU workers initialized, master rank: 0\n" in text(executed["fork"], "stderr")
+    assert "Synkro distributing functions..." in text(executed["define"], "stderr")
+
+
+def test_a_failure_is_shown_with_the_remote_traceback(executed):
+    (error,) = [output for output in executed["fail"] if output.output_type == "error"]
+    assert error.ename == "WorkerError"
+    assert error.evalue.startswith("rank 0 ")
+    assert "ValueError: cannot reshape" in error.evalue
+    assert "RemoteTraceback" in "".join(error.traceback)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_workers_print_is_shown(rank, executed):
+    printed = "".join(map(text, executed.values()))
+    assert printed.count(f"[rank {rank}] hello from a worker\n") == 1
+
+
+def test_nothing_is_left(executed):
+    pids = text(executed["pids"]).split()
+    assert len(pids) == 2
+    assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
