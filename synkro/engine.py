@@ -37,6 +37,7 @@ from .errors import (
     WorkerError,
 )
 from .ipc.channel import AREA, Controller, block_bytes
+from .ipc.interrupts import uninterrupted
 from .ipc.output import OutputPump
 from .ipc.process import WorkerProcess
 from .ipc.segment import Segment
@@ -57,7 +58,7 @@ from .plan.call import Access, Region
 _GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
 _SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
 _REMEMBERED = 64  # replies that are kept decoded
-_QUIET = 1.0  # seconds before a wait for an interrupted call says so
+_QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
 
 class State(Enum):
@@ -111,8 +112,9 @@ class Engine:
     def _start(self, environments: Sequence[dict[str, str]]) -> None:
         block = Segment.create(0, block_bytes(self.size))
         for rank, environment in enumerate(environments):
-            worker = WorkerProcess(rank, (block.fd, self._wake_main), environment, self.size)
-            self._workers.append(worker)
+            with uninterrupted():
+                worker = WorkerProcess(rank, (block.fd, self._wake_main), environment, self.size)
+                self._workers.append(worker)
             self._pump.add(rank, worker.stdout, worker.stderr)
             worker.socket.settimeout(_SOCKET_PATIENCE)
         self._controller = Controller(
@@ -200,9 +202,9 @@ class Engine:
         with self.lock:
             self.require_ready()
             limit = self._timeout if timeout is None else timeout
-            deadline = None if limit is None else time.monotonic() + limit
             if self._open:
-                self._settle(deadline)
+                self._settle(limit)
+            deadline = _after(limit)
             payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
             if len(payload) > AREA // 2:
                 payload, segment = self._indirect(payload)
@@ -359,23 +361,32 @@ class Engine:
     def _abandon(self) -> None:
         """A call will not be waited for any longer: interrupt who has not answered it."""
         if self._state is State.READY and self._begun:
+            self._controller.disclaim()
             self._controller.wake_all()
             for rank in self._controller.unanswered():
                 self._workers[rank].interrupt()
 
-    def _settle(self, deadline: float | None) -> None:
+    def _settle(self, limit: float | None) -> None:
         """Wait for the answers to an abandoned call; nobody wants them, but they have to come."""
-        first = deadline if deadline is not None else time.monotonic() + _QUIET
-        self._abandon()
-        self._check_alive(self._controller.wait(first, self._sentinels))
-        late = self._controller.unanswered()
-        if late and deadline is None:
-            self.say(f"Synkro: waiting for {_ranks(late)} to end an interrupted call…")
-            self._check_alive(self._controller.wait(None, self._sentinels))
+        deadline = _after(limit)
+        quiet = True
+        while True:
+            self._abandon()
+            nudge = time.monotonic() + _QUIET
+            self._check_alive(
+                self._controller.wait(
+                    nudge if deadline is None else min(nudge, deadline), self._sentinels
+                )
+            )
             late = self._controller.unanswered()
-        if late:
-            raise self._late(late, self._timeout or 0.0)
-        self._open = False
+            if not late:
+                self._open = False
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise self._late(late, limit or 0.0)
+            if quiet:
+                self.say(f"Synkro: waiting for {_ranks(late)} to end an interrupted call…")
+                quiet = False
 
     def _check_alive(self, ready: list[int]) -> None:
         """Raises WorkerDied, and breaks the session, if one of the sentinels is *ready*."""
@@ -458,6 +469,11 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_in_forked_child)
 atexit.register(_at_exit)
+
+
+def _after(limit: float | None) -> float | None:
+    """The deadline *limit* seconds from now, on the monotonic clock."""
+    return None if limit is None else time.monotonic() + limit
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from .frontends.plain import PlainFrontEnd
 from .ipc.segment import Segment, aligned
 from .messages import (
     Ack,
+    Attach,
     Call,
     Command,
     Distribute,
@@ -83,23 +84,32 @@ class Replica:
         self.report = report
         self._descriptor = descriptor
         self._segments: dict[int, Segment] = {}
+        self._unmapped: dict[int, tuple[int, Attach]] = {}
         self._kept: list[list[Array]] = []
 
     def keep_house(self, housekeeping: Housekeeping) -> None:
         """Forget what the main process has freed, and map what it has created."""
         for number in housekeeping.drop_segments:
             self._segments.pop(number, None)
+            if number in self._unmapped:
+                os.close(self._unmapped.pop(number)[0])
         for number in housekeeping.drop_functions:
             self.functions.pop(number, None)
         for wanted in housekeeping.attach:
-            fd = self._descriptor(wanted.segment)
-            self._segments[wanted.segment] = Segment.attach(
-                wanted.segment, fd, wanted.nbytes, wanted.access
-            )
+            self._unmapped[wanted.segment] = (self._descriptor(wanted.segment), wanted)
 
     def array(self, region: Region) -> Array:
         """The array that *region* describes."""
-        return self._segments[region.segment].array(region)
+        return self._segment(region.segment).array(region)
+
+    def _segment(self, number: int) -> Segment:
+        """A segment, mapped when it is first used: what fails or is interrupted can be tried again."""
+        if number in self._unmapped:
+            fd, wanted = self._unmapped[number]
+            self._segments[number] = Segment.attach(number, os.dup(fd), wanted.nbytes, wanted.access)
+            del self._unmapped[number]
+            os.close(fd)
+        return self._segments[number]
 
     def action(self, command: Command) -> Callable[[], Reply]:
         """What *command* asks for, ready to be done."""
@@ -134,7 +144,7 @@ class Replica:
         parcel = command.parcel
         buffers: list[memoryview] = []
         if parcel.segment is not None:
-            memory = self._segments[parcel.segment].base.data
+            memory = self._segment(parcel.segment).base.data
             buffers = [memory[start:stop] for start, stop in parcel.buffers]
         self.functions |= self.front_end.unpack(parcel.stream, buffers)
         return Ack()
@@ -345,6 +355,7 @@ class _Layout:
         """Copy what fits into the outbox, and say what lies where."""
         key = (merger.tree, [[(a.dtype, a.shape) for a in pieces] for pieces in merger.leaves])
         if key != self._key:
+            self._key = None  # an interrupt may leave the arrangement half-done
             self._arrange(merger, outbox)
             self._key = key
         for leaf, piece, slot in self._slots:

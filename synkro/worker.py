@@ -70,7 +70,6 @@ class Worker:
     def _answer(self, command: bytes, housekeeping: bytes) -> Reply:
         try:
             try:
-                self._interruptible = True
                 return self._perform(command, housekeeping)
             finally:
                 self._interruptible = False
@@ -87,6 +86,9 @@ class Worker:
         if housekeeping:
             self._prepared.clear()  # they hold views of what may have to go
             replica.keep_house(pickle.loads(housekeeping))
+        self._interruptible = True  # not before: what was received must not be lost
+        if self._listener.unwanted():
+            raise KeyboardInterrupt
         action = self._prepared.get(command)
         return action() if action is not None else self._first_time(command)
 
@@ -144,7 +146,7 @@ class _Leave(BaseException):
 def _summary(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         text = "(its text could not be made)"
     return f"{type(error).__name__}: {text}"[-_TEXT_LIMIT:]
 

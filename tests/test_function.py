@@ -814,8 +814,8 @@ def test_a_map_and_an_array_take_turns(session, tmp_path):
         assert np.array_equal(f(argument), argument)
 
 
-def test_what_was_submitted_is_not_changed_by_later_writing(session):
-    f = session.function(lambda x, y: x * y, bcast_inputs="y", outputs="gather")
+def test_what_was_submitted_is_not_changed_by_later_writing(fresh):
+    f = fresh.function(lambda x, y: x * y, bcast_inputs="y", outputs="gather")
     x, factors, rows = np.ones((50_000, 2)), [2.0, 3.0], np.arange(40_000)
     future = f.submit(x, factors, batch=rows)
     x[:] = factors[0] = rows[:] = 0

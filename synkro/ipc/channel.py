@@ -43,7 +43,7 @@ SPIN = 100e-6
 
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
-_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE = 0, 1, 2
+_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _UNWANTED = 0, 1, 2, 3
 _MAIN_SLEEPS = _LINE
 _RANKS = 2 * _LINE
 _ANSWERED, _REPLY_SIZE, _SLEEPS, _PHASE, _SLICE = 0, 1, 2, 3, 4
@@ -148,6 +148,11 @@ class Controller:
     def close(self) -> None:
         """Let go of the block; the controller cannot be used after that."""
         del self._block
+
+    def disclaim(self) -> None:
+        """Say that nobody wants the last command's answers: who has not begun it need not."""
+        self._block.words[_UNWANTED] = self._block.words[_COMMAND]
+        self._block.fence()
 
     def wake_all(self) -> None:
         """Wake every worker, asleep or not: after an interrupted ``send``."""
@@ -312,9 +317,13 @@ class Listener:
             if words[_COMMAND] != last:
                 words[sleeps] = 0
                 return
-            if nap < 0 or poll.poll(nap):
-                os.eventfd_read(self._wake_worker)  # sleeps until there is something to read
+            if poll.poll(nap):  # goes on after a signal, which eventfd_read does not
+                os.eventfd_read(self._wake_worker)
             nap = -1
+
+    def unwanted(self) -> bool:
+        """Whether nobody wants the answer to the last command any more."""
+        return self._block.words[_UNWANTED] == self._block.words[_COMMAND]
 
     def reply(self, payload: bytes) -> None:
         """Answer the last command, with at most ``AREA`` bytes."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..errors import SharedMemoryError
 from ..machine import available_memory, readable_bytes
 from ..plan.call import Access, Region
+from .interrupts import uninterrupted
 
 SHM_FOLDER = "/dev/shm"
 ALIGNMENT = 64
@@ -60,7 +61,13 @@ class Segment:
         Raises: SharedMemoryError if there is not so much.
         """
         nbytes = max(nbytes, 1)
-        return cls(number, _reserve(nbytes), nbytes, Access.WRITE)
+        with uninterrupted():
+            fd = _reserve(nbytes)
+            try:
+                return cls(number, fd, nbytes, Access.WRITE)
+            except BaseException:
+                os.close(fd)
+                raise
 
     @classmethod
     def attach(cls, number: int, fd: int, nbytes: int, access: Access) -> Segment:
