@@ -28,6 +28,8 @@ from synkro.errors import InternalError
 from synkro.machine import available_memory
 from synkro.messages import Release
 
+pytestmark = pytest.mark.quick  # on every Python version
+
 X = np.arange(12.0).reshape(6, 2)
 ROWS = np.arange(6.0)
 

@@ -19,6 +19,8 @@ from synkro import InvalidType, InvalidValue, SessionClosed, SharedMemoryError
 from synkro.ipc import segment
 from synkro.machine import available_memory, readable_bytes
 
+pytestmark = pytest.mark.quick  # on every Python version
+
 some = settings(
     deadline=None,
     max_examples=60,

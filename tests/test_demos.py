@@ -3,7 +3,6 @@
 import uuid
 from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 import pytest
 
@@ -60,6 +59,8 @@ def test_runs_to_its_end(demo, run_demo, tmp_path):
 
 def check_photo(folder):
     """One PNG, of the photograph's size twice over, with many colours on its left half only."""
+    import matplotlib.image
+
     (png,) = folder.iterdir()
     assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     image = matplotlib.image.imread(png)

@@ -15,6 +15,8 @@ from conftest import INLINE
 from synkro import InvalidIndex, InvalidValue, WorkerError
 from synkro.frontends.plain import OUT_OF_BAND
 
+pytestmark = pytest.mark.quick  # on every Python version
+
 X = np.arange(21.0).reshape(7, 3)
 Y = np.array([1.0, -2.0, 3.0])
 

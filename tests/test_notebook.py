@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from conftest import wait_until
@@ -45,6 +44,8 @@ nbformat.write(notebook, "executed.ipynb")
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     """The outputs of the notebook's cells, by name; and what running it printed."""
+    import nbformat
+
     folder = tmp_path_factory.mktemp("notebook")
     spec = folder / "jupyter" / "kernels" / "python3"
     spec.mkdir(parents=True)

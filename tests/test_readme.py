@@ -21,6 +21,6 @@ def test_commands_are_one_line_each_and_run_by_ci():
     assert len(COMMANDS) == 2
     assert all("\n" not in command for command in COMMANDS)
     assert "demo_1_intro.py" in COMMANDS[0]
-    assert "readme_command demo_1_intro.py" in ci
+    assert "run_from_readme demo_1_intro.py" in ci
     assert "-m pytest" in COMMANDS[1]
-    assert "readme_command '-m pytest'" in ci
+    assert "run_from_readme '-m pytest'" in ci
