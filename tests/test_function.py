@@ -822,3 +822,10 @@ def test_what_was_submitted_is_not_changed_by_later_writing(fresh):
     future = f.submit(x, factors, batch=rows)
     x[:] = factors[0] = rows[:] = 0
     assert np.array_equal(future.result(), np.tile([2.0, 3.0], (40_000, 1)))
+
+
+def test_subclasses_of_arrays_come_back_as_arrays(session):
+    f = session.function(lambda x: np.matrix(x), outputs="prod")
+    result = f(np.full((8, 2), 2.0), num_slices=2)
+    assert type(result) is np.ndarray
+    assert np.array_equal(result, np.full((2, 2), 16.0))

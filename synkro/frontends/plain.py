@@ -52,10 +52,8 @@ class PlainFrontEnd(FrontEnd):
     def output(self, value: Any) -> NDArray[Any]:
         if isinstance(value, np.ma.MaskedArray):
             raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
-        if isinstance(value, np.ndarray):
-            array = value
-        elif isinstance(value, np.generic | bool | int | float | complex) or hasattr(value, "__array__"):
-            array = np.asarray(value)
+        if isinstance(value, bool | int | float | complex) or hasattr(value, "__array__"):
+            array = np.asarray(value)  # of a subclass of ndarray, the plain array
         else:
             raise OutputError(
                 f"expected an array or a number, got {_shown(value)}; a function that returns "

@@ -58,6 +58,8 @@ def select(batch: Any, rows: int) -> Selection:
     elif isinstance(batch, slice):
         selection = _from_slice(batch, rows)
     else:
+        if isinstance(batch, np.ma.MaskedArray):
+            raise InvalidType("batch cannot be a masked array: give the indices, or a mask of bools.")
         try:
             given = np.asarray(batch)
         except ValueError as error:
