@@ -52,6 +52,7 @@ class Worker:
         self._prepared: dict[bytes, Callable[[], Reply]] = {}
         self._interruptible = False
         self._too_long = b""
+        self._pid = os.getpid()
         self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))
         world.current = self._replica
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -63,6 +64,8 @@ class Worker:
                 reply = self._answer(command, housekeeping)
             except _Leave:
                 return
+            if os.getpid() != self._pid:  # the function forked, and this is the child: no rank
+                os._exit(0)
             payload = self._encoded(reply)
             self._listener.report(Phase.WAITING, 0)
             self._listener.reply(payload)

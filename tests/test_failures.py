@@ -1251,3 +1251,23 @@ def test_a_worker_that_cannot_map_memory_now_can_do_so_later(session):
         f(x)
     assert f(y) == 2000
     assert f(x) == 1000
+
+
+@pytest.mark.parametrize("leave", ["pass", "sys.exit(3)"])
+def test_a_child_forked_by_a_function_is_no_rank(session, leave):
+    def forks(x):
+        import os
+        import sys  # noqa: F401
+
+        child = os.fork()
+        if child == 0:
+            exec(leave)
+            return x.sum() + 1000.0
+        os.waitpid(child, 0)
+        return x.sum()
+
+    f = session.function(forks, outputs="sum")
+    with Watch():
+        for start in range(5):
+            x = np.arange(start, start + 9.0)
+            assert f(x) == x.sum()

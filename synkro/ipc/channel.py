@@ -275,6 +275,7 @@ class Listener:
         self._wake_main = wake_main
         self._wake_worker = wake_worker
         self._socket = sock
+        self._parent = os.getppid()
         self._received: dict[int, int] = {}
         self._patience = _Patience()
 
@@ -319,6 +320,8 @@ class Listener:
                 return
             if poll.poll(nap):  # goes on after a signal, which eventfd_read does not
                 os.eventfd_read(self._wake_worker)
+            if os.getppid() != self._parent:  # for functions that close what is not theirs
+                raise EOFError("the main process has gone")
             nap = -1
 
     def unwanted(self) -> bool:
