@@ -270,9 +270,9 @@ class Engine:
                 self._controller.send_descriptors(rank, numbered)
             except TimeoutError:
                 raise self._late([rank], _SOCKET_PATIENCE) from None
-            except OSError:
+            except OSError:  # its end is closed: it is dead, or lives without ears
+                self._workers[rank].kill()
                 self._check_alive([self._sentinels[rank]])
-                raise
 
     def _wait(
         self, deadline: float | None, limit: float | None, on_tick: Callable[[], None] | None = None

@@ -1271,3 +1271,22 @@ def test_a_child_forked_by_a_function_is_no_rank(session, leave):
         for start in range(5):
             x = np.arange(start, start + 9.0)
             assert f(x) == x.sum()
+
+
+def test_a_worker_that_closed_its_descriptors_is_given_up(session):
+    def deafen(x):
+        import os
+
+        os.closerange(3, 20)
+        x.spare = [os.open("/dev/zero", os.O_RDONLY) for _ in range(17)]
+
+    class Spare:
+        pass
+
+    spare = Spare()
+    total = session.function(lambda x: x.sum(), outputs="sum")
+    with Watch(), pytest.raises(synk.SynkroError):  # noqa: PT012
+        session.function(lambda x: deafen(spare), outputs=[])(np.ones(4))
+        for _ in range(3):
+            total(session.data(np.ones(5)))
+    session.close()

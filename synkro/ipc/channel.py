@@ -25,6 +25,7 @@ worker that misses one reads the socket until it has it.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -350,6 +351,10 @@ class Listener:
             body = b""
             while len(body) < 8 * count:
                 body += self._socket.recv(8 * count - len(body))
+            if len(fds) < count:
+                for fd in fds:
+                    os.close(fd)
+                raise OSError(errno.EMFILE, "this worker has too many open files to map an input")
             for name, fd in zip(struct.unpack(f"<{count}q", body), fds, strict=True):
                 if name in self._received:
                     os.close(self._received[name])
