@@ -14,8 +14,6 @@ import synkro as synk
 from conftest import INLINE, children, descriptors, shared_files, wait_until
 from synkro.machine import available_cores
 
-pytestmark = pytest.mark.quick  # on every Python version
-
 OPS = ("mean", "sum", "prod", "max", "min", "gather")
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
 
