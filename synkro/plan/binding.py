@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
+import numpy as np
+
 from ..errors import InvalidType, InvalidValue
 
 RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
@@ -142,5 +144,7 @@ def _signature(fn: Callable[..., Any], listed: list[str]) -> inspect.Signature:
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
+        if isinstance(fn, np.ufunc):  # older NumPy does not tell what its documentation says
+            listed = ["x"] if fn.nin == 1 else [f"x{number + 1}" for number in range(fn.nin)]
         parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in listed]
         return inspect.Signature([*parameters, Parameter("args", Parameter.VAR_POSITIONAL)])
