@@ -6,7 +6,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -178,10 +177,6 @@ class Session:
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
         self._functions.distribute()
-
-    def submit(self, function: Function, *args: Any, **kwargs: Any) -> Future[Any]:
-        """``function.submit(*args, **kwargs)``."""
-        return function.submit(*args, **kwargs)
 
 
 def _check_place() -> None:

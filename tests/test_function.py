@@ -669,7 +669,7 @@ def test_submitted_calls_run_in_their_order(session):
     f = session.function(count, bcast_inputs="k", outputs="max")
     futures = [f.submit(k) for k in range(10)]
     assert [future.result(30).tolist() for future in futures] == [[k, k + 1] for k in range(10)]
-    assert session.submit(f, 10).result(30).tolist() == [10, 11]
+    assert f.submit(10).result(30).tolist() == [10, 11]
 
 
 def test_submitted_calls_take_options_and_raise_what_the_call_raises(session):
