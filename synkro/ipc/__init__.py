@@ -1,6 +1,7 @@
 """What the operating system gives: shared memory, wake-ups, processes, their output.
 
     segment   anonymous shared memory, reserved when it is created
+    mapping   how it is mapped, and its huge pages
     interrupts  Ctrl-C, put off while a resource has no owner yet
     mapped    which file a memory-mapped array maps
     channel   commands and replies through a shared block; spin, then sleep

@@ -9,7 +9,6 @@ never a SIGBUS later.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import weakref
 
@@ -20,6 +19,7 @@ from ..errors import SharedMemoryError
 from ..machine import available_memory, readable_bytes
 from ..plan.call import Access, Region
 from .interrupts import uninterrupted
+from .mapping import map_file, take_huge_pages
 
 SHM_FOLDER = "/dev/shm"
 ALIGNMENT = 64
@@ -50,7 +50,10 @@ class Segment:
     def __init__(self, number: int, fd: int, nbytes: int, access: Access) -> None:
         self.number = number
         self.nbytes = nbytes
-        self.base = _map(fd, nbytes, access)
+        try:
+            self.base = map_file(fd, nbytes, access)
+        except OSError as error:
+            raise _explained(error, nbytes) from None
         self.fd = fd
         self._closer = weakref.finalize(self, os.close, fd)
 
@@ -96,18 +99,6 @@ class Segment:
         self.fd = -1
 
 
-def _map(fd: int, nbytes: int, access: Access) -> NDArray[np.uint8]:
-    kind = {
-        Access.READ: mmap.ACCESS_READ,
-        Access.WRITE: mmap.ACCESS_WRITE,
-        Access.COPY: mmap.ACCESS_COPY,
-    }[access]
-    try:
-        return np.frombuffer(mmap.mmap(fd, nbytes, access=kind), np.uint8)
-    except OSError as error:
-        raise _explained(error, nbytes) from None
-
-
 def _reserve(nbytes: int) -> int:
     """A descriptor of *nbytes* of reserved, zeroed, unnamed memory."""
     measured = nbytes >= _MEASURED_FROM
@@ -145,6 +136,8 @@ def _shm_free() -> int:
 
 def _reserved(fd: int, nbytes: int) -> int:
     try:
+        os.ftruncate(fd, nbytes)
+        take_huge_pages(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
     except BaseException:
         os.close(fd)
@@ -154,7 +147,7 @@ def _reserved(fd: int, nbytes: int) -> int:
 
 def _explained(error: OSError, nbytes: int) -> SharedMemoryError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "raise the limit (ulimit -n), or hold fewer Data at once: each needs two of them"
+        advice = "raise the limit (ulimit -n), or hold fewer Data at once: each needs one"
     else:
         advice = "use less data at once, or free some with Data.free_memory()"
     return SharedMemoryError(
