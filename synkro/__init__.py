@@ -12,6 +12,7 @@ The house has floors; a module imports only from lower ones, or from its own fol
     4  worker      a worker's loop: receive, do, reply
        replica     what every rank is: its functions and segments; a handler a command
     3  comms/      reduce operations, and collectives over arrays
+       failures    what failed in the workers, as errors of the main process
        frontends/  a user's function made ready to travel
     2  messages    the commands and replies
        ipc/        shared memory, wake-ups, processes, their output
@@ -57,6 +58,7 @@ from .api import (
 from .data import Data
 from .errors import (
     CallTimeout,
+    CollectiveError,
     InternalError,
     InvalidIndex,
     InvalidType,
@@ -81,6 +83,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CallTimeout",
+    "CollectiveError",
     "Data",
     "Function",
     "InternalError",

@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -26,16 +25,9 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
-from .errors import (
-    CallTimeout,
-    InternalError,
-    RemoteTraceback,
-    SessionBroken,
-    SessionClosed,
-    SynkroError,
-    WorkerDied,
-    WorkerError,
-)
+from .comms.shm import shared_file
+from .errors import CallTimeout, InternalError, SessionBroken, SessionClosed
+from .failures import call_timeout, ranks_in_words, worker_died, worker_error
 from .ipc.channel import AREA, Controller, block_bytes
 from .ipc.interrupts import uninterrupted
 from .ipc.output import OutputPump
@@ -101,7 +93,8 @@ class Engine:
         self._why_broken = ""
         self._pump = OutputPump()
         self._workers: list[WorkerProcess] = []
-        self._wake_main = os.eventfd(0)
+        self._wake_main = -1
+        self._wakes: list[int] = []
         try:
             self._start(environments)
         except BaseException:
@@ -110,23 +103,33 @@ class Engine:
         _engines.add(self)
 
     def _start(self, environments: Sequence[dict[str, str]]) -> None:
+        with uninterrupted():
+            self._wake_main = os.eventfd(0)
+            self._wakes += [os.eventfd(0) for _ in range(self.size)]
         block = Segment.create(0, block_bytes(self.size))
-        for rank, environment in enumerate(environments):
-            with uninterrupted():
-                worker = WorkerProcess(rank, (block.fd, self._wake_main), environment, self.size)
-                self._workers.append(worker)
-            self._pump.add(rank, worker.stdout, worker.stderr)
-            worker.socket.settimeout(_SOCKET_PATIENCE)
+        arena = shared_file(self.size)
+        try:
+            self._start_workers(environments, (block.fd, arena, self._wake_main, *self._wakes))
+        finally:
+            os.close(arena)
         self._controller = Controller(
             block.base.data,
             self._wake_main,
-            [worker.wake for worker in self._workers],
+            self._wakes,
             [worker.socket for worker in self._workers],
         )
         self._sentinels = [worker.sentinel for worker in self._workers]
         block.close()
         self._pump.start()
         self._state = State.READY
+
+    def _start_workers(self, environments: Sequence[dict[str, str]], shared_fds: Sequence[int]) -> None:
+        for rank, environment in enumerate(environments):
+            with uninterrupted():
+                worker = WorkerProcess(rank, shared_fds, environment, self.size)
+                self._workers.append(worker)
+            self._pump.add(rank, worker.stdout, worker.stderr)
+            worker.socket.settimeout(_SOCKET_PATIENCE)
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
@@ -283,23 +286,10 @@ class Engine:
 
     def _late(self, ranks: list[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
-        standing = "; ".join(self._standing(rank) for rank in ranks)
-        return CallTimeout(
-            f"no answer within the timeout of {limit:g} s from {_ranks(ranks)}: {standing}. They were "
-            f"interrupted; the next call waits for them. If they are stuck, call close() and fork().",
-            ranks=tuple(ranks),
-        )
-
-    def _standing(self, rank: int) -> str:
-        phase, done = self._controller.whereabouts(rank)
-        doing = {
-            Phase.WAITING: "has not begun",
-            Phase.LOADING: "is loading functions",
-            Phase.RUNNING: f"is running the function, {done} slices done",
-            Phase.STORING: "is storing outputs",
-            Phase.REDUCING: "is reducing outputs",
-        }[Phase(phase)]
-        return f"rank {rank} (pid {self._workers[rank].pid}) {doing}"
+        standing = {
+            rank: (self._workers[rank].pid, *self._controller.whereabouts(rank)) for rank in ranks
+        }
+        return call_timeout(standing, limit)
 
     def _read(self) -> list[Any]:
         replies = [self._decode(self._controller.reply(rank)) for rank in range(self.size)]
@@ -309,7 +299,7 @@ class Engine:
                 break
         for reply in replies:
             if isinstance(reply, Failed):
-                raise self._failure(replies)
+                raise worker_error(replies)
         return replies
 
     def _decode(self, payload: bytes) -> Any:
@@ -334,27 +324,6 @@ class Engine:
             pickle.loads(rows[rank, :length].tobytes()) if length else replies[rank]
             for rank, length in enumerate(lengths)
         ]
-
-    def _failure(self, replies: list[Any]) -> SynkroError:
-        """The exception of the lowest rank that failed."""
-        failures = [(rank, r) for rank, r in enumerate(replies) if isinstance(r, Failed)]
-        rank, first = failures[0]
-        original: BaseException | None = None
-        if first.pickled is not None:
-            with contextlib.suppress(Exception):
-                original = pickle.loads(first.pickled)
-        if first.usage and isinstance(original, SynkroError):
-            return original
-        name = f" in the function {first.function!r}" if first.function else ""
-        others = f" ({len(failures)} ranks failed; this is the first)" if len(failures) > 1 else ""
-        hint = ""
-        if isinstance(original, ValueError) and "read-only" in first.summary:
-            hint = " (inputs are read-only inside functions: copy before you write)"
-        error = WorkerError(
-            f"rank {rank} failed{name}: {first.summary}{hint}{others}", rank, first.function, original
-        )
-        error.__cause__ = RemoteTraceback(first.traceback)
-        return error
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
@@ -385,7 +354,7 @@ class Engine:
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._late(late, limit or 0.0)
             if quiet:
-                self.say(f"Synkro: waiting for {_ranks(late)} to end an interrupted call…")
+                self.say(f"Synkro: waiting for {ranks_in_words(late)} to end an interrupted call…")
                 quiet = False
 
     def _check_alive(self, ready: list[int]) -> None:
@@ -395,26 +364,12 @@ class Engine:
         if self._state is not State.READY:  # close() of another thread did this
             self.require_ready()
         dead = self._workers[self._sentinels.index(ready[0])]
-        status = dead.status()
-        tail = self._pump.stderr_tail(dead.rank, 0.3)
-        how = (
-            f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-        )
-        self._why_broken = f"the worker of rank {dead.rank} (pid {dead.pid}) {how}."
+        died = worker_died(dead.rank, dead.pid, dead.status(), self._pump.stderr_tail(dead.rank, 0.3))
+        self._why_broken = str(died).partition(". ")[0] + "."
         self._state = State.BROKEN
         for worker in self._workers:
             worker.kill()
-        hint = " (out of memory, perhaps)" if status == -signal.SIGKILL else ""
-        ending = f" The end of its stderr:\n{tail}" if tail else ""
-        raise WorkerDied(
-            f"the worker of rank {dead.rank} (pid {dead.pid}) {how}{hint}. Call close() and then "
-            f"fork() to go on; all Data keep their contents.{ending}",
-            rank=dead.rank,
-            pid=dead.pid,
-            exitcode=None if status < 0 else status,
-            signal=-status if status < 0 else None,
-            stderr=tail,
-        )
+        raise died
 
     def close(self) -> None:
         """End the workers and give everything back; the second time it does nothing.
@@ -441,7 +396,8 @@ class Engine:
             for worker in self._workers:
                 worker.close()
             self._pump.close(_GRACE)
-            os.close(self._wake_main)
+            for fd in (self._wake_main, *self._wakes):
+                os.close(fd)
             if state is not State.STARTING:
                 self._controller.close()
 
@@ -474,17 +430,6 @@ atexit.register(_at_exit)
 def _after(limit: float | None) -> float | None:
     """The deadline *limit* seconds from now, on the monotonic clock."""
     return None if limit is None else time.monotonic() + limit
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def status_line(verbose: bool) -> Callable[[str], None]:

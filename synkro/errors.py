@@ -5,7 +5,8 @@ SynkroError
 │   ├── InvalidValue      … also a ValueError
 │   ├── InvalidType       … also a TypeError
 │   ├── InvalidIndex      … also an IndexError
-│   └── OutputError       what a function returned does not fit its ``outputs=``; a ValueError
+│   ├── OutputError       what a function returned does not fit its ``outputs=``; a ValueError
+│   └── CollectiveError   the ranks did not do the same in a collective; also a RuntimeError
 ├── SessionError          there is no session to serve the call; also a RuntimeError
 │   ├── NotForked         nobody called fork() yet
 │   ├── SessionClosed     you closed it
@@ -43,6 +44,18 @@ class InvalidIndex(UsageError, IndexError):
 
 class OutputError(UsageError, ValueError):
     """A function's result does not fit its ``outputs=``, or differs between ranks or slices."""
+
+
+class CollectiveError(UsageError, RuntimeError):
+    """A collective that not all ranks took part in, or not with arguments that fit together.
+
+    Attributes:
+        strays: whether another rank's own failure was the cause: then that one is reported.
+    """
+
+    def __init__(self, message: str, strays: bool = False) -> None:
+        super().__init__(message)
+        self.strays = strays
 
 
 class SessionError(SynkroError, RuntimeError):

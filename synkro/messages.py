@@ -190,7 +190,8 @@ class Failed:
     """An exception in a worker, as far as it can travel.
 
     ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
-    the exception itself, where it survives a round trip.
+    the exception itself, where it survives a round trip.  ``strays`` says that another rank's failure
+    was the cause.
     """
 
     function: str | None
@@ -198,6 +199,7 @@ class Failed:
     traceback: str
     pickled: bytes | None
     usage: bool
+    strays: bool
 
 
 Command = Start | Distribute | Call | Store | Reduce | Deliver | Indirect | Release | Exit

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from .comms.base import Communicator
 from .comms.ops import OPERATIONS
-from .comms.shm import ShmCommunicator
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .errors import InternalError, OutputError
@@ -69,13 +68,14 @@ class Replica:
         self,
         rank: int,
         size: int,
+        comm: Communicator,
         descriptor: Callable[[int], int],
         report: Callable[[int, int], None],
     ) -> None:
         self.rank = rank
         self.size = size
         self.device: Device = CpuDevice()
-        self.comm: Communicator = ShmCommunicator(rank, size)
+        self.comm = comm
         self.front_end: FrontEnd = PlainFrontEnd()
         self.functions: dict[int, FunctionSpec] = {}
         self.function: str | None = None

@@ -17,7 +17,9 @@ from types import FrameType
 import cloudpickle
 
 from . import world
-from .errors import UsageError
+from .comms.base import Communicator
+from .comms.shm import ShmCommunicator
+from .errors import CollectiveError, UsageError
 from .ipc.channel import AREA, Listener
 from .ipc.process import hold_on_to
 from .messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
@@ -30,7 +32,7 @@ _PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
 
 def main(fds: str) -> None:
     """Be the worker that ``ipc.process`` has started with these descriptors."""
-    rank, size, block, wake_main, wake, sock, lifeline = map(int, fds.split(","))
+    rank, size, sock, lifeline, block, arena, wake_main, *wakes = map(int, fds.split(","))
     hold_on_to(lifeline)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -38,17 +40,18 @@ def main(fds: str) -> None:
             stream.reconfigure(line_buffering=True)
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
-    listener = Listener(memory, rank, size, wake_main, wake, socket.socket(fileno=sock))
-    Worker(rank, size, listener).serve()
+    listener = Listener(memory, rank, size, wake_main, wakes[rank], socket.socket(fileno=sock))
+    comm = ShmCommunicator(rank, size, arena, wakes)
+    Worker(rank, size, listener, comm).serve()
     listener.close()
 
 
 class Worker:
     """The loop around a replica."""
 
-    def __init__(self, rank: int, size: int, listener: Listener) -> None:
+    def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
         self._listener = listener
-        self._replica = Replica(rank, size, listener.descriptor, listener.report)
+        self._replica = Replica(rank, size, comm, listener.descriptor, listener.report)
         self._prepared: dict[bytes, Callable[[], Reply]] = {}
         self._interruptible = False
         self._too_long = b""
@@ -133,6 +136,7 @@ class Worker:
             traceback=text[-_TEXT_LIMIT:],
             pickled=_pickled(error),
             usage=usage,
+            strays=isinstance(error, CollectiveError) and error.strays,
         )
         traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
         return failed

@@ -66,7 +66,7 @@ class Operation:
         """Two partials as one, written to *out* if given."""
         return np.asarray(self.ufunc(one, other, out=out))
 
-    def finish(self, partial: Array, total_weight: int, out: Array | None = None) -> Array:
+    def finish(self, partial: Array, total_weight: float, out: Array | None = None) -> Array:
         """The merged partial, divided by *total_weight* if it is a weighted one."""
         if self.weighted and total_weight != 1:
             return np.asarray(np.true_divide(partial, total_weight, out=out))

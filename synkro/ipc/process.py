@@ -48,7 +48,6 @@ class WorkerProcess:
 
     Attributes:
         pid, sentinel: the process, and a descriptor that becomes readable when it ends.
-        wake: the eventfd that it sleeps on.
         socket: where it receives descriptors.
         stdout, stderr: the read ends of its pipes; whoever reads them closes them.
     """
@@ -56,16 +55,14 @@ class WorkerProcess:
     def __init__(
         self, rank: int, shared_fds: Sequence[int], environment: Mapping[str, str], size: int
     ) -> None:
-        """Start it; *shared_fds* are what all workers get: the shared block and main's eventfd."""
+        """Start it; *shared_fds* are what all workers get: the board's file, everybody's eventfds …"""
         self.rank = rank
         with contextlib.ExitStack() as undo:
             lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
-            self.wake = os.eventfd(0)
-            undo.callback(os.close, self.wake)
             self.socket, theirs = socket.socketpair()
             undo.callback(self.socket.close)
-            inherited = [*shared_fds, self.wake, theirs.fileno(), lifeline]
+            inherited = [theirs.fileno(), lifeline, *shared_fds]
             try:
                 self._process = _start(rank, size, inherited, environment)
             finally:
@@ -109,10 +106,10 @@ class WorkerProcess:
     def release(self) -> None:
         """Give the descriptors back without touching the process (in a fork of the main process)."""
         self.socket.close()
-        for fd in (self._lifeline, self.wake, self.sentinel):
+        for fd in (self._lifeline, self.sentinel):
             with contextlib.suppress(OSError):
                 os.close(fd)
-        self._lifeline = self.wake = self.sentinel = -1
+        self._lifeline = self.sentinel = -1
 
 
 def _start(

@@ -53,7 +53,7 @@ class Segment:
         try:
             self.base = map_file(fd, nbytes, access)
         except OSError as error:
-            raise _explained(error, nbytes) from None
+            raise explained(error, nbytes) from None
         self.fd = fd
         self._closer = weakref.finalize(self, os.close, fd)
 
@@ -101,15 +101,9 @@ class Segment:
 
 def _reserve(nbytes: int) -> int:
     """A descriptor of *nbytes* of reserved, zeroed, unnamed memory."""
-    measured = nbytes >= _MEASURED_FROM
-    if measured and nbytes > (available := available_memory()):
-        raise SharedMemoryError(
-            f"{readable_bytes(nbytes)} of shared memory were asked for, but the machine has "
-            f"{readable_bytes(available)} of memory left: use less data at once, free some with "
-            f"Data.free_memory(), or pass a memory-mapped file (numpy.memmap), which needs none."
-        )
+    require_memory(nbytes)
     try:
-        if not measured or nbytes <= _shm_free():
+        if nbytes < _MEASURED_FROM or nbytes <= _shm_free():
             try:
                 return _reserved(_open_in_shm(), nbytes)
             except OSError as error:
@@ -119,7 +113,17 @@ def _reserve(nbytes: int) -> int:
         os.fchmod(fd, 0o600)
         return _reserved(fd, nbytes)
     except OSError as error:
-        raise _explained(error, nbytes) from None
+        raise explained(error, nbytes) from None
+
+
+def require_memory(nbytes: int) -> None:
+    """Raises: SharedMemoryError if the machine has not so much memory left."""
+    if nbytes >= _MEASURED_FROM and nbytes > (available := available_memory()):
+        raise SharedMemoryError(
+            f"{readable_bytes(nbytes)} of shared memory were asked for, but the machine has "
+            f"{readable_bytes(available)} of memory left: use less data at once, free some with "
+            f"Data.free_memory(), or pass a memory-mapped file (numpy.memmap), which needs none."
+        )
 
 
 def _open_in_shm() -> int:
@@ -145,7 +149,8 @@ def _reserved(fd: int, nbytes: int) -> int:
     return fd
 
 
-def _explained(error: OSError, nbytes: int) -> SharedMemoryError:
+def explained(error: OSError, nbytes: int) -> SharedMemoryError:
+    """What to say when *nbytes* could not be reserved or mapped."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         advice = "raise the limit (ulimit -n), or hold fewer Data at once: each needs one"
     else:

@@ -1,0 +1,323 @@
+"""Where the ranks of a call meet: each says what it does, and sees what the others do.
+
+All state is in the *board*, at the beginning of the arena's file; each rank writes only its own line::
+
+    rank a                              board                              rank b
+    ──────                              ─────                              ──────
+    meet   record in its own memory ─▶ [ a: RECORD, REACHED ]
+           waits for all            ◀─ [ b: RECORD, REACHED ] ◀── record    meet
+    step   REACHED + 1, waits for all  (all have computed their share)      step
+    part   REACHED + 1, waits for all  (nobody reads another's memory any more)
+
+``REACHED`` counts four steps a collective, whatever became of them, so that ranks that met an error
+stay in step.  Who ends its function says so in ``LEFT``: who waits for it sees at once that it will
+not come.  Nobody waits in vain: where all ranks wait and none of their
+conditions holds, nothing can change any more, and whoever notices says so.
+
+Waiting is polling for a moment, and then sleeping on the worker's eventfd.  A rank that goes to sleep
+says so and looks once more; a rank that writes looks afterwards who sleeps; fences stand between.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..errors import CollectiveError
+from ..ipc.arena import Arena
+
+KINDS = (
+    "nothing",
+    "barrier",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+    "recv",
+)
+_RECV, _SEND = KINDS.index("recv"), KINDS.index("send")
+
+_WORD = 8
+_LINE = 16  # words of a rank's line: two cache lines
+_EPOCH, _REACHED, _LEFT, _SLEEPS, _DOES, _FOR = range(6)
+_RECORDS = 8  # two of them, each an offset and a size: who is ahead must not overwrite what others read
+_STEPS = 4  # of REACHED, a collective
+_RETURNED, _FAILED = 1, 2  # LEFT of a rank that has ended its function
+
+_SLOTS = 8  # messages from one rank to another that may wait to be received
+_SENT, _RECEIVED, _FIRST_SLOT = 0, 8, 16  # words of a pair's box; each writer has its cache line
+_BOX = _FIRST_SLOT + 2 * _SLOTS
+
+_SPIN = 100e-6  # seconds to poll before sleeping: about what being woken costs
+_NAP = 100  # milliseconds between looks whether anything can still change
+
+
+def board_bytes(size: int) -> int:
+    """The size of the board for *size* ranks."""
+    return (size * _LINE + size * size * _BOX) * _WORD
+
+
+class Meeting:
+    """One rank's end.
+
+    Attributes:
+        group: the ranks that take part in the running call, in order.
+        place: the index of this rank in it.
+    """
+
+    def __init__(
+        self, board: memoryview, rank: int, size: int, arena: Arena, wakes: Sequence[int]
+    ) -> None:
+        self.rank = rank
+        self.group: tuple[int, ...] = (rank,)
+        self.place = 0
+        self._size = size
+        self._words = board.cast("Q")
+        self._line = rank * _LINE
+        self._others: list[int] = []
+        self._arena = arena
+        self._wakes = wakes
+        self._records = [arena.empty((2048,), np.uint8) for _ in range(2)]
+        self._epoch = 0
+        self._count = 0
+        self._name = ""
+        self._lock = threading.Lock()
+
+    # ── a call ───────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, epoch: int, group: tuple[int, ...]) -> None:
+        """A call begins, in which *group* takes part; *epoch* grows from call to call."""
+        words = self._words
+        if group != self.group:
+            self.group = group
+            self.place = group.index(self.rank)
+            self._others = [rank * _LINE for rank in group if rank != self.rank]
+        self._epoch = epoch
+        self._count = 0
+        words[self._line + _DOES] = 0
+        words[self._line + _REACHED] = 0
+        words[self._line + _LEFT] = 0
+        self._fence()
+        words[self._line + _EPOCH] = epoch
+
+    def end(self, failed: bool) -> None:
+        """The call has ended on this rank: whoever waits for it need not any longer."""
+        self._fence()
+        self._words[self._line + _LEFT] = _FAILED if failed else _RETURNED
+        self._fence()
+        self._rouse(self.group)
+
+    # ── a collective ─────────────────────────────────────────────────────────────────────────────
+
+    def meet(self, kind: int, payload: bytes) -> list[bytes]:
+        """Wait until all take part in their next collective; returns what they said, by place.
+
+        Raises: CollectiveError if one never will.
+        """
+        self._count += 1
+        self._name = KINDS[kind]
+        turn = self._count % 2
+        if len(payload) > len(self._records[turn]):
+            self._records[turn] = self._arena.empty((2 * len(payload),), np.uint8)
+        record = self._records[turn]
+        record[: len(payload)] = memoryview(payload)
+        at = self._arena.locate(record)
+        assert at is not None
+        word = self._line + _RECORDS + 2 * turn
+        self._words[word], self._words[word + 1] = at, len(payload)
+        self._reach_all(self._count * _STEPS, kind)
+        return [payload if rank == self.rank else self._record_of(rank) for rank in self.group]
+
+    def step(self) -> None:
+        """Wait until all have come as far as this."""
+        self._reach_all(self._words[self._line + _REACHED] + 1, self._words[self._line + _DOES])
+
+    def part(self) -> None:
+        """Wait until all are done with each other's memory: the collective ends."""
+        self._reach_all(self._count * _STEPS + _STEPS - 1, self._words[self._line + _DOES])
+
+    def where(self) -> str:
+        """The running collective, in words."""
+        return f"{self._name} (collective {self._count} of this call)"
+
+    def _record_of(self, rank: int) -> bytes:
+        word = rank * _LINE + _RECORDS + 2 * (self._count % 2)
+        at, size = self._words[word], self._words[word + 1]
+        return self._arena.view(at, (size,), np.uint8).tobytes()
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────
+
+    def post(self, to: int, at: int) -> int:
+        """Put a message (the offset of a block) into the box for rank *to*; returns its number.
+
+        Waits while the box is full.  Raises: CollectiveError if it will never be emptied.
+        """
+        words, box = self._words, self._box(self.rank, to)
+        self._name = f"send to rank {to}"
+        self._until(lambda: words[box + _SENT] - words[box + _RECEIVED] < _SLOTS, _SEND, to)
+        number = words[box + _SENT]
+        slot = box + _FIRST_SLOT + 2 * (number % _SLOTS)
+        words[slot], words[slot + 1] = at, self._epoch
+        self._fence()
+        words[box + _SENT] = number + 1
+        self._fence()
+        self._rouse([to])
+        return number
+
+    def fetch(self, source: int) -> int:
+        """Wait for the next message of rank *source*; returns what it posted."""
+        words, box = self._words, self._box(source, self.rank)
+        self._name = f"recv from rank {source}"
+        while True:
+            self._until(lambda: words[box + _SENT] != words[box + _RECEIVED], _RECV, source)
+            self._fence()
+            slot = box + _FIRST_SLOT + 2 * (words[box + _RECEIVED] % _SLOTS)
+            if words[slot + 1] == self._epoch:
+                return words[slot]
+            self.fetched(source)  # one of an earlier call, which nobody received
+
+    def fetched(self, source: int) -> None:
+        """The message has been read: its sender may have its memory back."""
+        self._fence()
+        self._words[self._box(source, self.rank) + _RECEIVED] += 1
+        self._fence()
+        self._rouse([source])
+
+    def received(self, to: int) -> int:
+        """How many of the messages posted to rank *to* have been read."""
+        return self._words[self._box(self.rank, to) + _RECEIVED]
+
+    def _box(self, source: int, to: int) -> int:
+        return self._size * _LINE + (source * self._size + to) * _BOX
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────
+
+    def _reach_all(self, target: int, kind: int) -> None:
+        self._words[self._line + _DOES] = kind
+        self._words[self._line + _FOR] = target
+        self._fence()
+        self._words[self._line + _REACHED] = target
+        self._fence()
+        self._rouse(self.group)
+        if not self._arrived(target):
+            self._until(lambda: self._arrived(target), kind, target)
+        self._fence()
+
+    def _rouse(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            if self._words[rank * _LINE + _SLEEPS] and rank != self.rank:
+                os.eventfd_write(self._wakes[rank], 1)
+
+    def _arrived(self, target: int) -> bool:
+        """Whether all others have reached *target*.  Raises: CollectiveError if one has left."""
+        words = self._words
+        for line in self._others:
+            if words[line + _EPOCH] != self._epoch:
+                return False
+            if words[line + _REACHED] < target:
+                if words[line + _LEFT] and words[line + _REACHED] < target:  # not meanwhile
+                    raise self._stranded(line // _LINE)
+                return False
+        return True
+
+    def _until(self, condition: Callable[[], bool], kind: int, wanted: int) -> None:
+        """Wait for *condition*, which depends on what *kind* and *wanted* say to the others."""
+        give_up = time.perf_counter() + _SPIN
+        while not condition():
+            os.sched_yield()
+            if time.perf_counter() > give_up:
+                break
+        else:
+            return
+        words, line = self._words, self._line
+        words[line + _DOES], words[line + _FOR] = kind, wanted
+        poll = select.poll()
+        poll.register(self._wakes[self.rank], select.POLLIN)
+        try:
+            while True:
+                words[line + _SLEEPS] = 1
+                self._fence()
+                if condition():
+                    return
+                if kind in (_SEND, _RECV) and self._left(wanted):
+                    if condition():
+                        return
+                    raise self._stranded(wanted)
+                if poll.poll(_NAP):
+                    os.eventfd_read(self._wakes[self.rank])
+                elif self._standstill():
+                    raise CollectiveError(self._who_waits())
+        finally:
+            words[line + _SLEEPS] = 0
+
+    def _fence(self) -> None:
+        """What was stored before is seen before anything that is read or stored after."""
+        with self._lock:
+            pass
+
+    # ── when it cannot come about ────────────────────────────────────────────────────────────────
+
+    def _left(self, rank: int) -> bool:
+        line = rank * _LINE
+        return self._words[line + _EPOCH] == self._epoch and self._words[line + _LEFT] != 0
+
+    def _stranded(self, rank: int) -> CollectiveError:
+        """What to raise where *rank* has ended its function while this one waits for it."""
+        failed = self._words[rank * _LINE + _LEFT] == _FAILED
+        how = "failed" if failed else "returned from the function"
+        return CollectiveError(
+            f"rank {rank} {how} without taking part in {self.where()}, in which rank {self.rank} "
+            f"waited: every rank of a call must enter the same collectives in the same order.",
+            strays=failed,
+        )
+
+    def _standstill(self) -> bool:
+        """Whether nothing can change any more: all wait, or have left, and nobody's wait is over."""
+        before = self._snapshot()
+        stuck = all(self._left(rank) or self._waits(rank) for rank in self.group)
+        return stuck and self._snapshot() == before
+
+    def _snapshot(self) -> bytes:
+        return self._words.tobytes()
+
+    def _waits(self, rank: int) -> bool:
+        words, line = self._words, rank * _LINE
+        if words[line + _EPOCH] != self._epoch or not words[line + _SLEEPS]:
+            return False
+        kind, wanted = words[line + _DOES], words[line + _FOR]
+        if kind == _RECV:
+            box = self._box(wanted, rank)
+            return words[box + _SENT] == words[box + _RECEIVED] and not self._left(wanted)
+        if kind == _SEND:
+            box = self._box(rank, wanted)
+            full = words[box + _SENT] - words[box + _RECEIVED] >= _SLOTS
+            return full and not self._left(wanted)
+        late = [other for other in self.group if words[other * _LINE + _REACHED] < wanted]
+        return bool(late) and not any(self._left(other) for other in late)
+
+    def _who_waits(self) -> str:
+        words = self._words
+        doing = []
+        for rank in self.group:
+            kind, wanted = words[rank * _LINE + _DOES], words[rank * _LINE + _FOR]
+            if self._left(rank):
+                doing.append(f"rank {rank} has returned")
+            elif kind in (_SEND, _RECV):
+                way = "to" if kind == _SEND else "from"
+                doing.append(f"rank {rank} is in {KINDS[kind]} {way} rank {wanted}")
+            else:
+                doing.append(f"rank {rank} is in {KINDS[kind]}, collective {wanted // _STEPS}")
+        return (
+            f"the ranks of this call wait for each other, and none can go on: {'; '.join(doing)}. Every "
+            f"rank must enter the same collectives in the same order, and receive what is sent to it."
+        )

@@ -1,0 +1,482 @@
+"""One conformance class for every communicator: world sizes, dtypes, operations, odd lengths.
+
+A *world* is a set of ranks that run one body at the same time; ``World.run`` returns what each returned,
+or raises what the lowest rank raised.  Here the ranks are threads; the code under test cannot tell.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from synkro.comms.ops import OPERATIONS
+from synkro.comms.shm import ShmCommunicator, shared_file
+from synkro.errors import CollectiveError
+from synkro.plan.split import split
+
+DTYPES = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+SIZES = [1, 2, 3, 4]
+LENGTHS = [0, 1, 2, 5, 64, 1000]
+
+
+class ShmWorld:
+    """Threads over shared memory."""
+
+    def __init__(self, size):
+        self.size = size
+        self.epoch = 0
+        with contextlib.ExitStack() as stack:
+            wakes = [os.eventfd(0) for _ in range(size)]
+            file = shared_file(size)
+            self.comms = [ShmCommunicator(rank, size, file, wakes) for rank in range(size)]
+            for fd in (file, *wakes):
+                stack.callback(os.close, fd)
+            self._closer = stack.pop_all()
+
+    def run(self, body, ranks=None):
+        """``body(comm)`` on all *ranks*: the results, or the exceptions that were raised, by rank."""
+        ranks = tuple(range(self.size)) if ranks is None else ranks
+        self.epoch += 1
+        outcomes = {}
+
+        def work(rank, comm):
+            comm.begin(self.epoch, ranks)
+            failed = True
+            try:
+                outcomes[rank] = body(comm)
+                failed = False
+            except Exception as error:
+                outcomes[rank] = error
+            finally:
+                comm.end(failed)
+
+        threads = [threading.Thread(target=work, args=(r, self.comms[r]), daemon=True) for r in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive(), "a rank hangs"
+        return [outcomes[rank] for rank in ranks]
+
+    def close(self):
+        del self.comms
+        self._closer.close()
+
+
+WORLDS = {"shm": ShmWorld}
+
+
+@pytest.fixture(scope="module", params=[(name, size) for name in WORLDS for size in SIZES], ids=str)
+def world(request):
+    name, size = request.param
+    world = WORLDS[name](size)
+    yield world
+    world.close()
+
+
+def values(rank, shape, dtype, seed=0):
+    """Arbitrary values that are the same whoever asks: small integers, so that nothing is rounded."""
+    rng = np.random.default_rng((rank, seed))
+    integers = rng.integers(0 if np.dtype(dtype).kind in "?bu" else -3, 4, shape)
+    made = integers.astype(dtype)
+    return (
+        made + 1j * integers[..., ::-1].astype(dtype) if np.dtype(dtype).kind == "c" and shape else made
+    )
+
+
+def good(results):
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def serial(operation, arrays, weights):
+    """The reduction as NumPy would do it, in the order of the ranks."""
+    operation = OPERATIONS[operation]
+    total = operation.lift(arrays[0], weights[0])
+    for array, weight in zip(arrays[1:], weights[1:], strict=True):
+        total = operation.merge(total, operation.lift(array, weight))
+    total = operation.finish(np.array(total), sum(weights))
+    return np.asarray(total).astype(operation.result_dtype(arrays[0].dtype))
+
+
+def check(got, want):
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid:RuntimeWarning")
+class TestConformance:
+    @pytest.mark.parametrize("op", OPERATIONS)
+    def test_all_reduce(self, world, op):
+        for dtype, length in itertools.product(DTYPES, LENGTHS):
+            inputs = [values(rank, (length,), dtype) for rank in range(world.size)]
+            want = serial(op, inputs, [1] * world.size)
+
+            def body(comm, inputs=inputs):
+                return comm.all_reduce([inputs[comm.place]], OPERATIONS[op], 1)[0]
+
+            for result in good(world.run(body)):
+                check(result, want)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_a_weighted_mean_counts_a_rank_as_often_as_it_weighs(self, world, dtype):
+        inputs = [values(rank, (7,), dtype) for rank in range(world.size)]
+        mean = OPERATIONS["mean"]
+        results = good(
+            world.run(lambda comm: comm.all_reduce([inputs[comm.place]], mean, comm.place + 1)[0])
+        )
+        want = serial("mean", inputs, [rank + 1 for rank in range(world.size)])
+        for result in results:
+            check(result, want)
+
+    def test_several_arrays_of_several_shapes_and_dtypes_at_once(self, world):
+        shapes = [((3, 2), "f4"), ((), "f8"), ((0,), "i8"), ((1000,), "i4"), ((1,), "c8")]
+        inputs = [
+            [values(rank, shape, dtype, 9) for shape, dtype in shapes] for rank in range(world.size)
+        ]
+        results = good(world.run(lambda comm: comm.all_reduce(inputs[comm.place], OPERATIONS["sum"], 1)))
+        for result in results:
+            for index, got in enumerate(result):
+                check(got, serial("sum", [mine[index] for mine in inputs], [1] * world.size))
+
+    @pytest.mark.parametrize("op", OPERATIONS)
+    @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "c16"])
+    def test_all_reduce_in_place(self, world, op, dtype):
+        if op == "mean" and dtype == "i4":
+            pytest.skip("the mean of integers is no integer")
+
+        def body(comm):
+            arrays = [comm.empty((length,), dtype) for length in LENGTHS]
+            for length, array in zip(LENGTHS, arrays, strict=True):
+                array[...] = values(comm.place, (length,), dtype)
+            comm.all_reduce_in_place(arrays, OPERATIONS[op])
+            return arrays
+
+        for result in good(world.run(body)):
+            for length, got in zip(LENGTHS, result, strict=True):
+                inputs = [values(rank, (length,), dtype) for rank in range(world.size)]
+                check(got, serial(op, inputs, [1] * world.size))
+
+    def test_floats_are_added_in_the_order_of_the_ranks(self, world):
+        inputs = [np.random.default_rng(rank).standard_normal(100_003) for rank in range(world.size)]
+
+        def body(comm):
+            mine = comm.empty((100_003,), "f8")
+            mine[...] = inputs[comm.place]
+            new = comm.all_reduce([inputs[comm.place]], OPERATIONS["sum"], 1)[0]
+            comm.all_reduce_in_place([mine], OPERATIONS["sum"])
+            return new, mine
+
+        want = serial("sum", inputs, [1] * world.size)
+        for new, mine in good(world.run(body)):
+            check(new, want)
+            check(mine, want)
+
+    @pytest.mark.parametrize("op", OPERATIONS)
+    def test_reduce_gives_the_root_alone_what_all_reduce_gives_all(self, world, op):
+        inputs = [values(rank, (5, 3), "f4") for rank in range(world.size)]
+        for root in range(world.size):
+            results = good(
+                world.run(
+                    lambda comm, root=root: comm.reduce([inputs[comm.place]], OPERATIONS[op], 1, root)
+                )
+            )
+            for place, result in enumerate(results):
+                if place == root:
+                    check(result[0], serial(op, inputs, [1] * world.size))
+                else:
+                    assert result is None
+
+    @pytest.mark.parametrize("op", OPERATIONS)
+    def test_reduce_scatter(self, world, op):
+        for dtype, rows in itertools.product(["?", "i4", "f2", "f8"], [0, 1, 3, 10]):
+            inputs = [values(rank, (rows, 3), dtype) for rank in range(world.size)]
+            want = serial(op, inputs, [1] * world.size)
+
+            def body(comm, inputs=inputs):
+                return comm.reduce_scatter([inputs[comm.place]], OPERATIONS[op], 1)[0]
+
+            spans = split(0, rows, world.size)
+            for result, (start, stop) in zip(good(world.run(body)), spans, strict=True):
+                check(result, want[start:stop])
+
+    def test_broadcast(self, world):
+        for root, dtype in itertools.product(range(world.size), DTYPES):
+            given = [values(7, (4, 2), dtype), values(8, (), dtype), values(9, (0, 3), dtype)]
+
+            def body(comm, root=root, given=given):
+                return comm.broadcast(given if comm.place == root else None, root, np.empty)
+
+            for result in good(world.run(body)):
+                for got, want in zip(result, given, strict=True):
+                    check(got, want)
+
+    @pytest.mark.parametrize("tail", [(), (3,), (0,), (2, 2)])
+    def test_gathers_of_different_lengths(self, world, tail):
+        root = world.size - 1
+        for dtype in DTYPES:
+            inputs = [values(rank, ((rank * 5) % 4, *tail), dtype) for rank in range(world.size)]
+            want = np.concatenate(inputs)
+
+            def body(comm, inputs=inputs):
+                mine = [inputs[comm.place]]
+                return comm.all_gather(mine, np.empty), comm.gather(mine, root, np.empty)
+
+            for place, (everywhere, at_root) in enumerate(good(world.run(body))):
+                check(everywhere[0], want)
+                if place == root:
+                    check(at_root[0], want)
+                else:
+                    assert at_root is None
+
+    def test_scalars_are_gathered_as_rows(self, world):
+        results = good(world.run(lambda comm: comm.all_gather([np.float32(comm.place)], np.empty)))
+        for result in results:
+            want = np.arange(world.size, dtype="f4")
+            check(result[0] if world.size > 1 else np.atleast_1d(result[0]), want)
+
+    @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 11])
+    def test_scatter(self, world, rows):
+        given = [values(1, (rows, 2), "f8"), values(2, (rows,), "i4")]
+        for root in range(world.size):
+
+            def body(comm, root=root):
+                return comm.scatter(given if comm.place == root else None, root, np.empty)
+
+            spans = split(0, rows, world.size)
+            for result, (start, stop) in zip(good(world.run(body)), spans, strict=True):
+                for got, whole in zip(result, given, strict=True):
+                    check(got, whole[start:stop])
+
+    def test_all_to_all_transposes_the_blocks(self, world):
+        inputs = [values(rank, (3 + 4 * rank, 2), "f4") for rank in range(world.size)]
+        results = good(world.run(lambda comm: comm.all_to_all([inputs[comm.place]], np.empty)[0]))
+        for place, result in enumerate(results):
+            pieces = []
+            for array in inputs:
+                start, stop = split(0, len(array), world.size)[place]
+                pieces.append(array[start:stop])
+            check(result, np.concatenate(pieces))
+
+    def test_messages_arrive_in_order_and_need_not_be_waited_for(self, world):
+        if world.size == 1:
+            pytest.skip("nobody to send to")
+        shapes = [(), (3,), (0, 2), (100, 100), (1,) * 20]
+
+        def body(comm):
+            right, left = (comm.place + 1) % comm.count, (comm.place - 1) % comm.count
+            for turn, shape in enumerate(shapes):
+                comm.send(values(comm.place, shape, "f8", turn), right)
+            return [comm.recv(left, np.empty) for _ in shapes]
+
+        for _ in range(3):
+            for place, result in enumerate(good(world.run(body))):
+                for turn, (got, shape) in enumerate(zip(result, shapes, strict=True)):
+                    check(got, values((place - 1) % world.size, shape, "f8", turn))
+
+    def test_a_full_box_waits_until_it_is_emptied(self, world):
+        if world.size == 1:
+            pytest.skip("nobody to send to")
+
+        def body(comm):
+            if comm.place == 0:
+                for number in range(100):
+                    comm.send(np.array(number), 1)
+            elif comm.place == 1:
+                return [int(comm.recv(0, np.empty)) for _ in range(100)]
+            return None
+
+        assert good(world.run(body))[1] == list(range(100))
+
+    def test_what_nobody_received_is_forgotten_with_its_call(self, world):
+        if world.size == 1:
+            pytest.skip("nobody to send to")
+        right = lambda comm: (comm.place + 1) % comm.count  # noqa: E731
+        good(world.run(lambda comm: comm.send(np.array(-1), right(comm))))
+
+        def body(comm):
+            comm.send(np.array(comm.place), right(comm))
+            return int(comm.recv((comm.place - 1) % comm.count, np.empty))
+
+        assert good(world.run(body)) == [(p - 1) % world.size for p in range(world.size)]
+
+    def test_nobody_passes_a_barrier_before_all_are_there(self, world):
+        arrived = []
+
+        def body(comm):
+            for turn in range(50):
+                arrived.append(turn)
+                comm.barrier()
+                assert arrived.count(turn) == comm.count
+                comm.barrier()
+
+        good(world.run(body))
+
+    def test_many_collectives_in_one_call(self, world):
+        def body(comm):
+            total = np.zeros(3)
+            for turn in range(200):
+                total += comm.all_reduce([np.full(3, comm.place + turn)], OPERATIONS["sum"], 1)[0]
+                if turn % 7 == comm.place:
+                    total = total.copy()
+                total = comm.broadcast([total], turn % comm.count, np.empty)[0]
+            return total
+
+        per_turn = sum(range(world.size))
+        want = np.full(3, 200 * per_turn + world.size * sum(range(200)), float)
+        for result in good(world.run(body)):
+            check(result, want)
+
+    def test_some_of_the_ranks(self, world):
+        for ranks in [(0,), tuple(range(world.size - 1, world.size)), tuple(range(0, world.size, 2))]:
+            results = good(
+                world.run(
+                    lambda comm: (comm.count, comm.all_gather([np.array([comm.place])], np.empty)[0]),
+                    ranks,
+                )
+            )
+            for count, got in results:
+                assert count == len(ranks)
+                assert got.tolist() == list(range(len(ranks)))
+
+
+@pytest.fixture
+def pair():
+    world = ShmWorld(2)
+    yield world
+    world.close()
+
+
+class TestWhatDoesNotFit:
+    """Every rank is told, nobody hangs, and the next call works."""
+
+    @staticmethod
+    def refused(world, body, *words):
+        outcomes = world.run(body)
+        for outcome in outcomes:
+            assert isinstance(outcome, CollectiveError), outcome
+        for word in words:
+            assert any(word in str(outcome) for outcome in outcomes), (word, outcomes)
+        good(world.run(lambda comm: comm.barrier()))
+
+    def test_other_shapes(self, pair):
+        self.refused(
+            pair,
+            lambda comm: comm.all_reduce([np.zeros(2 + comm.place)], OPERATIONS["sum"], 1),
+            "shape (2,)",
+            "shape (3,)",
+            "rank 1",
+            "all_reduce",
+        )
+
+    def test_other_dtypes(self, pair):
+        self.refused(
+            pair,
+            lambda comm: comm.reduce([np.zeros(2, ("f4", "f8")[comm.place])], OPERATIONS["max"], 1, 0),
+            "float32",
+            "float64",
+        )
+
+    def test_other_dtypes_of_one_partial_dtype(self, pair):
+        self.refused(
+            pair,
+            lambda comm: comm.all_reduce([np.zeros(2, ("i4", "i8")[comm.place])], OPERATIONS["mean"], 1),
+            "int32",
+            "int64",
+        )
+
+    def test_other_operations(self, pair):
+        self.refused(
+            pair,
+            lambda comm: comm.all_reduce([np.zeros(2)], OPERATIONS[("sum", "max")[comm.place]], 1),
+            '"sum"',
+            '"max"',
+        )
+
+    def test_other_collectives(self, pair):
+        self.refused(
+            pair,
+            lambda comm: comm.barrier() if comm.place else comm.all_gather([np.zeros(2)], np.empty),
+            "barrier",
+            "all_gather",
+        )
+
+    def test_other_roots(self, pair):
+        self.refused(
+            pair,
+            lambda comm: comm.broadcast([np.zeros(2)], comm.place, np.empty),
+            "from or to rank 0",
+            "from or to rank 1",
+        )
+
+    def test_other_numbers_of_arrays(self, pair):
+        self.refused(
+            pair,
+            lambda comm: comm.all_reduce([np.zeros(2)] * (1 + comm.place), OPERATIONS["sum"], 1),
+            "rank 0 gave",
+        )
+
+    def test_rows_that_do_not_fit(self, pair):
+        self.refused(
+            pair, lambda comm: comm.all_gather([np.zeros((2, 1 + comm.place))], np.empty), "(2, 2)"
+        )
+
+    def test_scalars_have_no_rows(self, pair):
+        self.refused(pair, lambda comm: comm.scatter([np.array(3.0)], 0, np.empty), "without dimensions")
+
+    def test_who_goes_on_after_an_error_stays_in_step(self, pair):
+        def body(comm):
+            with pytest.raises(CollectiveError):
+                comm.all_reduce([np.zeros(2 + comm.place)], OPERATIONS["sum"], 1)
+            return comm.all_reduce([np.ones(2)], OPERATIONS["sum"], 1)[0].tolist()
+
+        assert good(pair.run(body)) == [[2, 2], [2, 2]]
+
+    def test_a_rank_that_returns_strands_nobody(self, pair):
+        outcomes = pair.run(lambda comm: None if comm.place else comm.barrier())
+        assert isinstance(outcomes[0], CollectiveError)
+        assert "rank 1 returned" in str(outcomes[0])
+        assert "barrier" in str(outcomes[0])
+        assert not outcomes[0].strays
+        good(pair.run(lambda comm: comm.barrier()))
+
+    def test_a_rank_that_fails_strands_nobody(self, pair):
+        def body(comm):
+            comm.barrier()
+            if comm.place:
+                raise ZeroDivisionError
+            comm.all_reduce([np.zeros(1)], OPERATIONS["sum"], 1)
+
+        outcomes = pair.run(body)
+        assert isinstance(outcomes[1], ZeroDivisionError)
+        assert isinstance(outcomes[0], CollectiveError)
+        assert outcomes[0].strays
+        assert "rank 1 failed" in str(outcomes[0])
+        assert "all_reduce (collective 2" in str(outcomes[0])
+        good(pair.run(lambda comm: comm.barrier()))
+
+    def test_a_rank_that_never_sends(self, pair):
+        outcomes = pair.run(lambda comm: None if comm.place else comm.recv(1, np.empty))
+        assert isinstance(outcomes[0], CollectiveError)
+        assert "recv from rank 1" in str(outcomes[0])
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            lambda comm: comm.recv(1 - comm.place, np.empty),
+            lambda comm: comm.barrier() if comm.place else comm.recv(1, np.empty),
+            lambda comm: [comm.send(np.zeros(1), 1 - comm.place) for _ in range(100)],
+        ],
+        ids=["both receive", "one receives, one waits", "both send too much"],
+    )
+    def test_ranks_that_wait_for_each_other_are_told(self, pair, body):
+        outcomes = pair.run(body)
+        assert all(isinstance(outcome, CollectiveError) for outcome in outcomes)
+        assert any("wait for each other" in str(outcome) for outcome in outcomes)
+        good(pair.run(lambda comm: comm.barrier()))
