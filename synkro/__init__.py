@@ -4,28 +4,35 @@ The house has floors; a module imports only from lower ones, or from its own fol
 
     8  api         fork, close, data, function, distribute …, on the current session
     7  session     Session: an engine with the functions and data that belong to it
-    6  function    Function: bind, plan, run
+    6  function    Function: plan, run, collect
+       planning    from a function's arguments to the plan of a call
        distribution  the functions of a session, and how they get to the workers
        collect     from all ranks' replies to the user's result
+       shared      Shared: a variable on the workers, and the collectives over them
+       alone       a function in the main process by itself
        data        Data: a typed array in shared memory
     5  engine      the workers of a session, and run(command), the only door to them
     4  worker      a worker's loop: receive, do, reply
-       replica     what every rank is: its functions and segments; a handler a command
+       replica     what every rank is: its functions, variables, segments; a handler a command
+       calling     one call of one function: pieces, outputs, updates
+       group       the ranks of a call, as the function that runs on them sees them
+       resident    a variable as one rank has it
     3  comms/      reduce operations, and collectives over arrays
        failures    what failed in the workers, as errors of the main process
        frontends/  a user's function made ready to travel
     2  messages    the commands and replies
        ipc/        shared memory, wake-ups, processes, their output
        devices/    what a worker computes on
-    1  arrays      values as arrays that have arithmetic: checks and casts
+    1  variable    what every variable is
+       arrays      values as arrays that have arithmetic: checks and casts
        plan/       what a call will do: integers in, frozen dataclasses out
     0  errors      every error, drawn as a tree
        machine     usable cores and memory
-       world       the one module-level variable: the current session, or this worker's replica
+       world       the module-level variables: the current session, or this worker's replica
 
 A call goes down on the left and comes back up on the right::
 
-    function.bind ─ plan ─▶ engine.run ─▶ block ─▶ worker ─▶ replica ─▶ the user's function
+    function ─ planning ──▶ engine.run ─▶ block ─▶ worker ─▶ replica ─▶ the user's function
     collect ◀── replies ◀── engine ◀─── block ◀── outbox, segments ◀── merged outputs
 """
 
@@ -78,6 +85,7 @@ from .errors import (
 )
 from .function import Function
 from .session import Session
+from .shared import Shared
 
 __version__ = "0.1.0"
 
@@ -98,6 +106,7 @@ __all__ = [
     "SessionBroken",
     "SessionClosed",
     "SessionError",
+    "Shared",
     "SharedMemoryError",
     "SynkroError",
     "UsageError",

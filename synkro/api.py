@@ -6,16 +6,19 @@ Nothing is decided in here but which session that is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import world
 from .data import Data
 from .engine import State
-from .errors import NotAvailable, NotForked, UsageError
+from .errors import InvalidType, NotForked, UsageError
+from .group import Group
 from .replica import Replica
 from .session import Session
+from .shared import Shared
 
 
 def fork(
@@ -43,6 +46,7 @@ def fork(
             what the environment says (OMP_NUM_THREADS and the like).
         start_timeout: seconds that the workers have to come up.
         timeout: seconds that every later call may take; None for as long as it needs.
+        seed: of the workers' random generators (``rng()``), an int; None for a fresh one.
         verbose: print status lines to stderr.
 
     Raises: UsageError if there is a session already, or for arguments that cannot be; WorkerDied if a
@@ -123,9 +127,16 @@ def function(
         inputs: names of the parameters whose rows are scattered; by default all but bcast_inputs.
         outputs: ``"mean"``, ``"sum"``, ``"prod"``, ``"max"``, ``"min"``: reduced over the ranks, a mean
             weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows; None:
-            the list of every rank's (and slice's) value; ``[]``: nothing is returned.  One for all, or
+            the list of every rank's (and slice's) value; ``"keep"``: left on the workers, a handle is
+            returned that other functions take as an input; ``[]``: nothing is returned.  One for all, or
             nested as the function's result, one for each.
         bcast_inputs: names of the parameters that every rank sees whole.
+        updates: worker variables whose new values the function returns beside its outputs, as
+            ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*
+            merges the new values of several slices ("mean" by default, weighted by rows).  They are
+            put in place on each rank at the end of the call, so that all slices see the old values.
+        sliceable_shareds: worker variables whose rows take part in slicing and in ``batch_s=``:
+            inside the function their value is the rows of the running piece.
         name: for messages; by default the function's own.
 
     Inputs are read-only inside the function.
@@ -148,6 +159,203 @@ def distribute() -> None:
     _session("distribute").distribute()
 
 
+def shared(value: ArrayLike, name: str | None = None) -> Shared:
+    """A variable with a replica on every rank, which functions read and write.
+
+    Args:
+        value: its first contents, on every rank; bools, integers, floats or complex numbers.
+        name: for messages, and for ``save`` and ``load``.
+
+    Raises: InvalidType; SharedMemoryError; NotForked.
+    """
+    return _session("shared").variables.shared(value, name)
+
+
+# ── collectives: of the main process over variables, and inside functions over arrays ────────────────
+
+
+def broadcast(value: Any, values: Any = None, *, root: int | None = None) -> Any:
+    """The same value on every rank.
+
+    In the main process, ``broadcast(variables, values=None)`` writes *values* (arrays or ``Data``, one a
+    variable) to all replicas, or without them the master rank's replica to the others.
+
+    Inside a function, ``broadcast(x, root=None)`` returns the root's *x* on every rank; what the others
+    give does not matter.  The root is the master rank by default.
+
+    Raises: InvalidType, InvalidValue; CollectiveError.
+    """
+    if (group := _group()) is not None:
+        return group.broadcast(value, root)
+    _main_only("broadcast", root=root)
+    return _session("broadcast").variables.broadcast(value, values)
+
+
+def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | None = None) -> Any:
+    """Rows, split over the ranks as evenly as can be, the first ranks having one more.
+
+    In the main process, ``scatter(variables, values, batch=None)`` makes each replica its rank's rows of
+    *values*, or of the rows of them that *batch* selects.  Ranks may get none.
+
+    Inside a function, ``scatter(x, root=None)`` returns this rank's rows of the root's *x*.
+
+    Raises: InvalidType, InvalidValue, InvalidIndex; CollectiveError.
+    """
+    if (group := _group()) is not None:
+        return group.scatter(value, root)
+    _main_only("scatter", root=root)
+    return _session("scatter").variables.scatter(value, values, batch)
+
+
+def gather(value: Any, nd_up: int | None = None, *, root: int | None = None) -> Any:
+    """The values of all ranks, in their order.
+
+    In the main process, ``gather(variables, nd_up=1)`` returns the replicas stacked along a new first
+    axis (``nd_up=1``: they need the same shape) or concatenated along the first (``nd_up=0``: they may
+    differ in their rows).
+
+    Inside a function, ``gather(x, root=None)`` gives the arrays of all ranks to the root, concatenated
+    (``nd_up=0``, the default; numbers become rows) or stacked, and None to the others.
+
+    Raises: InvalidType, InvalidValue; CollectiveError.
+    """
+    if (group := _group()) is not None:
+        return group.gather(value, root, nd_up or 0)
+    _main_only("gather", root=root)
+    return _session("gather").variables.gather(value, 1 if nd_up is None else nd_up)
+
+
+def all_gather(value: Any, nd_up: int | None = None) -> Any:
+    """The values of all ranks on every rank, concatenated along axis 0 in the order of the ranks.
+
+    In the main process, ``all_gather(variables)`` makes every replica the concatenation of all.
+
+    Inside a function, ``all_gather(x)`` returns it; ``nd_up=1`` stacks along a new axis instead.
+
+    Raises: InvalidType, InvalidValue; CollectiveError.
+    """
+    if (group := _group()) is not None:
+        return group.all_gather(value, nd_up or 0)
+    _main_only("all_gather", nd_up=nd_up)
+    return _session("all_gather").variables.all_gather(value)
+
+
+def reduce(
+    value: Any, op: str = "mean", in_place: bool = True, *, root: int | None = None, weight: Any = None
+) -> Any:
+    """The values of all ranks as one, on one rank.
+
+    In the main process, ``reduce(variables, op="mean", in_place=True)`` makes the master rank's replica
+    the plain mean, "sum", "prod", "max" or "min" of all, or returns that with ``in_place=False``.
+
+    Inside a function, ``reduce(x, op="mean", root=None, weight=None)`` returns it on the root, and None
+    on the others; *weight* as in ``all_reduce``.
+
+    Raises: InvalidType, InvalidValue; CollectiveError.
+    """
+    if (group := _group()) is not None:
+        return group.reduce(value, op, root, weight)
+    _main_only("reduce", root=root, weight=weight)
+    return _session("reduce").variables.reduce(value, op, in_place)
+
+
+def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
+    """The values of all ranks as one, on every rank; floats always in the order of the ranks.
+
+    In the main process, ``all_reduce(variables, op="mean")`` makes every replica the plain mean, "sum",
+    "prod", "max" or "min" of all.
+
+    Inside a function, ``all_reduce(x, op="mean", weight=None)`` returns it, for an array, a number, or
+    tuples, lists and dicts of them in one go; a worker variable is reduced in place.  In a mean, a
+    rank's value counts *weight* times: with ``weight=len(rows)`` the mean is exact for ranks with
+    different numbers of rows.  The mean of integers is float64; sums of float16 accumulate in float32.
+
+    Raises: InvalidType, InvalidValue; CollectiveError.
+    """
+    if (group := _group()) is not None:
+        return group.all_reduce(value, op, weight)
+    _main_only("all_reduce", weight=weight)
+    return _session("all_reduce").variables.all_reduce(value, op)
+
+
+def set_value(rank: int, variables: Any, values: Any, batch: Any = None) -> None:
+    """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
+    _session("set_value").variables.set_value(rank, variables, values, batch)
+
+
+def get_value(rank: int, variables: Any) -> Any:
+    """The replica of one *rank*: an array, or a list of them for several variables."""
+    return _session("get_value").variables.get_value(rank, variables)
+
+
+def get_lengths(variables: Any) -> Any:
+    """The number of rows of each rank's replica: a list, or a list of lists for several variables."""
+    return _session("get_lengths").variables.get_lengths(variables)
+
+
+def get_shapes(variables: Any) -> Any:
+    """The shape of each rank's replica: a list, or a list of lists for several variables."""
+    return _session("get_shapes").variables.get_shapes(variables)
+
+
+# ── inside functions only ────────────────────────────────────────────────────────────────────────────
+
+
+def rank() -> int:
+    """Which of the ranks that take part in the call this is: 0 … ``size()`` - 1."""
+    place: int = _inside("rank").rank
+    return place
+
+
+def size() -> int:
+    """How many ranks take part in the call: all of them, unless there are fewer rows than ranks."""
+    count: int = _inside("size").size
+    return count
+
+
+def rng() -> np.random.Generator:
+    """This worker's random generator, independent of the others', reproducible with ``fork(seed=)``.
+
+    It is kept from call to call.  The states are spawned from one seed, as NumPy's SeedSequence does.
+    """
+    generator: np.random.Generator = _inside("rng").rng
+    return generator
+
+
+def reduce_scatter(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
+    """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
+    return _inside("reduce_scatter").reduce_scatter(value, op, weight)
+
+
+def all_to_all(value: Any) -> Any:
+    """The rows that all ranks have for this one, in the order of the ranks.
+
+    Each rank's rows are split over the ranks as ``scatter`` splits them.
+    """
+    return _inside("all_to_all").all_to_all(value)
+
+
+def send(value: Any, to: int) -> None:
+    """Send an array to another rank, which receives it with ``recv``; in order, without waiting for it.
+
+    Only after 8 arrays that were not yet received does it wait.
+    """
+    _inside("send").send(value, to)
+
+
+def recv(source: int) -> Any:
+    """Wait for the next array that the rank *source* sends to this one."""
+    return _inside("recv").recv(source)
+
+
+def barrier() -> None:
+    """Wait until all ranks that take part in the call are here."""
+    _inside("barrier").barrier()
+
+
+# ── where we are ─────────────────────────────────────────────────────────────────────────────────────
+
+
 def _session(verb: str) -> Session:
     here = world.current
     if here is None:
@@ -161,33 +369,27 @@ def _session(verb: str) -> Session:
     return session
 
 
-def _later(name: str) -> Callable[..., NoReturn]:
-    """A public function that is promised, but not built yet."""
-
-    def unavailable(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotAvailable(f"synkro.{name}() is not available yet in this version of Synkro.")
-
-    unavailable.__name__ = unavailable.__qualname__ = name
-    unavailable.__doc__ = "Not available yet."
-    return unavailable
+def _group() -> Group | None:
+    """The ranks of the running call, inside a function; None in the main program."""
+    here = world.current
+    group: Group | None = here.group if isinstance(here, Replica) else world.group.get()
+    return group
 
 
-shared = _later("shared")
-broadcast = _later("broadcast")
-scatter = _later("scatter")
-gather = _later("gather")
-all_gather = _later("all_gather")
-reduce = _later("reduce")
-all_reduce = _later("all_reduce")
-set_value = _later("set_value")
-get_value = _later("get_value")
-get_lengths = _later("get_lengths")
-get_shapes = _later("get_shapes")
-rank = _later("rank")
-size = _later("size")
-rng = _later("rng")
-reduce_scatter = _later("reduce_scatter")
-all_to_all = _later("all_to_all")
-send = _later("send")
-recv = _later("recv")
-barrier = _later("barrier")
+def _inside(verb: str) -> Group:
+    group = _group()
+    if group is None:
+        raise UsageError(
+            f"{verb}() is for use inside a function that runs on the workers; this is the main program."
+        )
+    return group
+
+
+def _main_only(verb: str, **given: Any) -> None:
+    """Raises: InvalidType for arguments that have a meaning inside functions only."""
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidType(
+                f"{verb}({name}=) is for use inside functions; in the main program {verb}() takes "
+                f"worker variables."
+            )

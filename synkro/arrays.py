@@ -89,6 +89,10 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
         raise InvalidType(f"a shape must be a tuple of ints; got {shape!r}.") from None
     if any(length < 0 for length in lengths):
         raise InvalidValue(f"the lengths of a shape must be 0 or more; got {lengths}.")
+    try:
+        np.broadcast_to(np.empty((), np.clongdouble), lengths)
+    except (ValueError, OverflowError) as error:
+        raise InvalidValue(f"no array can have the shape {lengths}: {error}.") from None
     return lengths
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ from .comms.ops import OPERATIONS, Operation
 from .engine import Engine
 from .errors import OutputError
 from .ipc.segment import Segment, aligned
-from .messages import Done, Leaf, Piece, Placement, Reduce, Reduction, Store
-from .plan.call import Access, CallPlan, Region
+from .messages import Done, Kept, Leaf, Piece, Placement, Reduce, Reduction, Store
+from .plan.call import Access, CallPlan, Region, Survey
 from .plan.outputs import assemble, describe, leaf_modes, leaf_paths, take_subset
 
 Array = NDArray[Any]
@@ -110,9 +110,18 @@ class Collection:
     """How the outputs of one call come together; serves again as long as the replies are the same."""
 
     def __init__(
-        self, outputs: Outputs, name: str, spec: Any, plan: CallPlan, replies: Sequence[Done]
+        self,
+        outputs: Outputs,
+        name: str,
+        spec: Any,
+        plan: CallPlan | Survey,
+        replies: Sequence[Done],
+        keep: Callable[[Sequence[Kept]], list[Any]] | None = None,
     ) -> None:
-        """Raises: OutputError if the ranks' outputs do not fit each other."""
+        """*keep* makes handles of the outputs that stay where they are.
+
+        Raises: OutputError if the ranks' outputs do not fit each other.
+        """
         self.replies = replies
         self._home = outputs
         self._name = name
@@ -127,7 +136,11 @@ class Collection:
             if not output.waits:
                 output.views = [self._in_outbox(rank, piece) for rank, _, piece in output.pieces]
         self._transfer: _Transfer | None = None
-        self._waiting = [index for index, output in enumerate(self._outputs) if output.waits]
+        self._keep = keep
+        self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
+        self._waiting = [
+            index for index, output in enumerate(self._outputs) if output.waits and output.mode != "keep"
+        ]
 
     def _match(self) -> list[_Output]:
         first = self._plan.participants[0]
@@ -150,15 +163,16 @@ class Collection:
             (rank, number, piece) for rank, leaf in leaves for number, piece in enumerate(leaf.pieces)
         ]
         if mode is not None:
-            same = slice(1, None) if mode == "gather" else slice(None)
+            by_rows = mode in ("gather", "keep")
+            same = slice(1, None) if by_rows else slice(None)
             first_rank, first = leaves[0]
             for rank, leaf in leaves:
                 for piece in leaf.pieces:
                     ours, theirs = first.pieces[0].shape, piece.shape
                     differ = len(ours) != len(theirs) or ours[same] != theirs[same]
                     if leaf.dtype != first.dtype or differ:
-                        rows = " but for the first dimension" if mode == "gather" else ""
-                        hint = "" if mode == "gather" else ' To concatenate rows say outputs="gather".'
+                        rows = " but for the first dimension" if by_rows else ""
+                        hint = "" if by_rows else ' To concatenate rows say outputs="gather".'
                         raise OutputError(
                             f"output{path} of the function {self._name!r} has shape {ours} and dtype "
                             f"{np.dtype(first.dtype)} on rank {first_rank}, but {theirs} and "
@@ -187,6 +201,14 @@ class Collection:
         merged: list[Any] = [
             None if output.waits else self._merge(output, output.views) for output in self._outputs
         ]
+        if self._kept and self._keep is not None:
+            pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
+            wanted = [
+                Kept(index, self._home.engine.number(), piece.shape[1:], piece.dtype)
+                for index, piece in zip(self._kept, pieces, strict=True)
+            ]
+            for index, handle in zip(self._kept, self._keep(wanted), strict=True):
+                merged[index] = handle
         if self._waiting:
             for index, value in zip(self._waiting, self._fetch(), strict=True):
                 merged[index] = value

@@ -241,8 +241,8 @@ class Data(NDArrayOperatorsMixin):
         self._point(segment, Region(segment.number, 0, shape, self._dtype.str))
 
     def _point(self, segment: Segment, region: Region) -> None:
-        self._segment, self._region = segment, region
-        self._array = segment.array(region)
+        array = segment.array(region)  # which may raise
+        self._segment, self._region, self._array = segment, region, array
 
     def map_file(self, array: np.memmap[Any, Any]) -> bool:
         """Become *array*, the map of a file, without a copy; False if that cannot be done."""
@@ -252,6 +252,12 @@ class Data(NDArrayOperatorsMixin):
         fd, offset = found
         try:
             nbytes = os.fstat(fd).st_size
+            extent = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
+            if offset + extent + array.itemsize > nbytes:
+                raise InvalidValue(
+                    f"the file of the memory-mapped array has {nbytes} bytes, and the array reaches to "
+                    f"byte {offset + extent + array.itemsize}: the file was cut after it was mapped."
+                )
             segment = Segment(self._engine.number(), fd, nbytes, Access.READ)
         except BaseException:
             os.close(fd)

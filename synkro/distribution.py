@@ -20,6 +20,7 @@ from .frontends.plain import PlainFrontEnd
 from .ipc.segment import Segment, aligned
 from .messages import Distribute, FunctionSpec, Parcel
 from .plan.call import Access
+from .shared import Variables
 
 
 class Distributable(Protocol):
@@ -29,14 +30,16 @@ class Distributable(Protocol):
     number: int
     fn: Callable[..., Any]
     output_modes: Any
+    updates: tuple[tuple[Any, str], ...]
 
 
 class Functions:
     """The functions of a session, and how they get to the workers."""
 
-    def __init__(self, engine: Engine, outputs: Outputs) -> None:
+    def __init__(self, engine: Engine, outputs: Outputs, variables: Variables) -> None:
         self.engine = engine
         self.outputs = outputs
+        self.variables = variables
         self.front_end: FrontEnd = PlainFrontEnd()
         self._waiting: weakref.WeakValueDictionary[int, Distributable] = weakref.WeakValueDictionary()
         self._executor: ThreadPoolExecutor | None = None
@@ -63,7 +66,10 @@ class Functions:
             say = self.engine.say if only is None else _quiet
             say("Synkro distributing functions...")
             start = time.monotonic()
-            specs = {number: FunctionSpec(f.name, f.fn, f.output_modes) for number, f in waiting.items()}
+            specs = {
+                number: FunctionSpec(f.name, f.fn, f.output_modes, f.updates)
+                for number, f in waiting.items()
+            }
             parcel, segments = self._parcel(specs)
             path = tuple(str(Path(entry).absolute()) for entry in sys.path)
             self.engine.run(Distribute(path, os.getcwd(), parcel), segments)

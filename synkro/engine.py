@@ -18,17 +18,16 @@ import pickle
 import sys
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import count
 from typing import Any
 
 from .comms.shm import shared_file
-from .errors import CallTimeout, InternalError, SessionBroken, SessionClosed
+from .errors import CallTimeout, InternalError, SessionBroken, SessionClosed, SessionError
 from .failures import call_timeout, ranks_in_words, worker_died, worker_error
 from .ipc.channel import AREA, Controller, block_bytes
+from .ipc.departure import Departures
 from .ipc.interrupts import uninterrupted
 from .ipc.output import OutputPump
 from .ipc.process import WorkerProcess
@@ -85,8 +84,9 @@ class Engine:
         self._state = State.STARTING
         self._numbers = count(1)
         self._attached: set[int] = set()
-        self._dropped_segments: deque[int] = deque()
-        self._dropped_functions: deque[int] = deque()
+        self._gone_segments: Departures[int] = Departures()
+        self._gone_functions: Departures[int] = Departures()
+        self._gone_variables: Departures[int] = Departures()
         self._decoded: dict[bytes, Any] = {}
         self._open = False  # whether a command may lack answers
         self._begun = False  # whether the workers have answered once: before, SIGINT would kill them
@@ -97,6 +97,12 @@ class Engine:
         self._wakes: list[int] = []
         try:
             self._start(environments)
+        except (OSError, RuntimeError) as error:
+            self.close()
+            raise SessionError(
+                f"{self.size} workers could not be started ({error}): start fewer, or raise the limits "
+                f"of open files (ulimit -n) and processes (ulimit -u)."
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -173,16 +179,22 @@ class Engine:
 
     def adopt(self, segment: Segment) -> Segment:
         """Tell the workers when *segment* is gone."""
-        weakref.finalize(segment, self._dropped_segments.append, segment.number)
+        self._gone_segments.watch(segment, segment.number)
         return segment
 
     def drop_function_with(self, owner: object, number: int) -> None:
         """Tell the workers that function *number* is gone when *owner* is."""
-        weakref.finalize(owner, self._dropped_functions.append, number)
+        self._gone_functions.watch(owner, number)
+
+    def drop_variable_with(self, owner: object, number: int) -> None:
+        """Tell the workers that variable *number* is gone when *owner* is."""
+        self._gone_variables.watch(owner, number)
 
     def flush_drops(self) -> None:
         """Before memory is asked for: let the workers give back what they still hold of the freed."""
-        if self._state is State.READY and any(n in self._attached for n in self._dropped_segments):
+        if self._state is State.READY and any(
+            n in self._attached for n in self._gone_segments.payloads()
+        ):
             self.run(Release())
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────
@@ -240,34 +252,30 @@ class Engine:
 
     def _send(self, payload: bytes, segments: Iterable[tuple[Segment, Access]]) -> None:
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
-        housekeeping = b""
-        drops: tuple[int, ...] = ()
-        functions: tuple[int, ...] = ()
-        if new or self._dropped_segments or self._dropped_functions:
-            drops = self._take_drops()
-            functions = tuple(self._dropped_functions)
-            if new or drops or functions:
-                attach = tuple(Attach(s.number, s.nbytes, access) for s, access in new.values())
-                housekeeping = pickle.dumps(Housekeeping(attach, drops, functions), 5)
+        gone = (self._gone_segments, self._gone_functions, self._gone_variables)
+        counts = [len(departures) for departures in gone]
+        if not new and not any(counts):
+            self._controller.send(payload, b"")
+            return
+        freed, functions, variables = (
+            departures.payloads()[:known] for departures, known in zip(gone, counts, strict=True)
+        )
+        drops = tuple(number for number in freed if number in self._attached)
+        attach = tuple(Attach(s.number, s.nbytes, access) for s, access in new.values())
+        housekeeping = pickle.dumps(Housekeeping(attach, drops, functions, variables), 5)
         if len(payload) + len(housekeeping) > AREA:
             raise InternalError(f"{len(housekeeping)} bytes of housekeeping do not fit the block.")
-        if new:
+        with uninterrupted():  # what is known of the workers stays true
             self._pass_descriptors([(s.number, s.fd) for s, _ in new.values()])
-        self._controller.send(payload, housekeeping)
-        # Until here an interrupt has changed nothing: all of it would simply be sent again.
-        self._attached.difference_update(drops)
-        self._attached.update(new)
-        for _ in functions:
-            self._dropped_functions.popleft()
-
-    def _take_drops(self) -> tuple[int, ...]:
-        """The freed segments that the workers still map; forgets those that they do not."""
-        freed = [self._dropped_segments.popleft() for _ in range(len(self._dropped_segments))]
-        mapped = tuple(number for number in freed if number in self._attached)
-        self._dropped_segments.extend(mapped)  # again, until they are off the list of the attached
-        return mapped
+            self._controller.send(payload, housekeeping)
+            self._attached.difference_update(freed)
+            self._attached.update(new)
+            for departures, known in zip(gone, counts, strict=True):
+                departures.forget(known)
 
     def _pass_descriptors(self, numbered: list[tuple[int, int]]) -> None:
+        if not numbered:
+            return
         for rank in range(self.size):
             try:
                 self._controller.send_descriptors(rank, numbered)
@@ -374,8 +382,13 @@ class Engine:
     def close(self) -> None:
         """End the workers and give everything back; the second time it does nothing.
 
-        A call that another thread is in is given a second to end, and fails with SessionClosed.
+        A call that another thread is in is given a second to end, and fails with SessionClosed.  Ctrl-C
+        is put off until it is done.
         """
+        with uninterrupted():
+            self._close()
+
+    def _close(self) -> None:
         held = self.lock.acquire(timeout=_GRACE)
         try:
             state, self._state = self._state, State.CLOSED

@@ -5,6 +5,13 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Start       → Ack     here is who you are and where you run
     Distribute  → Ack     load these functions
     Call        → Done    run a function on your rows
+    Keep        → Ack     outputs of the last call stay with you, as these variables
+    Create      → Ack     these variables exist from now on
+    Write       → Ack     put these rows into your replicas
+    Read        → Done    show your replicas, as if a function had returned them
+    Inspect     → Shapes  what shapes have your replicas?
+    Exchange    → Ack     take part in a collective over your replicas
+    Generator   → State   what is, or from now on shall be, the state of your random generator?
     Store       → Ack     copy outputs of the last call that wait with you into shared memory
     Reduce      → Ack     reduce your share of what all ranks have stored
     Deliver     → (the reply that was too long)
@@ -21,8 +28,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from .plan.call import Access, CallPlan, Region
+from .plan.batch import Strided
+from .plan.call import Access, CallPlan, Picked, Region
 from .plan.outputs import Tree
+from .plan.split import Span
 
 
 class Phase(IntEnum):
@@ -51,12 +60,19 @@ class Housekeeping:
     attach: tuple[Attach, ...] = ()
     drop_segments: tuple[int, ...] = ()
     drop_functions: tuple[int, ...] = ()
+    drop_variables: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Start:
-    """Who runs where: for each rank the device, and the core to stay on (None: any)."""
+    """Who runs where: for each rank the device, and the core to stay on (None: any).
 
+    *token* is what variables of this session are known by, *seed* the entropy of all ranks' generators.
+    """
+
+    token: str
+    seed: Any
+    master_rank: int
     outbox: Region
     devices: tuple[str, ...]
     cores: tuple[int | None, ...]
@@ -87,11 +103,90 @@ class FunctionSpec:
     name: str
     fn: Any
     outputs: Any
+    updates: tuple[tuple[Any, str], ...] = ()
+    """Variables whose new values the function returns beside its outputs, each with its operation."""
 
 
 @dataclass(frozen=True)
 class Call:
     plan: CallPlan
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Leaf *leaf* of the last call's outputs becomes variable *number*.
+
+    A rank that took no part has no rows of it: an array of *dtype*, of shape ``(0, *tail)``.
+    """
+
+    leaf: int
+    number: int
+    tail: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    outputs: tuple[Kept, ...]
+
+
+@dataclass(frozen=True)
+class Create:
+    """Variable *number* with the contents of *value*, a copy on every rank."""
+
+    number: int
+    name: str | None
+    value: Region
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: nothing changes.
+
+    Without a *selection* the ranks that are named take all of *source*, whatever its dimensions.
+    """
+
+    variable: int
+    source: Region
+    selection: Strided | Picked | None
+    rows: tuple[Span | None, ...]
+
+
+@dataclass(frozen=True)
+class Write:
+    fills: tuple[Fill, ...]
+
+
+@dataclass(frozen=True)
+class Read:
+    """The replicas on *ranks*, each with a new first dimension if *raised*, reduced by *mode*."""
+
+    variables: tuple[int, ...]
+    ranks: tuple[int, ...]
+    mode: str | None
+    raised: bool
+
+
+@dataclass(frozen=True)
+class Inspect:
+    variables: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather."""
+
+    kind: str
+    variables: tuple[int, ...]
+    op: str
+    root: int
+
+
+@dataclass(frozen=True)
+class Generator:
+    """New states of the ranks' generators, one a rank; None to leave them."""
+
+    states: tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
@@ -181,6 +276,16 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Shapes:
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class State:
+    generator: Any
+
+
+@dataclass(frozen=True)
 class TooLong:
     nbytes: int
 
@@ -202,5 +307,22 @@ class Failed:
     strays: bool
 
 
-Command = Start | Distribute | Call | Store | Reduce | Deliver | Indirect | Release | Exit
-Reply = Ack | Done | TooLong | Failed
+Command = (
+    Start
+    | Distribute
+    | Call
+    | Keep
+    | Create
+    | Write
+    | Read
+    | Inspect
+    | Exchange
+    | Generator
+    | Store
+    | Reduce
+    | Deliver
+    | Indirect
+    | Release
+    | Exit
+)
+Reply = Ack | Done | Shapes | State | TooLong | Failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from .machine import available_cores
 from .messages import Start
 from .plan.call import Access, Region
 from .replica import Replica
+from .shared import Variables, new_token
 
 _OUTBOXES = 1 << 21
 """Bytes of all ranks' outboxes together.  Outputs that fit into their rank's are merged by the main
@@ -54,7 +56,8 @@ class Session:
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place()
-        _check_later(seed=seed, profile_workers=profile_workers or None)
+        _check_later(profile_workers=profile_workers or None)
+        seed = _seed(seed)
         start_timeout = _seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else _seconds(timeout, "timeout")
         environment_value = os.environ.get(VARIABLE)
@@ -68,7 +71,7 @@ class Session:
         environment |= thread_caps(threads, environment, threads_per_worker is not None)
         self._engine = Engine([environment] * count, timeout, say)
         try:
-            self._functions = self._begin(assignments, start_timeout)
+            self._functions = self._begin(assignments, start_timeout, seed)
         except BaseException:
             self._engine.close()
             raise
@@ -77,19 +80,24 @@ class Session:
                 say(str(assignment))
         say(f"Synkro: {count} CPU workers initialized, master rank: {self.master_rank}")
 
-    def _begin(self, assignments: Sequence[Assignment], start_timeout: float) -> Functions:
+    def _begin(self, assignments: Sequence[Assignment], start_timeout: float, seed: int) -> Functions:
         """Tell the workers who they are; they answer when they have imported all that they need."""
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
+        outputs = Outputs(engine, segment.array(outbox))
+        variables = Variables(engine, outputs, new_token(), self.master_rank)
         start = Start(
+            variables.token,
+            seed,
+            self.master_rank,
             outbox,
             tuple(assignment.device for assignment in assignments),
             tuple(assignment.core for assignment in assignments),
         )
         engine.run(start, [(segment, Access.WRITE)], timeout=start_timeout)
-        return Functions(engine, Outputs(engine, segment.array(outbox)))
+        return Functions(engine, outputs, variables)
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -158,10 +166,12 @@ class Session:
         name: str | None = None,
     ) -> Any:
         """A ``Function``, or without *fn* a decorator that makes one; see ``synkro.function``."""
-        _check_later(updates=updates, givens=givens, sliceable_shareds=sliceable_shareds)
+        _check_later(givens=givens)
 
         def make(fn: Callable[..., Any]) -> Function:
-            return Function(self._functions, fn, inputs, outputs, bcast_inputs, name)
+            return Function(
+                self._functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
+            )
 
         if fn is not None:
             return make(fn)
@@ -177,6 +187,11 @@ class Session:
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
         self._functions.distribute()
+
+    @property
+    def variables(self) -> Variables:
+        """The variables on the workers, and the collectives over them."""
+        return self._functions.variables
 
 
 def _check_place() -> None:
@@ -212,6 +227,22 @@ def _rank(rank: Any, size: int) -> int:
     if not 0 <= rank < size:
         raise InvalidValue(f"master_rank must be from 0 to {size - 1}; got {rank}.")
     return rank
+
+
+def _seed(seed: Any) -> int:
+    """The entropy of all generators: *seed*, or fresh from the operating system.
+
+    Raises: InvalidType, InvalidValue.
+    """
+    if seed is None:
+        return int.from_bytes(os.urandom(16), "little")
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        raise InvalidType(f"seed must be an int of 0 or more, or None; got {seed!r}.") from None
+    if number < 0:
+        raise InvalidValue(f"seed must be an int of 0 or more, or None; got {seed!r}.")
+    return number
 
 
 def _threads(threads: Any, workers: int) -> int:

@@ -75,10 +75,14 @@ class Worker:
 
     def _answer(self, command: bytes, housekeeping: bytes) -> Reply:
         try:
+            failed = True
             try:
-                return self._perform(command, housekeeping)
+                reply = self._perform(command, housekeeping)
+                failed = False
+                return reply
             finally:
                 self._interruptible = False
+                self._replica.end(failed)
                 sys.stdout.flush()
         except _Leave:
             raise
@@ -89,6 +93,7 @@ class Worker:
     def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
         replica = self._replica
         replica.in_function = False
+        replica.epoch = self._listener.number
         if housekeeping:
             self._prepared.clear()  # they hold views of what may have to go
             replica.keep_house(pickle.loads(housekeeping))

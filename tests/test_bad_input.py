@@ -214,7 +214,8 @@ def test_devices(devices, error, message, monkeypatch):
             InvalidType,
             "start_timeout must be a number of seconds; got 'soon'",
         ),
-        ({"seed": 1}, NotAvailable, "seed= is not available yet"),
+        ({"seed": -1}, InvalidValue, "seed must be an int of 0 or more"),
+        ({"seed": "one"}, InvalidType, "seed must be an int"),
         ({"profile_workers": True}, NotAvailable, "profile_workers= is not available yet"),
     ],
 )
@@ -245,10 +246,11 @@ def test_options_of_fork(options, error, message):
         ({"fn": total, "outputs": ["sum", "avg "]}, InvalidValue, "unknown operation 'avg '"),
         ({"fn": total, "outputs": np.sum}, InvalidType, "outputs= takes 'mean'"),
         ({"fn": total, "outputs": True}, InvalidType, "got True, a bool"),
-        ({"fn": total, "outputs": "keep"}, NotAvailable, 'outputs="keep".*not available yet'),
-        ({"fn": total, "updates": {}}, NotAvailable, "updates= is not available yet"),
+        ({"fn": total, "updates": {}}, InvalidType, "updates= takes a list of variables"),
+        ({"fn": total, "updates": [3]}, InvalidType, "updates= takes worker variables"),
         ({"fn": total, "givens": []}, NotAvailable, "givens= is not available yet"),
-        ({"fn": total, "sliceable_shareds": []}, NotAvailable, "sliceable_shareds= is not available"),
+        ({"fn": total, "sliceable_shareds": 3}, InvalidType, "sliceable_shareds= takes a list"),
+        ({"fn": total, "sliceable_shareds": [3]}, InvalidType, "takes worker variables"),
         ({"inputs": [ROWS], "outputs": "sum"}, NotAvailable, "variables of a graph compiler"),
         ({"bcast_inputs": [object()]}, NotAvailable, "pass a callable"),
         ({"inputs": ["x"], "outputs": object()}, InvalidType, "outputs= takes 'mean'"),
@@ -421,7 +423,7 @@ def test_more_slices_than_rows_are_as_many_as_rows(session):
         ({"output_subset": "ab"}, InvalidType, "output_subset takes a list.*got 'ab'"),
         ({"output_subset": 0}, InvalidType, "output_subset takes a list.*got 0"),
         ({"output_subset": []}, InvalidValue, "output_subset is empty"),
-        ({"batch_s": 3}, NotAvailable, "batch_s .*not available yet"),
+        ({"batch_s": 3}, InvalidValue, "batch_s= selects rows of what the workers hold"),
     ],
 )
 def test_other_options_of_calls(quiet, options, error, message):
@@ -601,17 +603,6 @@ def test_subsets_of_the_modes_are_checked_before_the_call(quiet, outputs, subset
 
 
 # ── not available yet ────────────────────────────────────────────────────────────────────────────
-
-LATER = (
-    "shared broadcast scatter gather all_gather reduce all_reduce set_value get_value get_lengths "
-    "get_shapes rank size rng reduce_scatter all_to_all send recv barrier"
-)
-
-
-@pytest.mark.parametrize("name", LATER.split())
-def test_what_is_not_available_yet_says_so(name):
-    with pytest.raises(NotAvailable, match=rf"synkro\.{name}\(\) is not available yet"):
-        getattr(synk, name)(1)
 
 
 def test_not_available_is_a_not_implemented_error():

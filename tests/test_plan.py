@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from synkro.comms.ops import OPERATIONS
-from synkro.errors import InvalidIndex, InvalidType, InvalidValue, NotAvailable, OutputError
+from synkro.errors import InvalidIndex, InvalidType, InvalidValue, OutputError
 from synkro.plan.batch import Indexed, Strided, select
 from synkro.plan.binding import RESERVED, Binder
 from synkro.plan.call import Broadcast, CallPlan, Region
@@ -280,7 +280,6 @@ def test_avg_means_mean_everywhere():
         (3, InvalidType, r"got 3, a int"),
         ({"a": np.sum}, InvalidType, r"outputs= takes 'mean'"),
         ({"sum"}, InvalidType, r"a set"),
-        ("keep", NotAvailable, r'use "gather"'),
     ],
 )
 def test_wrong_modes(spec, error, message):

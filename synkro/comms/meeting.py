@@ -97,25 +97,25 @@ class Meeting:
 
     def begin(self, epoch: int, group: tuple[int, ...]) -> None:
         """A call begins, in which *group* takes part; *epoch* grows from call to call."""
-        words = self._words
         if group != self.group:
             self.group = group
             self.place = group.index(self.rank)
             self._others = [rank * _LINE for rank in group if rank != self.rank]
         self._epoch = epoch
         self._count = 0
-        words[self._line + _DOES] = 0
-        words[self._line + _REACHED] = 0
-        words[self._line + _LEFT] = 0
-        self._fence()
-        words[self._line + _EPOCH] = epoch
+        self._words[self._line + _REACHED] = 0
+        self._leave(0)
 
     def end(self, failed: bool) -> None:
         """The call has ended on this rank: whoever waits for it need not any longer."""
-        self._fence()
-        self._words[self._line + _LEFT] = _FAILED if failed else _RETURNED
-        self._fence()
+        self._leave(_FAILED if failed else _RETURNED)
         self._rouse(self.group)
+
+    def _leave(self, how: int) -> None:
+        self._words[self._line + _LEFT] = how
+        self._fence()
+        self._words[self._line + _EPOCH] = self._epoch
+        self._fence()
 
     # ── a collective ─────────────────────────────────────────────────────────────────────────────
 

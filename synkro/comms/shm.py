@@ -62,6 +62,7 @@ class _Record(NamedTuple):
     root: int
     weight: float
     shown: tuple[_Shown, ...] | None
+    in_place: bool = False
     dtypes: tuple[str, ...] = ()  # of the arrays given, where those shown are lifted
 
 
@@ -143,7 +144,7 @@ class ShmCommunicator(Communicator):
             for array, result in zip(arrays, results, strict=True):
                 array[...] = result
             return
-        record = _Record(_KIND["all_reduce"], operation.name, -1, 1, self._where(arrays))
+        record = _Record(_KIND["all_reduce"], operation.name, -1, 1, self._where(arrays), True)
         records = self._enter(record._replace(dtypes=tuple(array.dtype.str for array in arrays)))
         self._check_alike(records)
         for index in range(len(arrays)):
@@ -341,7 +342,7 @@ class ShmCommunicator(Communicator):
         said = self._meeting.meet(record.kind, self._last[1])
         records = [self._record(payload) for payload in said]
         for place, other in enumerate(records):
-            if (other.kind, other.operation, other.root) != (record.kind, record.operation, record.root):
+            if _manner(other) != _manner(record):
                 self._refuse(
                     f"rank {self.place} is in {_described(record)}, but rank {place} in "
                     f"{_described(other)}"
@@ -446,7 +447,12 @@ def _listed(record: _Record) -> str:
     return "; ".join(shown) or "no array"
 
 
+def _manner(record: _Record) -> tuple[Any, ...]:
+    return record.kind, record.operation, record.root, record.in_place
+
+
 def _described(record: _Record) -> str:
     operation = f' with "{record.operation}"' if record.operation else ""
     root = f" from or to rank {record.root}" if record.root >= 0 else ""
-    return f"{KINDS[record.kind]}{operation}{root}"
+    place = " in place" if record.in_place else ""
+    return f"{KINDS[record.kind]}{operation}{root}{place}"

@@ -15,9 +15,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import weakref
 from bisect import bisect_right, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from math import prod
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..plan.call import Access
+from .departure import Departures
 from .mapping import HUGE, give_back, map_file, take_huge_pages
 from .segment import explained, require_memory
 
@@ -57,7 +57,7 @@ class Arena:
         self._fd = fd
         self._next = (1 + rank) * PART
         self._live: list[_Block] = []  # by address
-        self._freed: deque[_Block] = deque()
+        self._freed: Departures[_Block] = Departures()
         self._spare: list[_Block] = []  # the oldest first
         self._views: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
 
@@ -69,9 +69,9 @@ class Arena:
         dtype = np.dtype(dtype)
         block = self._take(max(1, prod(shape) * dtype.itemsize))
         insort(self._live, block)
-        # an owner of its own: the finalizer runs with the last view of this array, not of the mapping
+        # an owner of its own: it goes with the last view of this array, not of the mapping
         owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
-        weakref.finalize(owner, self._freed.append, block).atexit = False
+        self._freed.watch(owner, block)
         array: Array = np.ndarray(shape, dtype, buffer=memoryview(owner))
         return array
 
@@ -101,10 +101,10 @@ class Arena:
 
     def _take(self, nbytes: int) -> _Block:
         """A block with room for *nbytes*: a spare one that fits well, or a new one."""
-        while self._freed:
-            block = self._freed.popleft()
+        for block in self._freed.payloads():
             self._live.remove(block)
             self._spare.append(block)
+            self._freed.forget(1)
         fitting = [b for b in self._spare if nbytes <= b.nbytes <= 2 * nbytes + mmap.PAGESIZE]
         if fitting:
             block = min(fitting, key=lambda b: b.nbytes)

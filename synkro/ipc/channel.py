@@ -325,6 +325,11 @@ class Listener:
                 raise EOFError("the main process has gone")
             nap = -1
 
+    @property
+    def number(self) -> int:
+        """The number of the last command."""
+        return self._block.words[_COMMAND]
+
     def unwanted(self) -> bool:
         """Whether nobody wants the answer to the last command any more."""
         return self._block.words[_UNWANTED] == self._block.words[_COMMAND]

@@ -12,12 +12,12 @@ import contextlib
 import ctypes
 import mmap
 import os
-import weakref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..plan.call import Access
+from .departure import call_with_last
 
 HUGE = 1 << 21
 """Bytes of a huge page, on x86-64 and on ARM with pages of 4 KB."""
@@ -35,6 +35,9 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
+_unmap = ctypes.CDLL(None)["munmap"]  # as a callback it gets a third argument, which it does not look at
+_unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object]
+
 _PROTECTION = {
     Access.READ: (mmap.PROT_READ, mmap.MAP_SHARED),
     Access.WRITE: (mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED),
@@ -49,7 +52,7 @@ def map_file(fd: int, nbytes: int, access: Access, offset: int = 0) -> NDArray[n
     """
     address = _map(fd, nbytes, access, offset)
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False
+    call_with_last(memory, _unmap, address, nbytes)
     view = memoryview(memory)
     return np.frombuffer(view.toreadonly() if access is Access.READ else view, np.uint8)
 

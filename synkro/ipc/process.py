@@ -58,16 +58,15 @@ class WorkerProcess:
         """Start it; *shared_fds* are what all workers get: the board's file, everybody's eventfds …"""
         self.rank = rank
         with contextlib.ExitStack() as undo:
-            lifeline, self._lifeline = os.pipe()
-            undo.callback(os.close, self._lifeline)
-            self.socket, theirs = socket.socketpair()
-            undo.callback(self.socket.close)
-            inherited = [theirs.fileno(), lifeline, *shared_fds]
-            try:
+            with contextlib.ExitStack() as theirs:
+                lifeline, self._lifeline = os.pipe()
+                theirs.callback(os.close, lifeline)
+                undo.callback(os.close, self._lifeline)
+                self.socket, other = socket.socketpair()
+                theirs.callback(other.close)
+                undo.callback(self.socket.close)
+                inherited = [other.fileno(), lifeline, *shared_fds]
                 self._process = _start(rank, size, inherited, environment)
-            finally:
-                theirs.close()
-                os.close(lifeline)
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.sentinel = os.pidfd_open(self._process.pid)

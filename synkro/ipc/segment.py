@@ -8,9 +8,9 @@ never a SIGBUS later.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,16 @@ from numpy.typing import NDArray
 from ..errors import SharedMemoryError
 from ..machine import available_memory, readable_bytes
 from ..plan.call import Access, Region
+from .departure import call_off, call_with_last
 from .interrupts import uninterrupted
 from .mapping import map_file, take_huge_pages
 
 SHM_FOLDER = "/dev/shm"
 ALIGNMENT = 64
 """Every array begins at a multiple of this: a cache line, and what JAX needs to take it as it is."""
+
+_close = ctypes.CDLL(None)["close"]  # as a callback it gets a second argument
+_close.argtypes = [ctypes.c_int, ctypes.py_object]
 
 _MEASURED_FROM = 1 << 20
 """Smaller requests are not held against the memory that is left: asking costs more than they do."""
@@ -45,7 +49,7 @@ class Segment:
     ``close`` gives the descriptor back; the memory goes with the last view of ``base``.
     """
 
-    __slots__ = ("__weakref__", "_closer", "base", "fd", "nbytes", "number")
+    __slots__ = ("__weakref__", "_closing", "base", "fd", "nbytes", "number")
 
     def __init__(self, number: int, fd: int, nbytes: int, access: Access) -> None:
         self.number = number
@@ -55,7 +59,7 @@ class Segment:
         except OSError as error:
             raise explained(error, nbytes) from None
         self.fd = fd
-        self._closer = weakref.finalize(self, os.close, fd)
+        self._closing = call_with_last(self, _close, fd)
 
     @classmethod
     def create(cls, number: int, nbytes: int) -> Segment:
@@ -95,7 +99,8 @@ class Segment:
         return view
 
     def close(self) -> None:
-        self._closer()
+        if call_off(self._closing):
+            os.close(self.fd)
         self.fd = -1
 
 
@@ -151,12 +156,14 @@ def _reserved(fd: int, nbytes: int) -> int:
 
 def explained(error: OSError, nbytes: int) -> SharedMemoryError:
     """What to say when *nbytes* could not be reserved or mapped."""
+    what = f"{readable_bytes(nbytes)} of shared memory could not be had"
+    why = os.strerror(error.errno or 0)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "raise the limit (ulimit -n), or hold fewer Data at once: each needs one"
-    else:
-        advice = "use less data at once, or free some with Data.free_memory()"
+        return SharedMemoryError(
+            f"{what} ({why}): raise the limit (ulimit -n), or hold fewer Data at once: each needs one."
+        )
     return SharedMemoryError(
-        f"{readable_bytes(nbytes)} of shared memory could not be had ({os.strerror(error.errno or 0)}; "
-        f"{SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
-        f"{readable_bytes(available_memory())}): {advice}."
+        f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
+        f"{readable_bytes(available_memory())}): use less data at once, or free some with "
+        f"Data.free_memory()."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,39 @@ class Indexed:
 Selection = Strided | Indexed
 
 
+def select_each(batch_s: Any, rows: Sequence[int]) -> list[Selection]:
+    """The rows that *batch_s* selects on each rank, where rank r holds ``rows[r]``.
+
+    *batch_s* is None (all), one selection for all ranks, in any form that ``select`` takes, or a list
+    (or a 2-d array) of such selections, one a rank.  A rank may be left without rows, not all.
+
+    Raises: as ``select``; InvalidValue for a wrong number of selections, or if no rank has a row.
+    """
+    each: Sequence[Any] = [batch_s] * len(rows)
+    if _one_a_rank(batch_s):
+        if len(batch_s) != len(rows):
+            raise InvalidValue(
+                f"batch_s has {len(batch_s)} selections for {len(rows)} ranks: give one for all, or one "
+                f"a rank."
+            )
+        each = batch_s
+    selections = [select_any(batch, count, "batch_s") for batch, count in zip(each, rows, strict=True)]
+    if not any(selection.count for selection in selections):
+        raise InvalidValue(
+            f"the call has no rows to compute on: the ranks hold {list(rows)} rows, and none is "
+            f"selected."
+        )
+    return selections
+
+
+def _one_a_rank(batch_s: Any) -> bool:
+    if isinstance(batch_s, np.ndarray):
+        return batch_s.ndim == 2
+    if not isinstance(batch_s, list | tuple):
+        return False
+    return any(one is None or isinstance(one, slice) or np.ndim(one) for one in batch_s)
+
+
 def select(batch: Any, rows: int) -> Selection:
     """The rows that *batch* selects out of *rows*.
 
@@ -53,21 +87,7 @@ def select(batch: Any, rows: int) -> Selection:
     Raises: InvalidType for anything else; InvalidIndex for rows that are not there; InvalidValue
     for a mask of the wrong length or a selection of no row.
     """
-    if batch is None:
-        selection: Selection = Strided(0, 1, rows)
-    elif isinstance(batch, slice):
-        selection = _from_slice(batch, rows)
-    else:
-        if isinstance(batch, np.ma.MaskedArray):
-            raise InvalidType("batch cannot be a masked array: give the indices, or a mask of bools.")
-        try:
-            given = np.asarray(batch)
-        except ValueError as error:
-            raise InvalidType(f"batch is not a 1-d array of ints or bools: {error}") from None
-        if given.ndim == 0:
-            selection = Strided(0, 1, _length(batch, rows))
-        else:
-            selection = Indexed(_indices(given, rows))
+    selection = select_any(batch, rows, "batch")
     if selection.count == 0:
         chosen = "" if batch is None else " that batch= selects"
         raise InvalidValue(
@@ -76,43 +96,60 @@ def select(batch: Any, rows: int) -> Selection:
     return selection
 
 
-def _from_slice(batch: slice, rows: int) -> Strided:
+def select_any(batch: Any, rows: int, name: str) -> Selection:
+    """As ``select``, for the keyword *name*, but a selection of no row is one, too."""
+    if batch is None:
+        return Strided(0, 1, rows)
+    if isinstance(batch, slice):
+        return _from_slice(batch, rows, name)
+    if isinstance(batch, np.ma.MaskedArray):
+        raise InvalidType(f"{name} cannot be a masked array: give the indices, or a mask of bools.")
+    try:
+        given = np.asarray(batch)
+    except ValueError as error:
+        raise InvalidType(f"{name} is not a 1-d array of ints or bools: {error}") from None
+    if given.ndim == 0:
+        return Strided(0, 1, _length(batch, rows, name))
+    return Indexed(_indices(given, rows, name))
+
+
+def _from_slice(batch: slice, rows: int, name: str) -> Strided:
     try:
         chosen = range(rows)[batch]
     except (TypeError, ValueError) as error:
         raise InvalidType(
-            f"batch={batch} is not a usable slice ({error}): its start, stop and step must be "
+            f"{name}={batch} is not a usable slice ({error}): its start, stop and step must be "
             f"integers or None, and its step not 0."
         ) from None
     return Strided(chosen.start, chosen.step, len(chosen))
 
 
-def _length(batch: Any, rows: int) -> int:
+def _length(batch: Any, rows: int, name: str) -> int:
     try:
         if isinstance(batch, bool | np.bool_):
             raise TypeError
         length = operator.index(batch)
     except TypeError:
         raise InvalidType(
-            f"batch must be an int (the first so many rows), a slice, or a list or 1-d array of "
+            f"{name} must be an int (the first so many rows), a slice, or a list or 1-d array of "
             f"ints or bools; got {batch!r}, a {type(batch).__name__}."
         ) from None
     if not 0 <= length <= rows:
         raise InvalidIndex(
-            f"batch={length} asks for the first {length} rows, but there are {rows}: "
+            f"{name}={length} asks for the first {length} rows, but there are {rows}: "
             f"give a number from 1 to {rows}."
         )
     return length
 
 
-def _indices(given: NDArray[Any], rows: int) -> NDArray[np.int64]:
+def _indices(given: NDArray[Any], rows: int, name: str) -> NDArray[np.int64]:
     if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):
         got = f"dtype {given.dtype}" if given.ndim == 1 else f"{given.ndim} dimensions"
-        raise InvalidType(f"batch must be a 1-d array of ints or bools; got {got}.")
+        raise InvalidType(f"{name} must be a 1-d array of ints or bools; got {got}.")
     if given.dtype.kind == "b":
         if len(given) != rows:
             raise InvalidValue(
-                f"batch is a mask of {len(given)} bools for {rows} rows: give one bool a row."
+                f"{name} is a mask of {len(given)} bools for {rows} rows: give one bool a row."
             )
         return np.flatnonzero(given)
     if not given.size:
@@ -121,7 +158,7 @@ def _indices(given: NDArray[Any], rows: int) -> NDArray[np.int64]:
     if low < -rows or high >= rows:
         worst = high if high >= rows else low
         raise InvalidIndex(
-            f"batch has the index {worst}, but there are {rows} rows: "
+            f"{name} has the index {worst}, but there are {rows} rows: "
             f"give indices from {-rows} to {rows - 1}."
         )
     indices = given.astype(np.int64, copy=False)

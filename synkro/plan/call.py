@@ -48,13 +48,27 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
+class Held:
+    """An input that the workers hold already: every rank computes on rows of its own replica."""
+
+    variable: int
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A worker variable that every rank sees whole, its own replica of it."""
+
+    variable: int
+
+
+@dataclass(frozen=True)
 class Constant:
     """A Python or NumPy scalar, given to every rank as it is."""
 
     value: Any
 
 
-Argument = Scattered | Broadcast | Constant
+Argument = Scattered | Broadcast | Held | Replicated | Constant
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,10 @@ class Picked:
 class CallPlan:
     """One call of one function.
 
-    ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces.  Where nothing
-    is scattered, ``selection`` is None and every rank runs once.  ``unit`` is the number of rows
-    that weigh 1 in a mean.
+    ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces; ``unit`` is the
+    number of rows that weigh 1 in a mean.  ``selection`` says which rows of scattered inputs these are,
+    ``held[r]`` which rows of what rank r holds itself: of held inputs, and of the variables ``sliced``.
+    Where there is neither, every rank runs once.
     """
 
     function: int
@@ -81,17 +96,37 @@ class CallPlan:
     slices: int
     unit: int
     subset: tuple[Any, ...] | None
+    held: tuple[Strided | Picked, ...] | None = None
+    sliced: tuple[int, ...] = ()
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the call goes over rows, or every rank just runs."""
+        return self.selection is not None or self.held is not None
 
     @property
     def total_weight(self) -> int:
         """The weights of all pieces together: what a weighted sum is divided by for a mean."""
-        if self.selection is None:
+        if not self.by_rows:
             return len(self.spans)
         return (self.spans[-1][1] - self.spans[0][0]) // self.unit
 
     @property
     def participants(self) -> tuple[int, ...]:
         """The ranks that have something to do."""
-        if self.selection is None:
+        if not self.by_rows:
             return tuple(range(len(self.spans)))
         return tuple(rank for rank, (start, stop) in enumerate(self.spans) if stop > start)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is collected from the ranks without a call: the values of variables on *participants*."""
+
+    participants: tuple[int, ...]
+    subset: tuple[Any, ...] | None = None
+
+    @property
+    def total_weight(self) -> int:
+        """Every rank's value counts once."""
+        return len(self.participants)

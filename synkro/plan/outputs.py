@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidIndex, InvalidType, InvalidValue, NotAvailable, OutputError
+from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 _ALIASES = {"avg": "mean"}
@@ -100,10 +100,6 @@ def check_modes(spec: Any) -> Any:
     mode = _ALIASES.get(spec, spec) if spec is not None else None
     if mode not in MODES:
         raise InvalidValue(f"outputs= has the unknown operation {spec!r}: expected {_known()}.")
-    if mode == "keep":
-        raise NotAvailable(
-            'outputs="keep" (results that stay on the workers) is not available yet: use "gather".'
-        )
     return mode
 
 

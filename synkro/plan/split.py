@@ -26,6 +26,14 @@ def slices_of(span: Span, slices: int) -> tuple[Span, ...]:
     return split(start, stop, min(slices, stop - start)) if stop > start else ()
 
 
+def equal_slices(spans: tuple[Span, ...], slices: int) -> int:
+    """In how many pieces every rank that has rows can compute them: *slices*, or fewer.
+
+    All run equally many, so that their collectives fit each other.
+    """
+    return min([slices, *(stop - start for start, stop in spans if stop > start)])
+
+
 def weight_unit(spans: tuple[Span, ...], slices: int) -> int:
     """The greatest common divisor of the lengths of all pieces of all ranks (1 if there is none).
 

@@ -1,0 +1,393 @@
+"""One call of one function on this rank: its arguments, piece by piece, its outputs merged and laid out.
+
+A call is prepared once and run as often as the same command comes: preparing makes the views of the
+inputs, running computes them piece by piece, merges the outputs and lays them out::
+
+    rows of this rank ─▶ slice ─▶ function ─▶ leaves ─▶ merged ─▶ outbox, where they are small
+                           ▲          │                   │
+                           │          ▼                   ├─────▶ kept here, where they are large
+                           │       updates ─▶ merged      └─────▶ kept here, where they are to stay
+                           │                     │
+                           └── next slice        └─ after the last slice ─▶ variables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .comms.base import Communicator
+from .comms.ops import OPERATIONS
+from .devices.base import Device
+from .errors import OutputError
+from .frontends.base import FrontEnd
+from .ipc.segment import aligned
+from .messages import Done, FunctionSpec, Leaf, Phase, Piece
+from .plan.batch import Strided
+from .plan.call import (
+    Argument,
+    Broadcast,
+    CallPlan,
+    Constant,
+    Held,
+    Picked,
+    Region,
+    Replicated,
+    Scattered,
+)
+from .plan.outputs import Tree, describe, flatten, leaf_modes, leaf_paths, take_subset
+from .plan.split import Span, slices_of
+from .resident import Resident
+
+Array = NDArray[Any]
+
+
+class Rank(Protocol):
+    """What a call needs of the replica that it runs on."""
+
+    rank: int
+    epoch: int
+    comm: Communicator
+    device: Device
+    front_end: FrontEnd
+    functions: dict[int, FunctionSpec]
+    variables: dict[int, Resident]
+    function: str | None
+    in_function: bool
+    in_call: bool
+    outbox: NDArray[np.uint8]
+    report: Callable[[int, int], None]
+
+    def array(self, region: Region) -> Array: ...
+
+    def begin(self, ranks: tuple[int, ...]) -> None: ...
+
+    def keep(self, outputs: list[list[Array]]) -> None: ...
+
+
+class PreparedCall:
+    """One call of one function on this rank's rows; can be run again as long as its inputs stand."""
+
+    def __init__(self, replica: Rank, plan: CallPlan) -> None:
+        self._replica = replica
+        self._plan = plan
+        self._spec = replica.functions[plan.function]
+        self._outputs = self._spec.outputs
+        if plan.subset is not None and isinstance(self._outputs, tuple | list | dict):
+            self._outputs = take_subset(plan.subset, self._outputs, "outputs=")
+        self._participants = plan.participants
+        self._spans = _pieces(plan, replica.rank)
+        self._sliced = [replica.variables[number] for number in plan.sliced]
+        changing = any(
+            isinstance(a, Held | Replicated) for a in (*plan.args, *dict(plan.kwargs).values())
+        )
+        stands = not changing and not isinstance(plan.selection, Picked)
+        self._fixed = list(self._arguments()) if stands else None
+        self._layout = Layout()
+
+    def run(self) -> Done:
+        """Compute all pieces, merge them, and lay the outputs out."""
+        replica, spec = self._replica, self._spec
+        replica.function = spec.name
+        if not self._spans:
+            replica.keep([])
+            return Done(None, None)
+        replica.begin(self._participants)
+        several = len(self._spans) > 1
+        merger = Merger(spec.name, self._outputs, replica.front_end, several)
+        updates = Updates(spec, replica.front_end, several) if spec.updates else None
+        try:
+            for number, (args, kwargs, weight) in enumerate(self._fixed or self._arguments()):
+                replica.report(Phase.RUNNING, number)
+                for variable in self._sliced:
+                    variable.show(self._rows_held(self._spans[number]))
+                replica.in_function = True
+                value = spec.fn(*args, **kwargs)
+                replica.in_function = False
+                if updates is not None:
+                    value = updates.add(value, weight, replica.device)
+                if self._plan.subset is not None:
+                    value = take_subset(self._plan.subset, value, f"the result of {spec.name!r}")
+                merger.add(value, weight, replica.device)
+        finally:
+            for variable in self._sliced:
+                variable.show(None)
+        if updates is not None:
+            updates.apply()
+        replica.report(Phase.RUNNING, len(self._spans))
+        done = self._layout.place(merger, replica.outbox)
+        replica.keep(merger.leaves if self._layout.keeps else [])
+        return done
+
+    def _arguments(self) -> Iterator[tuple[list[Any], dict[str, Any], int]]:
+        """Positional and keyword arguments, and the weight, of each piece."""
+        plan = self._plan
+        for span in self._spans:
+            yield (
+                [self._argument(argument, span) for argument in plan.args],
+                {name: self._argument(argument, span) for name, argument in plan.kwargs},
+                (span[1] - span[0]) // plan.unit if plan.by_rows else 1,
+            )
+
+    def _argument(self, argument: Argument, span: Span) -> Any:
+        replica = self._replica
+        match argument:
+            case Constant():
+                return argument.value
+            case Replicated():
+                return replica.front_end.argument(_read_only(replica.variables[argument.variable].whole))
+            case Held():
+                rows = self._rows_held(span)(replica.variables[argument.variable].whole)
+                return replica.front_end.argument(_read_only(rows))
+            case Broadcast():
+                array = replica.array(argument.region)
+            case Scattered():
+                array = self._rows(replica.array(argument.region), argument.base, span)
+        return replica.front_end.argument(replica.device.to_device(array))
+
+    def _rows(self, array: Array, base: int, span: Span) -> Array:
+        selection = self._plan.selection
+        assert selection is not None
+        return taken(array, selection, span, self._replica.array, base)
+
+    def _rows_held(self, span: Span) -> Callable[[Array], Array]:
+        """What takes the rows *span* of the call out of something that this rank holds."""
+        replica, plan = self._replica, self._plan
+        assert plan.held is not None
+        selection = plan.held[replica.rank]
+        first = plan.spans[replica.rank][0]
+        local = (span[0] - first, span[1] - first)
+        return lambda array: taken(array, selection, local, replica.array)
+
+
+def taken(
+    array: Array,
+    selection: Strided | Picked,
+    span: Span,
+    find: Callable[[Region], Array],
+    base: int = 0,
+) -> Array:
+    """The rows *span* of a selection, out of *array*, whose first row is row *base* of all."""
+    start, stop = span
+    if start == stop:
+        return array[:0]
+    if isinstance(selection, Strided):
+        first = selection.start + start * selection.step - base
+        last = selection.start + (stop - 1) * selection.step - base
+        end = last + (1 if selection.step > 0 else -1)
+        return array[first : None if end < 0 else end : selection.step]
+    indices = find(selection.indices)[start:stop]
+    if base:
+        indices = indices - base
+    # The main process has checked the indices; "clip" spares a second check and a buffer.
+    rows: Array = np.take(array, indices, axis=0, mode="clip")
+    return rows
+
+
+def _read_only(array: Array) -> Array:
+    view: Array = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _pieces(plan: CallPlan, rank: int) -> tuple[Span, ...]:
+    """The pieces that *rank* computes one after the other; one empty one if nothing is scattered."""
+    if not plan.by_rows:
+        return ((0, 0),)
+    return slices_of(plan.spans[rank], plan.slices)
+
+
+class Updates:
+    """The new values of variables that a function returns beside its outputs, merged over its pieces.
+
+    They are computed from the values that the variables had before the call, and put in place after
+    its last piece.
+    """
+
+    def __init__(self, spec: FunctionSpec, front_end: FrontEnd, several: bool) -> None:
+        self._name = spec.name
+        self._variables = [variable for variable, _ in spec.updates]
+        modes = tuple(op for _, op in spec.updates)
+        self._merger = Merger(f"{spec.name}, its updates", modes, front_end, several)
+        self._several = several
+        self._single: tuple[Any, ...] = ()
+        self._weight = 0
+
+    def add(self, value: Any, weight: int, device: Device) -> Any:
+        """Take the new values out of what one piece returned; returns its outputs."""
+        outputs, new = pair_of(value, len(self._variables), self._name)
+        if self._several:
+            self._weight += weight
+            self._merger.add(new, weight, device)
+        else:
+            self._single = new
+        return outputs
+
+    def apply(self) -> None:
+        """Put the merged values in place; those of a single piece simply as they are."""
+        if not self._several:
+            for variable, value in zip(self._variables, self._single, strict=True):
+                variable.value = value
+            return
+        for variable, mode, pieces in zip(
+            self._variables, self._merger.modes, self._merger.leaves, strict=True
+        ):
+            assert mode is not None
+            variable.value = OPERATIONS[mode].finish(pieces[0], self._weight)
+
+
+def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:
+    """The outputs and the *count* new values that a function with ``updates=`` returned.
+
+    Raises: OutputError.
+    """
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise OutputError(
+            f"the function {name!r} has updates=, so it returns two things, its outputs and the new "
+            f"values; it returned {describe(flatten(value)[1])}."
+        )
+    outputs, new = value
+    if not isinstance(new, tuple | list):
+        new = (new,)
+    if len(new) != count:
+        raise OutputError(
+            f"the function {name!r} returned {len(new)} new values for the {count} variables in "
+            f"updates=: return one for each, in their order."
+        )
+    return outputs, tuple(new)
+
+
+class Merger:
+    """Merges the outputs of one rank's pieces, leaf by leaf.
+
+    ``leaves`` holds, for each leaf, its merged partial, or its pieces where they do not merge.
+    """
+
+    def __init__(self, name: str, outputs: Any, front_end: FrontEnd, several: bool) -> None:
+        self.tree: Tree = None
+        self.modes: list[str | None] = []
+        self.dtypes: list[np.dtype[Any]] = []
+        self.leaves: list[list[Array]] = []
+        self._name = name
+        self._outputs = outputs
+        self._front_end = front_end
+        self._several = several
+        self._first = True
+
+    def add(self, value: Any, weight: int, device: Device) -> None:
+        if isinstance(self._outputs, tuple | list | dict) and not self._outputs:
+            return  # outputs=[]: what the function returns is of no use
+        values, tree = flatten(value)
+        arrays = []
+        for index, leaf in enumerate(values):
+            try:
+                arrays.append(self._front_end.output(device.to_host(leaf)))
+            except OutputError as error:
+                raise self._error(tree, index, str(error)) from None
+        if self._first:
+            self._begin(tree, arrays)
+        elif tree != self.tree:
+            raise OutputError(
+                f"the function {self._name!r} returned {describe(self.tree)} for one slice and "
+                f"{describe(tree)} for another: it must return the same for every slice."
+            )
+        for index, array in enumerate(arrays):
+            self._merge(index, array, weight)
+        self._first = False
+
+    def _begin(self, tree: Tree, arrays: list[Array]) -> None:
+        self.tree = tree
+        try:
+            self.modes = leaf_modes(self._outputs, tree)
+        except OutputError as error:
+            raise OutputError(f"the function {self._name!r}: {error}") from None
+        self.dtypes = [array.dtype for array in arrays]
+        self.leaves = [[] for _ in arrays]
+
+    def _merge(self, index: int, array: Array, weight: int) -> None:
+        mode, pieces = self.modes[index], self.leaves[index]
+        if array.dtype != self.dtypes[index]:
+            raise self._error(
+                self.tree,
+                index,
+                f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another",
+            )
+        if mode not in OPERATIONS:
+            if mode is not None and array.ndim == 0:
+                advice = "return an array, or say outputs=None"
+                raise self._error(
+                    self.tree, index, f'"{mode}" concatenates rows, got a scalar: {advice}'
+                )
+            pieces.append(array.copy() if self._several else array)
+            return
+        operation = OPERATIONS[mode]
+        partial = operation.lift(array, weight)
+        if not pieces:
+            # the function may hand out the same array for every slice
+            pieces.append(partial.copy() if self._several and partial is array else partial)
+        elif partial.shape != pieces[0].shape:
+            raise self._error(
+                self.tree,
+                index,
+                f"shape {pieces[0].shape} for one slice and {partial.shape} for another cannot be "
+                f'reduced with "{mode}"; "gather" concatenates',
+            )
+        elif partial.ndim == 0:
+            pieces[0] = operation.merge(pieces[0], partial)
+        else:
+            operation.merge(pieces[0], partial, out=pieces[0])
+
+    def _error(self, tree: Tree, index: int, what: str) -> OutputError:
+        return OutputError(f"output{leaf_paths(tree)[index]} of the function {self._name!r}: {what}")
+
+
+class Layout:
+    """Where the outputs of a call lie; kept while they stay the same from call to call."""
+
+    def __init__(self) -> None:
+        self.keeps = False
+        self._key: Any = None
+        self._done = Done(None, None)
+        self._slots: list[tuple[int, int, Array]] = []
+
+    def place(self, merger: Merger, outbox: NDArray[np.uint8]) -> Done:
+        """Copy what fits into the outbox, and say what lies where."""
+        key = (merger.tree, [[(a.dtype, a.shape) for a in pieces] for pieces in merger.leaves])
+        if key != self._key:
+            self._key = None  # an interrupt may leave the arrangement half-done
+            self._arrange(merger, outbox)
+            self._key = key
+        for leaf, piece, slot in self._slots:
+            slot[...] = merger.leaves[leaf][piece]
+        return self._done
+
+    def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:
+        offsets: dict[tuple[int, int], int] = {}
+        self._slots = []
+        end = 0
+        # Reduced leaves first: they are of one size on all ranks, and so find the same place.
+        order = sorted(range(len(merger.leaves)), key=lambda leaf: merger.modes[leaf] not in OPERATIONS)
+        for leaf in order:
+            for piece, array in enumerate(merger.leaves[leaf]):
+                if merger.modes[leaf] != "keep" and end + array.nbytes <= len(outbox):
+                    offsets[leaf, piece] = end
+                    slot: Array = np.ndarray(array.shape, array.dtype, buffer=outbox, offset=end)
+                    self._slots.append((leaf, piece, slot))
+                    end += aligned(array.nbytes)
+        self._done = Done(
+            merger.tree,
+            tuple(
+                Leaf(
+                    dtype.str,
+                    tuple(
+                        Piece(array.shape, array.dtype.str, offsets.get((leaf, piece)))
+                        for piece, array in enumerate(pieces)
+                    ),
+                )
+                for leaf, (dtype, pieces) in enumerate(zip(merger.dtypes, merger.leaves, strict=True))
+            ),
+        )
+        self.keeps = len(offsets) < sum(map(len, merger.leaves))

@@ -1,0 +1,185 @@
+"""The ranks of a running call, as the function that runs on them sees them.
+
+``synkro.all_reduce(x)`` and its like, called inside a function, end here.  Arrays of any kind go in
+and arrays come out; a function that runs in the main process by itself is a group of one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .arrays import NUMERIC_KINDS, Array
+from .comms.base import Communicator
+from .comms.ops import OPERATIONS, Operation
+from .errors import InvalidType, InvalidValue
+from .plan.outputs import flatten, unflatten
+from .variable import Variable
+
+_ALIASES = {"avg": "mean"}
+
+
+class Group:
+    """One rank's view of the ranks that take part in a call.
+
+    Attributes:
+        comm: its end of their collectives.
+        rng: this rank's random generator.
+        master: the place of the default root.
+    """
+
+    def __init__(self, comm: Communicator, rng: np.random.Generator) -> None:
+        self.comm = comm
+        self.rng = rng
+        self.master = 0
+
+    @property
+    def rank(self) -> int:
+        return self.comm.place
+
+    @property
+    def size(self) -> int:
+        return self.comm.count
+
+    def barrier(self) -> None:
+        self.comm.barrier()
+
+    def all_reduce(self, value: Any, op: Any, weight: Any) -> Any:
+        operation = operation_named(op)
+        leaves, tree = flatten(value)
+        if all(isinstance(leaf, Variable) for leaf in leaves) and leaves and weight is None:
+            reduce_in_place(self.comm, leaves, operation)
+            return value
+        factor = _weight(weight, operation)
+        results = self.comm.all_reduce([_array(leaf) for leaf in leaves], operation, factor)
+        return unflatten(tree, map(_plain, results))
+
+    def reduce(self, value: Any, op: Any, root: Any, weight: Any) -> Any:
+        operation = operation_named(op)
+        factor = _weight(weight, operation)
+        results = self.comm.reduce([_array(value)], operation, factor, self._place(root, "root"))
+        return None if results is None else _plain(results[0])
+
+    def reduce_scatter(self, value: Any, op: Any, weight: Any) -> Array:
+        operation = operation_named(op)
+        array = _array(value)
+        return self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0]
+
+    def broadcast(self, value: Any, root: Any) -> Any:
+        place = self._place(root, "root")
+        given = [_array(value)] if place == self.rank else None
+        return _plain(self.comm.broadcast(given, place, np.empty)[0])
+
+    def scatter(self, value: Any, root: Any) -> Array:
+        place = self._place(root, "root")
+        given = [_array(value)] if place == self.rank else None
+        return self.comm.scatter(given, place, np.empty)[0]
+
+    def all_gather(self, value: Any, nd_up: int) -> Array:
+        return self.comm.all_gather([_raised(value, nd_up)], np.empty)[0]
+
+    def gather(self, value: Any, root: Any, nd_up: int) -> Array | None:
+        place = self._place(root, "root")
+        results = self.comm.gather([_raised(value, nd_up)], place, np.empty)
+        return None if results is None else results[0]
+
+    def all_to_all(self, value: Any) -> Array:
+        return self.comm.all_to_all([_array(value)], np.empty)[0]
+
+    def send(self, value: Any, to: Any) -> None:
+        self.comm.send(_array(value), self._other(to, "to"))
+
+    def recv(self, source: Any) -> Any:
+        return _plain(self.comm.recv(self._other(source, "source"), np.empty))
+
+    def _place(self, rank: Any, name: str) -> int:
+        if rank is None:
+            return self.master
+        try:
+            place = operator.index(rank)
+        except TypeError:
+            raise InvalidType(f"{name} must be a rank, an int; got {rank!r}.") from None
+        if not 0 <= place < self.size:
+            raise InvalidValue(
+                f"{name}={place}, but {self.size} ranks take part in this call: give one from 0 to "
+                f"{self.size - 1}."
+            )
+        return place
+
+    def _other(self, rank: Any, name: str) -> int:
+        place = self._place(rank, name)
+        if place == self.rank:
+            raise InvalidValue(f"{name}={place} is this rank itself: send to, and receive from, others.")
+        return place
+
+
+def operation_named(op: Any) -> Operation:
+    """Raises: InvalidValue for an unknown one."""
+    name = _ALIASES.get(op, op) if isinstance(op, str) else None
+    if name not in OPERATIONS:
+        raise InvalidValue(f"op={op!r} is no reduce operation: expected {', '.join(OPERATIONS)}.")
+    return OPERATIONS[name]
+
+
+def reduce_in_place(comm: Communicator, variables: Sequence[Variable], operation: Operation) -> None:
+    """All-reduce the replicas of *variables* in place.
+
+    Raises: InvalidValue for a result that the variable's dtype does not have.
+    """
+    fitting = [operation.result_dtype(variable.dtype) == variable.dtype for variable in variables]
+    if direct := [v for v, fits in zip(variables, fitting, strict=True) if fits]:
+        comm.all_reduce_in_place([variable.in_place() for variable in direct], operation)
+    if others := [v for v, fits in zip(variables, fitting, strict=True) if not fits]:
+        results = comm.all_reduce([variable.value for variable in others], operation, 1)
+        for variable, result in zip(others, results, strict=True):
+            variable.value = fitted(result, variable, operation)
+
+
+def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
+    """*result* in the variable's dtype, if that changes no element.
+
+    Raises: InvalidValue.
+    """
+    with np.errstate(all="ignore"):
+        converted = result.astype(variable.dtype)
+    if not np.array_equal(converted, result):
+        raise InvalidValue(
+            f'the "{operation.name}" of {variable.called()} is not of its dtype {variable.dtype}: take '
+            f"it with reduce(…, in_place=False), or make the variable a float."
+        )
+    return converted
+
+
+def _weight(weight: Any, operation: Operation) -> float:
+    if weight is None:
+        return 1
+    if not operation.weighted:
+        raise InvalidValue(f'weight= is for op="mean"; got op="{operation.name}".')
+    if isinstance(weight, bool) or not isinstance(weight, int | float | np.number) or weight < 0:
+        raise InvalidValue(
+            f"weight must be a number of 0 or more, such as a count of rows; got {weight!r}."
+        )
+    return float(weight) if isinstance(weight, float | np.floating) else int(weight)
+
+
+def _array(value: Any) -> Array:
+    array = value.value if isinstance(value, Variable) else np.asarray(value)
+    if array.dtype.kind not in NUMERIC_KINDS:
+        raise InvalidType(
+            f"a collective takes arrays of bools, integers, floats or complex numbers; got {value!r}."
+        )
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _raised(value: Any, nd_up: int) -> Array:
+    if nd_up not in (0, 1):
+        raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+    array = _array(value)
+    return array[None] if nd_up or not array.ndim else array
+
+
+def _plain(array: Array) -> Any:
+    return array if array.ndim else array[()]

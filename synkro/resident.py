@@ -1,0 +1,97 @@
+"""``Resident``: a worker variable as its rank has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import world
+from .arrays import Array, as_numeric
+from .comms.base import New
+from .errors import InvalidType, InvalidValue
+from .variable import Variable
+
+
+class Resident(Variable):
+    """One rank's replica of a variable; what functions see of a ``Shared``, or of a kept output."""
+
+    def __init__(self, name: str | None, array: Array, empty: New, shared: bool = True) -> None:
+        """*array* is one that *empty* has made, unless it is not *shared*."""
+        self.name = name
+        self.dtype = array.dtype
+        self.ndim = array.ndim
+        self._empty = empty
+        self._array = array
+        self._shared = shared
+        self._rows: Array | None = None
+
+    @property
+    def value(self) -> Array:
+        """This rank's replica; in a sliced or selected variable, its rows of this piece of the call."""
+        return self._array if self._rows is None else self._rows
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if value is self._array or value is self._rows:
+            return
+        array = as_numeric(value, self.called())
+        if array.ndim != self.ndim:
+            raise InvalidValue(
+                f"{self.called()} has {self.ndim} dimensions, got an array of {array.ndim} (shape "
+                f"{array.shape}); the number of dimensions cannot change."
+            )
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise InvalidType(
+                f"{self.called()} holds {self.dtype}, got {array.dtype}: convert the values yourself."
+            )
+        if self._rows is not None:
+            self._rows[...] = array
+            return
+        fresh = self._empty(array.shape, self.dtype)  # arrays that were read before stay what they were
+        fresh[...] = array
+        self.adopt(fresh)
+
+    def get_value(self) -> Array:
+        """A copy of this rank's replica."""
+        copy: Array = self.value.copy()
+        return copy
+
+    def set_value(self, value: Any) -> None:
+        """Replace this rank's replica."""
+        self.value = value
+
+    @property
+    def whole(self) -> Array:
+        """The replica, with all its rows."""
+        return self._array
+
+    def in_place(self) -> Array:
+        if self._rows is None and not self._shared:
+            self.value = self._array.view()  # a copy in memory that all ranks see
+        return self.value
+
+    def adopt(self, array: Array) -> None:
+        """Become *array*, which ``empty`` has made."""
+        self._array = array
+        self._shared = True
+
+    def show(self, select: Callable[[Array], Array] | None) -> None:
+        """Show only the rows that *select* takes of the replica, until None is given."""
+        self._rows = None if select is None else select(self._array)
+
+    def __reduce__(self) -> Any:
+        raise InvalidType(f"{self.called()} cannot be pickled on a worker: return its value instead.")
+
+
+def resident(number: int, token: str) -> Any:
+    """The variable of this number here, on a worker: what a pickled ``Shared`` becomes."""
+    here = world.current
+    variables = getattr(here, "variables", None)
+    if not isinstance(variables, dict) or getattr(here, "token", None) != token:
+        raise InvalidType(
+            "a function uses a variable of another session: make the variable in this one, with "
+            "shared()."
+        )
+    return variables[number]

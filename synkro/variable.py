@@ -1,0 +1,91 @@
+"""What every variable is, in the main process and on a worker: something with a ``value``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import DTypeLike
+
+from .arrays import Array
+
+
+class Variable(NDArrayOperatorsMixin, ABC):
+    """An array with a name that is kept from call to call: read and written through ``value``.
+
+    Its dtype and number of dimensions never change; the lengths of its dimensions may.
+    """
+
+    name: str | None
+    dtype: np.dtype[Any]
+    ndim: int
+
+    @property
+    @abstractmethod
+    def value(self) -> Array:
+        """The array."""
+
+    @value.setter
+    @abstractmethod
+    def value(self, value: Any) -> None: ...
+
+    def in_place(self) -> Array:
+        """The array, where collectives may write to it in place."""
+        return self.value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def size(self) -> int:
+        return self.value.size
+
+    def called(self) -> str:
+        """What messages call it."""
+        return f"the variable {self.name!r}" if self.name else "a variable"
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.value[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        array = self.value
+        array[key] = value
+        self.value = array
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.array(self.value, dtype) if copy else np.asarray(self.value, dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [value.value if isinstance(value, Variable) else value for value in inputs]
+        out = kwargs.get("out", ())
+        if out:
+            targets = tuple(o.value if isinstance(o, Variable) else o for o in out)
+            getattr(ufunc, method)(*plain, **{**kwargs, "out": targets})
+            for variable, target in zip(out, targets, strict=True):
+                if isinstance(variable, Variable):
+                    variable.value = target
+            return out[0] if len(out) == 1 else out
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        return f"{type(self).__name__}({name}dtype={self.dtype}, ndim={self.ndim})"
