@@ -2,6 +2,7 @@
 
 The house has floors; a module imports only from lower ones, or from its own folder::
 
+    9  extensions  update rules, and training steps that are one call
     8  api         fork, close, data, function, distribute …, on the current session
     7  session     Session: an engine with the functions and data that belong to it
     6  function    Function: plan, run, collect
@@ -9,6 +10,7 @@ The house has floors; a module imports only from lower ones, or from its own fol
        distribution  the functions of a session, and how they get to the workers
        collect     from all ranks' replies to the user's result
        shared      Shared: a variable on the workers, and the collectives over them
+       saving      variables and generators, to a file and back
        alone       a function in the main process by itself
        data        Data: a typed array in shared memory
     5  engine      the workers of a session, and run(command), the only door to them
@@ -51,11 +53,13 @@ from .api import (
     get_lengths,
     get_shapes,
     get_value,
+    load,
     rank,
     recv,
     reduce,
     reduce_scatter,
     rng,
+    save,
     scatter,
     send,
     set_value,
@@ -126,11 +130,13 @@ __all__ = [
     "get_lengths",
     "get_shapes",
     "get_value",
+    "load",
     "rank",
     "recv",
     "reduce",
     "reduce_scatter",
     "rng",
+    "save",
     "scatter",
     "send",
     "set_value",

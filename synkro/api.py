@@ -5,13 +5,14 @@ Nothing is decided in here but which session that is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import world
+from . import saving, world
 from .data import Data
 from .engine import State
 from .errors import InvalidType, NotForked, UsageError
@@ -296,6 +297,27 @@ def get_lengths(variables: Any) -> Any:
 def get_shapes(variables: Any) -> Any:
     """The shape of each rank's replica: a list, or a list of lists for several variables."""
     return _session("get_shapes").variables.get_shapes(variables)
+
+
+def save(path: str | os.PathLike[str]) -> None:
+    """Write all named variables, of all ranks, and the states of the ranks' generators to a file.
+
+    *path* gets the suffix ``.npz``, if it has another.  The file is complete or not there: a crash while
+    it is written leaves an older one of that name as it was.
+
+    Raises: OSError.
+    """
+    saving.save(_session("save").variables, path)
+
+
+def load(path: str | os.PathLike[str]) -> None:
+    """Set all named variables and generators to what ``save(path)`` wrote; the session goes on as then.
+
+    The session needs the same number of workers and the same named variables.
+
+    Raises: InvalidValue if they are not; OSError.
+    """
+    saving.load(_session("load").variables, path)
 
 
 # ── inside functions only ────────────────────────────────────────────────────────────────────────────

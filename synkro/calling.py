@@ -79,6 +79,7 @@ class PreparedCall:
         if plan.subset is not None and isinstance(self._outputs, tuple | list | dict):
             self._outputs = take_subset(plan.subset, self._outputs, "outputs=")
         self._participants = plan.participants
+        self._everyone = tuple(range(len(plan.spans)))
         self._spans = _pieces(plan, replica.rank)
         self._sliced = [replica.variables[number] for number in plan.sliced]
         changing = any(
@@ -94,8 +95,11 @@ class PreparedCall:
         replica.function = spec.name
         if not self._spans:
             replica.keep([])
+            if spec.finish is not None:
+                replica.begin(self._everyone)
+                self._finish(0)
             return Done(None, None)
-        replica.begin(self._participants)
+        replica.begin(self._participants if spec.finish is None else self._everyone)
         several = len(self._spans) > 1
         merger = Merger(spec.name, self._outputs, replica.front_end, several)
         updates = Updates(spec, replica.front_end, several) if spec.updates else None
@@ -117,10 +121,18 @@ class PreparedCall:
                 variable.show(None)
         if updates is not None:
             updates.apply()
+        if spec.finish is not None:
+            start, stop = self._plan.spans[replica.rank]
+            self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
         replica.report(Phase.RUNNING, len(self._spans))
         done = self._layout.place(merger, replica.outbox)
         replica.keep(merger.leaves if self._layout.keeps else [])
         return done
+
+    def _finish(self, weight: int) -> None:
+        self._replica.in_function = True
+        self._spec.finish(weight)
+        self._replica.in_function = False
 
     def _arguments(self) -> Iterator[tuple[list[Any], dict[str, Any], int]]:
         """Positional and keyword arguments, and the weight, of each piece."""

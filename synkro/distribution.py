@@ -31,6 +31,7 @@ class Distributable(Protocol):
     fn: Callable[..., Any]
     output_modes: Any
     updates: tuple[tuple[Any, str], ...]
+    finish: Callable[[int], None] | None
 
 
 class Functions:
@@ -67,7 +68,7 @@ class Functions:
             say("Synkro distributing functions...")
             start = time.monotonic()
             specs = {
-                number: FunctionSpec(f.name, f.fn, f.output_modes, f.updates)
+                number: FunctionSpec(f.name, f.fn, f.output_modes, f.updates, f.finish)
                 for number, f in waiting.items()
             }
             parcel, segments = self._parcel(specs)

@@ -64,6 +64,7 @@ class Function:
         self.name = name or _name_of(self.fn)
         self.output_modes = check_modes(outputs)
         self.updates = home.variables.check_updates(updates)
+        self.finish: Callable[[int], None] | None = None  # see FunctionSpec; set before distribution
         self._sliced = home.variables.check_sliceable(sliceable_shareds)
         self._home = home
         self._engine = home.engine
@@ -185,12 +186,13 @@ class Function:
         named = {key: _serial(arg) for key, arg in kwargs.items()}
         with alone():
             value = self.fn(*map(_serial, args), **named)
-        if not self.updates:
-            return value
-        outputs, new = pair_of(value, len(self.updates), self.name)
-        for (variable, _), one in zip(self.updates, new, strict=True):
-            variable.value = one
-        return outputs
+            if self.updates:
+                value, new = pair_of(value, len(self.updates), self.name)
+                for (variable, _), one in zip(self.updates, new, strict=True):
+                    variable.value = one
+            if self.finish is not None:
+                self.finish(1)
+        return value
 
     as_theano = as_serial
 

@@ -105,6 +105,8 @@ class FunctionSpec:
     outputs: Any
     updates: tuple[tuple[Any, str], ...] = ()
     """Variables whose new values the function returns beside its outputs, each with its operation."""
+    finish: Any = None
+    """Called on every rank after its last piece, with the weight of its rows; it may use collectives."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -103,11 +104,13 @@ class Variables:
     Attributes:
         token: what variables of this session are known by on its workers.
         master_rank: the root of collectives that have one.
+        named: the variables that have a name, of those with the same one the last.
     """
 
     def __init__(self, engine: Engine, outputs: Outputs, token: str, master_rank: int) -> None:
         self.token = token
         self.master_rank = master_rank
+        self.named: WeakValueDictionary[str, Shared] = WeakValueDictionary()
         self._engine = engine
         self._outputs = outputs
 
@@ -125,6 +128,8 @@ class Variables:
         source = self._travelling(array)
         region, segment = source.input(self._engine, called)
         self._engine.run(Create(made.number, name, region), [(segment, Access.READ)])
+        if name:
+            self.named[name] = made
         return made
 
     def keep(self, outputs: Sequence[messages.Kept]) -> list[Kept]:
@@ -314,6 +319,11 @@ class Variables:
             self._need_rows(target, "get_lengths")
         lengths = [[shape[0] for shape in shapes] for shapes in self.shapes(targets)]
         return lengths[0] if single else lengths
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._engine.size
 
     def shapes(self, variables: Sequence[Shared]) -> list[list[tuple[int, ...]]]:
         """For each variable the shapes of its replicas, by rank."""
