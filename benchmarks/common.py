@@ -26,7 +26,18 @@ import numpy as np
 from synkro.machine import available_cores, cpu_name, readable_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARIES = ("synkro", "numpy", "cloudpickle", "joblib", "posix_ipc", "threadpoolctl", "scikit-learn")
+LIBRARIES = (
+    "synkro",
+    "numpy",
+    "cloudpickle",
+    "joblib",
+    "posix_ipc",
+    "threadpoolctl",
+    "scikit-learn",
+    "torch",
+    "mpi4py",
+    "mpich",
+)
 SCALES = ("full", "quick", "smoke")
 
 Samples = dict[str, list[float]]

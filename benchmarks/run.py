@@ -28,6 +28,7 @@ QUESTIONS = (
     "shuffled_batch",
     "compute_bound",
     "reduction",
+    "collectives",
     "start_up",
     "kmeans",
     "endurance",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import saving, world
+from . import world
 from .data import Data
 from .engine import State
 from .errors import InvalidType, NotForked, UsageError
@@ -169,7 +169,7 @@ def shared(value: ArrayLike, name: str | None = None) -> Shared:
 
     Raises: InvalidType; SharedMemoryError; NotForked.
     """
-    return _session("shared").variables.shared(value, name)
+    return _session("shared").shared(value, name)
 
 
 # ── collectives: of the main process over variables, and inside functions over arrays ────────────────
@@ -307,7 +307,7 @@ def save(path: str | os.PathLike[str]) -> None:
 
     Raises: OSError.
     """
-    saving.save(_session("save").variables, path)
+    _session("save").save(path)
 
 
 def load(path: str | os.PathLike[str]) -> None:
@@ -317,7 +317,7 @@ def load(path: str | os.PathLike[str]) -> None:
 
     Raises: InvalidValue if they are not; OSError.
     """
-    saving.load(_session("load").variables, path)
+    _session("load").load(path)
 
 
 # ── inside functions only ────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import world
+from . import saving, world
 from .collect import Outputs
 from .data import Data, make_data
 from .devices.choice import VARIABLE, Assignment, choose
@@ -26,7 +26,7 @@ from .machine import available_cores
 from .messages import Start
 from .plan.call import Access, Region
 from .replica import Replica
-from .shared import Variables, new_token
+from .shared import Shared, Variables, new_token
 
 _OUTBOXES = 1 << 21
 """Bytes of all ranks' outboxes together.  Outputs that fit into their rank's are merged by the main
@@ -187,6 +187,18 @@ class Session:
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
         self._functions.distribute()
+
+    def shared(self, value: ArrayLike, name: str | None = None) -> Shared:
+        """A variable with a replica on every rank; see ``synkro.shared``."""
+        return self.variables.shared(value, name)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Named variables and generators to a file; see ``synkro.save``."""
+        saving.save(self.variables, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """… and back; see ``synkro.load``."""
+        saving.load(self.variables, path)
 
     @property
     def variables(self) -> Variables:

@@ -21,7 +21,7 @@ from .arrays import Array, as_numeric, cast, checked_dtype
 from .collect import Collection, Outputs
 from .data import Data
 from .engine import Engine
-from .errors import InvalidType, InvalidValue
+from .errors import CollectiveError, InvalidType, InvalidValue
 from .group import operation_named
 from .messages import Command, Create, Exchange, Fill, Generator, Inspect, Read, Write
 from .plan.batch import Indexed, Strided, select_any
@@ -69,6 +69,7 @@ class Shared(Variable):
         self._home.broadcast(self, value)
 
     def belongs_to(self, home: Variables) -> bool:
+        """Whether it is one of these variables, and not of another session."""
         return self._home is home
 
     def __reduce__(self) -> Any:
@@ -287,10 +288,10 @@ class Variables:
         operation = operation_named(op)
         targets, _ = self._checked(variables)
         with self._engine.lock:
-            self._need_alike(targets, "reduce", "")
             if in_place:
                 self._exchange("reduce", targets, operation.name)
                 return None
+            self._need_alike(targets, "reduce", "")
             return self._read(variables, tuple(range(self._engine.size)), operation.name, None)
 
     # ── among the replicas ───────────────────────────────────────────────────────────────────────
@@ -413,13 +414,14 @@ class Variables:
         return data
 
     def _exchange(self, kind: str, targets: Sequence[Shared], op: str) -> None:
+        numbers = tuple(target.number for target in targets)
         with self._engine.lock:
-            if kind == "all_reduce":
-                self._need_alike(targets, kind, "")
-            if kind == "all_gather":
-                self._need_alike(targets, kind, "", rows_may_differ=True)
-            numbers = tuple(target.number for target in targets)
-            self._engine.run(Exchange(kind, numbers, op, self.master_rank))
+            try:
+                self._engine.run(Exchange(kind, numbers, op, self.master_rank))
+            except CollectiveError:  # the ranks know no names: say it in the user's words
+                if kind != "broadcast":
+                    self._need_alike(targets, kind, "", rows_may_differ=kind == "all_gather")
+                raise
 
     def _read(
         self,

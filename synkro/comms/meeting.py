@@ -59,7 +59,20 @@ _SENT, _RECEIVED, _FIRST_SLOT = 0, 8, 16  # words of a pair's box; each writer h
 _BOX = _FIRST_SLOT + 2 * _SLOTS
 
 _SPIN = 100e-6  # seconds to poll before sleeping: about what being woken costs
+_REMEMBERED = 64  # records of other ranks that are kept mapped
 _NAP = 100  # milliseconds between looks whether anything can still change
+
+
+class _Record:
+    """Memory for what this rank says, and what lies there."""
+
+    def __init__(self, arena: Arena, nbytes: int) -> None:
+        array = arena.empty((nbytes,), np.uint8)
+        at = arena.locate(array)
+        assert at is not None
+        self.at = at
+        self.memory = array.data
+        self.payload = b""
 
 
 def board_bytes(size: int) -> int:
@@ -87,7 +100,8 @@ class Meeting:
         self._others: list[int] = []
         self._arena = arena
         self._wakes = wakes
-        self._records = [arena.empty((2048,), np.uint8) for _ in range(2)]
+        self._own = [_Record(arena, 2048) for _ in range(2)]
+        self._seen: dict[tuple[int, int], memoryview] = {}
         self._epoch = 0
         self._count = 0
         self._name = ""
@@ -127,14 +141,14 @@ class Meeting:
         self._count += 1
         self._name = KINDS[kind]
         turn = self._count % 2
-        if len(payload) > len(self._records[turn]):
-            self._records[turn] = self._arena.empty((2 * len(payload),), np.uint8)
-        record = self._records[turn]
-        record[: len(payload)] = memoryview(payload)
-        at = self._arena.locate(record)
-        assert at is not None
+        record = self._own[turn]
+        if payload is not record.payload:
+            if len(payload) > len(record.memory):
+                record = self._own[turn] = _Record(self._arena, 2 * len(payload))
+            record.memory[: len(payload)] = payload
+            record.payload = payload
         word = self._line + _RECORDS + 2 * turn
-        self._words[word], self._words[word + 1] = at, len(payload)
+        self._words[word], self._words[word + 1] = record.at, len(payload)
         self._reach_all(self._count * _STEPS, kind)
         return [payload if rank == self.rank else self._record_of(rank) for rank in self.group]
 
@@ -152,8 +166,13 @@ class Meeting:
 
     def _record_of(self, rank: int) -> bytes:
         word = rank * _LINE + _RECORDS + 2 * (self._count % 2)
-        at, size = self._words[word], self._words[word + 1]
-        return self._arena.view(at, (size,), np.uint8).tobytes()
+        place = self._words[word], self._words[word + 1]
+        memory = self._seen.get(place)
+        if memory is None:
+            if len(self._seen) >= _REMEMBERED:
+                self._seen.clear()
+            memory = self._seen[place] = self._arena.view(place[0], (place[1],), np.uint8).data
+        return memory.tobytes()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 

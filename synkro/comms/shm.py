@@ -66,6 +66,9 @@ class _Record(NamedTuple):
     dtypes: tuple[str, ...] = ()  # of the arrays given, where those shown are lifted
 
 
+_BARRIER = _Record(_KIND["barrier"], "", -1, 1, None)
+
+
 class ShmCommunicator(Communicator):
     """One rank's end."""
 
@@ -195,7 +198,7 @@ class ShmCommunicator(Communicator):
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
     def barrier(self) -> None:
-        self._enter(_Record(_KIND["barrier"], "", -1, 1, None))
+        self._enter(_BARRIER)
 
     def broadcast(self, arrays: Sequence[Array] | None, root: int, new: New) -> list[Array]:
         records = self._rooted(_KIND["broadcast"], arrays, root)
@@ -339,10 +342,11 @@ class ShmCommunicator(Communicator):
         """Meet the others; returns all records, by place, if all are in the same collective."""
         if record != self._last[0]:
             self._last = (record, pickle.dumps(record, 5))
-        said = self._meeting.meet(record.kind, self._last[1])
-        records = [self._record(payload) for payload in said]
+        mine = self._last[1]
+        said = self._meeting.meet(record.kind, mine)
+        records = [record if payload == mine else self._record(payload) for payload in said]
         for place, other in enumerate(records):
-            if _manner(other) != _manner(record):
+            if other is not record and _manner(other) != _manner(record):
                 self._refuse(
                     f"rank {self.place} is in {_described(record)}, but rank {place} in "
                     f"{_described(other)}"

@@ -1,0 +1,172 @@
+"""Two ranks of another library, each as its documentation recommends: torch.distributed, MPI.
+
+Run as ``python -m benchmarks.peers gloo`` or, by ``mpiexec``, ``… mpi``: rank 0 reads commands from its
+standard input, one JSON line each, and answers each with seconds, the median of so many rounds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def missing(kind: str) -> str | None:
+    """Why this peer cannot be measured here; None if it can."""
+    needed = {"gloo": "torch", "mpi": "mpi4py"}[kind]
+    if importlib.util.find_spec(needed) is None:
+        return f"{needed} is not installed"
+    if kind == "mpi" and _mpiexec() is None:
+        return "there is no mpiexec"
+    return None
+
+
+def _mpiexec() -> str | None:
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+class Peer:
+    """Two processes that talk among themselves; this process tells rank 0 what to time."""
+
+    def __init__(self, kind: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "benchmarks.peers", kind]
+        self._others = []
+        if kind == "mpi":
+            command = [str(_mpiexec()), "-n", "2", *command]
+        else:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = str(probe.getsockname()[1])
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+            self._others = [self._start(command, {**environment, "RANK": "1"})]
+            environment["RANK"] = "0"
+        self._root = self._start(command, environment)
+
+    @staticmethod
+    def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def seconds(self, what: str, **options: Any) -> float:
+        """Seconds a round of *what*."""
+        self._root.stdin.write(json.dumps({"what": what, **options}) + "\n")
+        self._root.stdin.flush()
+        return float(self._root.stdout.readline())
+
+    def close(self) -> None:
+        self._root.stdin.write('{"what": "leave"}\n')
+        self._root.stdin.close()
+        for process in (self._root, *self._others):
+            process.wait(20)
+            process.stdout.close()
+            if not process.stdin.closed:
+                process.stdin.close()
+
+
+# ── what the peers run ───────────────────────────────────────────────────────────────────────────
+
+
+class Mpi:
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi, self.world = MPI, MPI.COMM_WORLD
+        self.rank = self.world.rank
+
+    def share(self, command: Any) -> Any:
+        return self.world.bcast(command)
+
+    def barrier(self) -> None:
+        self.world.Barrier()
+
+    def all_reducer(self, count: int) -> Any:
+        array = np.zeros(count, np.float32)
+        return lambda: self.world.Allreduce(self.mpi.IN_PLACE, array)
+
+
+class Gloo:
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed
+
+        torch.set_num_threads(1)
+        self.torch, self.dist = torch, torch.distributed
+        self.dist.init_process_group("gloo")
+        self.rank = self.dist.get_rank()
+
+    def share(self, command: Any) -> Any:
+        box = [command]
+        self.dist.broadcast_object_list(box)
+        return box[0]
+
+    def barrier(self) -> None:
+        self.dist.barrier()
+
+    def all_reducer(self, count: int) -> Any:
+        tensor = self.torch.zeros(count)
+        return lambda: self.dist.all_reduce(tensor)
+
+    def trainer(self, rows: int, hidden: int) -> Any:
+        """A step of a two-layer network on 64 features and 10 classes, half of the *rows* a rank."""
+        torch, nn = self.torch, self.torch.nn
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+        model = nn.parallel.DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loss_of = nn.CrossEntropyLoss()
+        images, labels = torch.rand(1797, 64), torch.randint(10, (1797,))
+
+        def step() -> None:
+            chosen = torch.randperm(1797)[: rows // 2]
+            optimizer.zero_grad()
+            loss_of(model(images[chosen]), labels[chosen]).backward()
+            optimizer.step()
+
+        return step
+
+
+def serve(peer: Any) -> None:
+    prepared: dict[str, Any] = {}
+    while True:
+        line = sys.stdin.readline() if peer.rank == 0 else ""
+        command = peer.share(json.loads(line) if line else {"what": "leave"})
+        what, rounds = command.pop("what"), command.pop("rounds", 1)
+        if what == "leave":
+            return
+        key = f"{what} {command}"
+        if key not in prepared:
+            prepared.clear()
+            prepared[key] = getattr(peer, what)(**command)
+        turn = prepared[key]
+        turn()
+        seconds = []
+        for _ in range(rounds):
+            peer.barrier()
+            start = time.perf_counter()
+            turn()
+            seconds.append(time.perf_counter() - start)
+        if peer.rank == 0:
+            print(float(np.median(seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    serve({"mpi": Mpi, "gloo": Gloo}[sys.argv[1]]())
