@@ -93,7 +93,12 @@ class Mpi:
         self.rank = self.world.rank
 
     def share(self, command: Any) -> Any:
-        return self.world.bcast(command)
+        if self.rank == 0:
+            self.world.send(command, 1)
+            return command
+        while not self.world.iprobe(source=0):  # MPI waits by spinning, which would disturb the others
+            time.sleep(0.001)
+        return self.world.recv(source=0)
 
     def barrier(self) -> None:
         self.world.Barrier()

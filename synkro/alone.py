@@ -14,12 +14,12 @@ from .group import Group
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone(rng: np.random.Generator) -> Iterator[None]:
     """Until the end of the block, in this thread, this process is the only rank of a call."""
     wake, file = os.eventfd(0), shared_file(1)
     comm = ShmCommunicator(0, 1, file, [wake])
     comm.begin(1, (0,))
-    token = world.group.set(Group(comm, np.random.default_rng()))
+    token = world.group.set(Group(comm, rng))
     try:
         yield
     finally:

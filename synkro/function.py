@@ -184,7 +184,7 @@ class Function:
         ``Data`` are read-only in it, as on the workers.
         """
         named = {key: _serial(arg) for key, arg in kwargs.items()}
-        with alone():
+        with alone(self._home.variables.rng):
             value = self.fn(*map(_serial, args), **named)
             if self.updates:
                 value, new = pair_of(value, len(self.updates), self.name)

@@ -71,29 +71,29 @@ class Group:
     def broadcast(self, value: Any, root: Any) -> Any:
         place = self._place(root, "root")
         given = [_array(value)] if place == self.rank else None
-        return _plain(self.comm.broadcast(given, place, np.empty)[0])
+        return _plain(self.comm.broadcast(given, place, self.comm.new)[0])
 
     def scatter(self, value: Any, root: Any) -> Array:
         place = self._place(root, "root")
         given = [_array(value)] if place == self.rank else None
-        return self.comm.scatter(given, place, np.empty)[0]
+        return self.comm.scatter(given, place, self.comm.new)[0]
 
     def all_gather(self, value: Any, nd_up: int) -> Array:
-        return self.comm.all_gather([_raised(value, nd_up)], np.empty)[0]
+        return self.comm.all_gather([_raised(value, nd_up)], self.comm.new)[0]
 
     def gather(self, value: Any, root: Any, nd_up: int) -> Array | None:
         place = self._place(root, "root")
-        results = self.comm.gather([_raised(value, nd_up)], place, np.empty)
+        results = self.comm.gather([_raised(value, nd_up)], place, self.comm.new)
         return None if results is None else results[0]
 
     def all_to_all(self, value: Any) -> Array:
-        return self.comm.all_to_all([_array(value)], np.empty)[0]
+        return self.comm.all_to_all([_array(value)], self.comm.new)[0]
 
     def send(self, value: Any, to: Any) -> None:
         self.comm.send(_array(value), self._other(to, "to"))
 
     def recv(self, source: Any) -> Any:
-        return _plain(self.comm.recv(self._other(source, "source"), np.empty))
+        return _plain(self.comm.recv(self._other(source, "source"), self.comm.new))
 
     def _place(self, rank: Any, name: str) -> int:
         if rank is None:
@@ -130,12 +130,16 @@ def reduce_in_place(comm: Communicator, variables: Sequence[Variable], operation
     Raises: InvalidValue for a result that the variable's dtype does not have.
     """
     fitting = [operation.result_dtype(variable.dtype) == variable.dtype for variable in variables]
-    if direct := [v for v, fits in zip(variables, fitting, strict=True) if fits]:
-        comm.all_reduce_in_place([variable.in_place() for variable in direct], operation)
-    if others := [v for v, fits in zip(variables, fitting, strict=True) if not fits]:
+    direct = [variable for variable, fits in zip(variables, fitting, strict=True) if fits]
+    others = [variable for variable, fits in zip(variables, fitting, strict=True) if not fits]
+    values: list[Array] = []
+    if others:  # first, as they may be refused
         results = comm.all_reduce([variable.value for variable in others], operation, 1)
-        for variable, result in zip(others, results, strict=True):
-            variable.value = fitted(result, variable, operation)
+        values = [fitted(r, v, operation) for v, r in zip(others, results, strict=True)]
+    if direct:
+        comm.all_reduce_in_place([variable.in_place() for variable in direct], operation)
+    for variable, value in zip(others, values, strict=True):
+        variable.value = value
 
 
 def fitted(result: Array, variable: Variable, operation: Operation) -> Array:

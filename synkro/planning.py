@@ -219,7 +219,8 @@ class Planner:
         if not scattered:
             if batch is not None:
                 raise InvalidValue(
-                    f"batch= selects rows of scattered inputs, but the function {self._name!r} got none."
+                    f"batch= selects rows of scattered inputs, but the function {self._name!r} got none "
+                    f"(batch_s= selects rows of what the workers hold)."
                 )
             return None
         for name, data in scattered.items():

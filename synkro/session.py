@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import saving, world
@@ -87,7 +88,9 @@ class Session:
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         outputs = Outputs(engine, segment.array(outbox))
-        variables = Variables(engine, outputs, new_token(), self.master_rank)
+        own = np.random.SeedSequence(seed).spawn(engine.size + 1)[engine.size]  # after the workers'
+        rng = np.random.default_rng(own)
+        variables = Variables(engine, outputs, new_token(), self.master_rank, rng)
         start = Start(
             variables.token,
             seed,

@@ -57,6 +57,11 @@ class Shared(Variable):
     def value(self, value: Any) -> None:
         self.set_value(value)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the master rank's replica."""
+        return self._home.shapes([self])[0][self._home.master_rank]
+
     def get_value(self) -> Array:
         """A copy of the master rank's replica."""
         return np.asarray(self._home.get_value(self._home.master_rank, self))
@@ -90,6 +95,12 @@ class Kept(Shared):
     def value(self, value: Any) -> None:
         self.set_value(value)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows together."""
+        shapes = self._home.shapes([self])[0]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
     def gather(self) -> Array:
         """All rows, of all ranks."""
         array: Array = self._home.gather(self, nd_up=0)
@@ -105,12 +116,21 @@ class Variables:
     Attributes:
         token: what variables of this session are known by on its workers.
         master_rank: the root of collectives that have one.
+        rng: the generator of functions that run in the main process by themselves.
         named: the variables that have a name, of those with the same one the last.
     """
 
-    def __init__(self, engine: Engine, outputs: Outputs, token: str, master_rank: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        outputs: Outputs,
+        token: str,
+        master_rank: int,
+        rng: np.random.Generator,
+    ) -> None:
         self.token = token
         self.master_rank = master_rank
+        self.rng = rng
         self.named: WeakValueDictionary[str, Shared] = WeakValueDictionary()
         self._engine = engine
         self._outputs = outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,14 +43,16 @@ class Variable(NDArrayOperatorsMixin, ABC):
 
     @property
     def size(self) -> int:
-        return self.value.size
+        return prod(self.shape)
 
     def called(self) -> str:
         """What messages call it."""
         return f"the variable {self.name!r}" if self.name else "a variable"
 
     def __len__(self) -> int:
-        return len(self.value)
+        if not self.ndim:
+            raise TypeError(f"{self.called()} has no dimensions, so it has no length.")
+        return self.shape[0]
 
     def __getitem__(self, key: Any) -> Any:
         return self.value[key]

@@ -42,6 +42,10 @@ class Communicator(ABC):
         """An array in memory that collectives may use in place."""
 
     @abstractmethod
+    def new(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialized array for a result; a large one in memory that is used again and again."""
+
+    @abstractmethod
     def reduce_share(
         self, operation: Operation, divisor: int, sources: Sequence[Array], target: Array
     ) -> None:

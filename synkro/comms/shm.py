@@ -40,6 +40,10 @@ the next: the target is then read and written once, however many sources there a
 _IN_PLACE_FROM = 1 << 14
 """Bytes from which an array that lies in the arena is read where it is rather than copied."""
 
+_RECYCLED_FROM = 1 << 20
+"""Bytes from which results are made in the arena, whose blocks are used again: fresh pages cost more
+than the reduction."""
+
 _REMEMBERED = 64  # records that are kept decoded
 
 _KIND = {name: number for number, name in enumerate(KINDS)}
@@ -99,6 +103,11 @@ class ShmCommunicator(Communicator):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._arena.empty(shape, dtype)
 
+    def new(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        if prod(shape) * np.dtype(dtype).itemsize < _RECYCLED_FROM:
+            return np.empty(shape, dtype)
+        return self._arena.empty(shape, dtype)
+
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
     def reduce_share(
@@ -133,7 +142,7 @@ class ShmCommunicator(Communicator):
             sources = self._sources(records, index)
             start, stop = split(0, len(sources[0]), self.count)[self.place]
             mine = [source[start:stop] for source in sources]
-            partial = np.empty(mine[0].shape, mine[0].dtype)
+            partial = self.new(mine[0].shape, mine[0].dtype)
             _reduce(operation, divisor, mine, [partial], (0, partial.size))
             results.append(partial.astype(operation.result_dtype(np.dtype(dtype)), copy=False))
         self._meeting.part()
@@ -188,7 +197,7 @@ class ShmCommunicator(Communicator):
         results = []
         for index, dtype in enumerate(records[0].dtypes):
             sources = self._sources(records, index)
-            result = np.empty(sources[0].shape, sources[0].dtype)
+            result = self.new(sources[0].shape, sources[0].dtype)
             flat = result.reshape(-1)
             for source, (start, stop) in zip(sources, split(0, flat.size, self.count), strict=True):
                 flat[start:stop] = source.reshape(-1)[start:stop]
