@@ -1,12 +1,222 @@
-"""Ctrl-C at any moment: none is lost, nothing is left behind."""
+"""Ctrl-C at any moment: the call ends, the session goes on, none is lost, nothing is left behind."""
 
 import os
 import signal
+import sys
 import threading
+import time
 
+import cloudpickle
+import numpy as np
 import pytest
 
 import synkro as synk
+from conftest import children, wait_until
+from failing import (
+    LARGE,
+    SOON,
+    Nap,
+    Watch,
+    hanging,
+    in_native_code,
+    in_phase,
+    rank,
+    rows,
+    sleeping,
+    stopped,
+    total,
+)
+from synkro import world
+from synkro.engine import State
+from synkro.ipc.segment import Segment
+from synkro.messages import Phase
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+
+# ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Interrupt:
+    """Sends this process a SIGINT when *condition* comes true while its block runs."""
+
+    def __init__(self, condition):
+        self.condition = condition
+        self.thread = threading.Thread(target=self.run)
+
+        self.over = False
+
+    def run(self):
+        if wait_until(lambda: self.over or self.condition(), 30) and not self.over:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *error):
+        self.over = True
+        self.thread.join()
+
+
+def inside(function):
+    """Whether the main thread is in a function of this name."""
+
+    def condition():
+        frame = sys._current_frames()[threading.main_thread().ident]
+        while frame is not None and frame.f_code.co_name != function:
+            frame = frame.f_back
+        return frame is not None
+
+    return condition
+
+
+def ctrl_c(condition, call):
+    with Watch(), pytest.raises(KeyboardInterrupt), Interrupt(condition):
+        call()
+
+
+@pytest.mark.parametrize("busy", [sleeping, in_native_code], ids=lambda busy: busy.__name__)
+def test_ctrl_c_interrupts_the_call_not_the_session(busy, session):
+    pids = session.pids
+    ctrl_c(in_phase(session, Phase.RUNNING), session.function(busy, outputs=[]))
+    assert session.state is State.READY
+    assert total(session) == 7
+    assert session.pids == pids
+
+
+def test_ctrl_c_several_times_in_a_row(session):
+    f = session.function(sleeping, outputs=[])
+    for _ in range(5):
+        ctrl_c(in_phase(session, Phase.RUNNING), f)
+    assert total(session) == 7
+
+
+def test_an_interrupt_does_not_end_an_idle_worker(session):
+    """A call that is over may be interrupted a moment too late."""
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    x = session.data(np.ones(7))
+    for _ in range(40):
+        assert f(x) == 7
+        os.kill(session.pids[1], signal.SIGINT)
+        time.sleep(0.005)  # now it sleeps
+        os.kill(session.pids[1], signal.SIGINT)
+    assert f(x) == 7
+
+
+def test_ctrl_c_before_a_worker_has_begun(session):
+    """An interrupt that comes before the command is not lost on the way."""
+    f = session.function(sleeping, outputs=[])
+    session.distribute()
+    os.kill(session.pids[1], signal.SIGSTOP)
+    assert wait_until(lambda: stopped(session.pids[1]))
+    ctrl_c(inside("_wait"), f)
+    os.kill(session.pids[1], signal.SIGCONT)
+    assert wait_until(lambda: not session._engine._controller.unanswered(), SOON)
+    assert total(session) == 7
+
+
+def test_ctrl_c_while_waiting_for_an_interrupted_call(session):
+    def deaf():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(2)
+
+    f = session.function(rows, outputs="gather")
+    session.distribute()
+    ctrl_c(in_phase(session, Phase.RUNNING), session.function(deaf, outputs=[]))
+    ctrl_c(inside("_settle"), lambda: f(np.ones(3)))
+    ctrl_c(inside("_settle"), lambda: f(np.ones(3)))
+    assert f(np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_ctrl_c_during_distribute(session, tmp_path):
+    nap = Nap(tmp_path / "flag")
+    f = session.function(lambda x: (nap, x.sum())[1], outputs="sum")
+    ctrl_c(lambda: (tmp_path / "flag").exists(), session.distribute)
+    assert f(np.ones(4)) == 4
+
+
+@pytest.mark.parametrize("phase", [Phase.STORING, Phase.REDUCING])
+def test_ctrl_c_while_large_outputs_are_fetched(phase, session):
+    def arm():
+        replica = world.current
+        say = replica.report
+
+        def report(now, done):
+            say(now, done)
+            if now == phase:
+                replica.report = say
+                time.sleep(60)
+
+        if replica.rank == 1:
+            replica.report = report
+
+    f = session.function(lambda x: np.full(LARGE, x.sum()), outputs="sum")
+    g = session.function(lambda x: np.full(LARGE, x.sum()), outputs="gather")
+    session.function(arm, outputs=[])()
+    ctrl_c(in_phase(session, phase), lambda: f(np.ones(8)))
+    assert np.array_equal(f(np.ones(8)), np.full(LARGE, 8.0))
+    assert np.array_equal(g(np.ones(8)), np.full(2 * LARGE, 4.0))
+
+
+def test_ctrl_c_while_a_worker_maps_memory(session, tmp_path):
+    """What an interrupted call has sent is there for the next one."""
+    flag = str(tmp_path / "flag")
+
+    def arm():
+        attach = Segment.attach
+
+        def slow(*args):
+            Segment.attach = attach
+            open(flag, "w").close()
+            time.sleep(1)
+            return attach(*args)
+
+        if rank() == 1:
+            Segment.attach = slow
+
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    f(np.ones(3))
+    session.function(arm, outputs=[])()
+    x, y = session.data(np.ones(1000)), session.data(np.ones(2000))
+    ctrl_c(lambda: os.path.exists(flag), lambda: f(x))
+    assert f(y) == 2000
+    assert f(x) == 1000
+
+
+def test_ctrl_c_during_fork(tmp_path, monkeypatch):
+    hanging(tmp_path, monkeypatch)
+    before = children()
+    ctrl_c(inside("_wait"), lambda: synk.fork(2, verbose=False))
+    assert wait_until(lambda: children() == before)
+    monkeypatch.undo()
+    assert synk.fork(2, verbose=False) == 2
+
+
+def test_ctrl_c_at_any_moment_of_a_call(session):
+    small = session.function(lambda x: x.sum(), outputs="sum")
+    large = session.function(lambda x: np.full(LARGE, x.sum()), outputs="sum")
+    wait = np.random.default_rng(0).uniform(0, 0.02, 40)
+    interrupted = 0
+    for n, seconds in enumerate(wait, 1):
+        kept = []  # until the interrupt is over: Python drops one that comes in a finalizer
+        small(np.ones(n))
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            deadline = time.monotonic() + SOON
+            timer.start()
+            while time.monotonic() < deadline:
+                small(np.ones(n))
+                kept.append(session.data(np.ones(n)))
+                large(kept[-1])
+        except KeyboardInterrupt:
+            interrupted += 1
+        timer.join()
+        assert small(np.ones(n)) == n
+        assert np.array_equal(large(np.ones(n)), np.full(LARGE, float(n)))
+    assert interrupted > len(wait) // 2
+
+
+# ── at any moment ────────────────────────────────────────────────────────────────────────────────────
 
 STORM = """
 import os, signal, sys, threading, time

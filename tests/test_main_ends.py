@@ -1,0 +1,275 @@
+"""However the main process ends, the workers go with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from conftest import ROOT, shared_files, wait_until
+from failing import SOON, Watch, gone, in_native_code, in_phase, sleeping, stubborn
+from synkro.engine import State
+from synkro.messages import Phase
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+
+# ── the main process ends ────────────────────────────────────────────────────────────────────────────
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np, synkro as synk
+from synkro.messages import Phase
+
+synk.fork(2, verbose=False)
+print("pids", *synk.world.current.pids, flush=True)
+
+def busy(doing):
+    print("running")
+    doing()
+
+def running():
+    while synk.world.current._engine._controller.whereabouts(0)[0] != Phase.RUNNING:
+        time.sleep(0.005)
+"""
+
+MOMENTS = {
+    "idle": "print('running', flush=True); time.sleep(60)",
+    "computing": "synk.function(lambda: busy(lambda: time.sleep(60)), outputs=[])()",
+    "in native code": "synk.function(lambda: busy(lambda: 10**10**8), outputs=[])()",
+}
+
+
+class Program:
+    """A main process of its own, in a process group of its own."""
+
+    def __init__(self, code, folder):
+        script = folder / "program.py"
+        script.write_text(HEAD + code)
+        self.process = subprocess.Popen(
+            [sys.executable, script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=folder,
+            start_new_session=True,
+        )
+        self.pids = [int(pid) for pid in self.line("pids").split()[1:]]
+
+    def line(self, *words):
+        """The next line of its output that has one of *words* in it."""
+        for line in self.process.stdout:
+            if any(word in line for word in words):
+                return line
+        raise AssertionError(f"it ended without saying {words}")
+
+    def end(self):
+        for pid in [self.process.pid, *getattr(self, "pids", [])]:
+            if not gone(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    programs = []
+
+    def start(code):
+        programs.append(Program(code, tmp_path))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.end()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("victims", ["main", "main, then workers", "a worker, then main"])
+def test_killing_the_main_process_leaves_nothing(moment, victims, start):
+    before = shared_files()
+    program = start(MOMENTS[moment])
+    program.line("running")
+    main, workers = [program.process.pid], program.pids
+    order = {"main": main, "main, then workers": main + workers}.get(victims, workers[:1] + main)
+    for pid in order:
+        os.kill(pid, signal.SIGKILL)
+    with Watch():
+        assert wait_until(lambda: all(map(gone, workers)), SOON)
+    assert program.process.wait() == -signal.SIGKILL
+    assert shared_files() <= before
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGSEGV, signal.SIGHUP, signal.SIGQUIT])
+def test_workers_go_however_the_main_process_ends(by, start):
+    program = start(MOMENTS["computing"])
+    program.line("running")
+    os.kill(program.process.pid, by)
+    assert wait_until(lambda: all(map(gone, program.pids)), SOON)
+    assert program.process.wait() == -by
+
+
+def test_killing_the_main_process_while_it_forks(start, tmp_path):
+    """Its second session: those workers hang, and have not yet said that they are there."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        f"import os, time\nopen({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'w')\ntime.sleep(2)\n"
+    )
+    program = start(
+        f"os.environ['PYTHONPATH'] = {str(tmp_path / 'site')!r}\n"
+        "threading.Thread(target=synk.Session, args=(2,), daemon=True).start()\n"
+        "time.sleep(60)\n"
+    )
+    assert wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    pids = [int(file.stem) for file in tmp_path.glob("*.pid")]
+    program.process.kill()
+    assert wait_until(lambda: all(map(gone, program.pids)), SOON)
+    assert wait_until(lambda: all(map(gone, pids)), 2 + SOON)
+
+
+def test_a_forked_child_does_not_keep_the_workers(start):
+    """The child has copies of the main process's descriptors only until it knows what it is."""
+    program = start(
+        "child = os.fork()\nif not child:\n    print('child', os.getpid(), flush=True)\ntime.sleep(60)\n"
+    )
+    child = int(program.line("child").split()[1])
+    try:
+        program.process.kill()
+        assert wait_until(lambda: all(map(gone, program.pids)), SOON)
+        assert not gone(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_ctrl_c_at_a_terminal(start):
+    """A terminal sends SIGINT to the whole process group."""
+    program = start("""
+f = synk.function(lambda x: x.sum(), outputs="sum")
+for _ in range(2):
+    try:
+        synk.function(lambda: busy(lambda: time.sleep(60)), outputs=[])()
+    except KeyboardInterrupt:
+        print("interrupted", f(np.ones(5)), flush=True)
+""")
+    for _ in range(2):
+        program.line("running")
+        os.killpg(program.process.pid, signal.SIGINT)
+        assert program.line("interrupted") == "interrupted 5.0\n"
+    assert program.process.wait(timeout=30) == 0
+    assert all(map(gone, program.pids))
+
+
+EXITS = {
+    "without close": ("synk.function(lambda x: x)(np.ones(4))", 0),
+    "after close": ("synk.close()", 0),
+    "by an exception": ("raise ZeroDivisionError", 1),
+    "in a broken session": (
+        "try:\n"
+        "    synk.function(lambda: os._exit(3), outputs=[])()\n"
+        "except synk.WorkerDied:\n"
+        "    sys.exit(7)",
+        7,
+    ),
+    "beside a call in a daemon thread": (
+        "f = synk.function(lambda: time.sleep(60), outputs=[])\n"
+        "threading.Thread(target=f, daemon=True).start()\n"
+        "running(); sys.exit(7)",
+        7,
+    ),
+    "beside a native call in a daemon thread": (
+        "f = synk.function(lambda: 10**10**8, outputs=[])\n"
+        "threading.Thread(target=f, daemon=True).start()\n"
+        "running(); sys.exit(7)",
+        7,
+    ),
+    "beside a call in a thread": (
+        "f = synk.function(lambda: time.sleep(0.5), outputs=[])\n"
+        "threading.Thread(target=lambda: print('done', f())).start()\n"
+        "running(); sys.exit(7)",
+        7,
+    ),
+    "beside a submitted call": (
+        "f = synk.function(lambda: time.sleep(0.5), outputs=[])\n"
+        "f.submit().add_done_callback(lambda future: print('done', future.result()))\n"
+        "running(); sys.exit(7)",
+        7,
+    ),
+    "by a thread, in a call": (
+        "f = synk.function(lambda: time.sleep(60), outputs=[])\n"
+        "threading.Thread(target=lambda: (running(), os._exit(7)), daemon=True).start()\n"
+        "f()",
+        7,
+    ),
+    "by an unheard Ctrl-C": (
+        "f = synk.function(lambda: time.sleep(60), outputs=[])\n"
+        "def stop(): running(); os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=stop, daemon=True).start()\n"
+        "f()",
+        -signal.SIGINT,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", EXITS)
+def test_the_interpreter_exits(how, run_python):
+    code, status = EXITS[how]
+    with Watch():
+        done = run_python(HEAD + code + "\n", check=False, timeout=60)
+    assert done.returncode == status, done.stderr
+    pids = [int(pid) for pid in done.stdout.splitlines()[0].split()[1:]]
+    assert wait_until(lambda: all(map(gone, pids)))
+    if "done" in code:
+        assert "done None" in done.stdout
+    if status in (0, 7) and "daemon" not in how:
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("busy", [sleeping, in_native_code, stubborn], ids=lambda busy: busy.__name__)
+def test_close_from_another_thread_ends_the_call(busy, session):
+    def close():
+        assert wait_until(in_phase(session, Phase.RUNNING), 30)
+        session.close()
+
+    f = session.function(busy, outputs=[])
+    thread = threading.Thread(target=close)
+    thread.start()
+    ended = (synk.SessionClosed, synk.SessionBroken, synk.WorkerDied)
+    with Watch(), pytest.raises(ended):
+        f()
+    thread.join()
+    assert session.state is State.CLOSED
+    assert all(map(gone, session.pids))
+
+
+def test_close_lets_a_short_call_end(session):
+    def close():
+        assert wait_until(in_phase(session, Phase.RUNNING), 30)
+        session.close()
+
+    def short(x):
+        time.sleep(0.2)
+        return x.sum()
+
+    thread = threading.Thread(target=close)
+    f = session.function(short, outputs="sum")
+    thread.start()
+    assert f(np.ones(3)) == 3
+    thread.join()
+
+
+def test_close_cancels_what_was_submitted(session):
+    f = session.function(sleeping, outputs=[])
+    futures = [f.submit() for _ in range(3)]
+    assert wait_until(in_phase(session, Phase.RUNNING), 30)
+    with Watch():
+        session.close()
+        assert isinstance(futures[0].exception(30), (synk.SessionError, synk.WorkerDied))
+        assert wait_until(lambda: all(future.done() for future in futures))
+    assert all(future.cancelled() or future.exception() for future in futures)

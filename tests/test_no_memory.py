@@ -1,0 +1,184 @@
+"""Where memory runs out, the user hears how much was asked for, and can go on."""
+
+import errno
+import os
+import resource
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from failing import LARGE, Watch, rank, rows, total
+from synkro.ipc.segment import Segment
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+
+# ── no memory ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def full(monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+
+
+def need_data(session):
+    return lambda: session.data(np.ones(10))
+
+
+def need_growth(session):
+    x = session.data(np.arange(4.0))
+
+    def grow():
+        try:
+            x.set_length(1_000_000)
+        finally:
+            assert x[:4].tolist() == [0, 1, 2, 3]
+
+    return grow
+
+
+def need_a_copied_input(session):
+    f = session.function(rows, outputs="gather")
+    return lambda: f(np.ones(1000))
+
+
+def need_a_batch(session):
+    f = session.function(rows, outputs="gather")
+    x = session.data(np.ones(10))
+    return lambda: f(x, batch=[1, 3, 5])
+
+
+def need_stages(session):
+    f = session.function(lambda x: np.full(LARGE, x.sum()), outputs="sum")
+    x = session.data(np.ones(10))
+    return lambda: f(x)
+
+
+def need_a_result(session):
+    f = session.function(rows, outputs="gather")
+    x = session.data(np.ones(2 * LARGE))
+    return lambda: f(x)
+
+
+def need_room_for_a_closure(session):
+    closure = np.ones(LARGE)
+    f = session.function(lambda x: closure.sum() + x.sum())
+    x = session.data(np.ones(10))
+    return lambda: f(x)
+
+
+def need_room_for_a_long_command(session):
+    text = "".join(map(str, range(40_000)))
+    f = session.function(lambda x: len(text) + x.sum())
+    x = session.data(np.ones(10))
+    return lambda: f(x)
+
+
+NEEDS = [value for name, value in list(globals().items()) if name.startswith("need_")]
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.__name__)
+def test_full_memory_is_an_error_and_the_session_goes_on(need, session, monkeypatch):
+    call = need(session)
+    full(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(synk.SharedMemoryError, match=r"could not be had \(No space left on device"):
+            call()
+    monkeypatch.undo()
+    call()
+    assert total(session) == 7
+
+
+def test_full_memory_at_the_start(monkeypatch):
+    full(monkeypatch)
+    with pytest.raises(synk.SharedMemoryError, match="No space left"):
+        synk.fork(2, verbose=False)
+    monkeypatch.undo()
+    assert synk.fork(2, verbose=False) == 2
+
+
+def test_more_than_the_machine_has_is_an_error_at_once(session):
+    with Watch(), pytest.raises(synk.SharedMemoryError, match=r"asked for.*free_memory"):
+        session.data(shape=(1 << 50,), dtype="uint8")
+    assert total(session) == 7
+
+
+def test_no_descriptor_left_is_an_error_and_the_session_goes_on(session):
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    kept = []
+    lowest = os.dup(0)
+    os.close(lowest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 9, hard))
+    try:
+        with pytest.raises(synk.SharedMemoryError, match="ulimit -n"):
+            kept.extend(session.data(np.ones(3)) for _ in range(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [f(x) for x in kept] == [3] * len(kept)
+    assert total(session) == 7
+
+
+def test_a_worker_that_cannot_map_memory_now_can_do_so_later(session):
+    def arm():
+        attach = Segment.attach
+
+        def refuse(*args):
+            Segment.attach = attach
+            raise synk.SharedMemoryError("no room in this worker")
+
+        if rank() == 1:
+            Segment.attach = refuse
+
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    f(np.ones(3))
+    session.function(arm, outputs=[])()
+    x, y = session.data(np.ones(1000)), session.data(np.ones(2000))
+    with pytest.raises((synk.WorkerError, synk.SharedMemoryError), match="no room in this worker"):
+        f(x)
+    assert f(y) == 2000
+    assert f(x) == 1000
+
+
+@pytest.mark.parametrize("leave", ["pass", "sys.exit(3)"])
+def test_a_child_forked_by_a_function_is_no_rank(session, leave):
+    def forks(x):
+        import os
+        import sys  # noqa: F401
+
+        child = os.fork()
+        if child == 0:
+            exec(leave)
+            return x.sum() + 1000.0
+        os.waitpid(child, 0)
+        return x.sum()
+
+    f = session.function(forks, outputs="sum")
+    with Watch():
+        for start in range(5):
+            x = np.arange(start, start + 9.0)
+            assert f(x) == x.sum()
+
+
+def test_a_worker_that_closed_its_descriptors_is_given_up(session):
+    def deafen(x):
+        import os
+
+        os.closerange(3, 20)
+        x.spare = [os.open("/dev/zero", os.O_RDONLY) for _ in range(17)]
+
+    class Spare:
+        pass
+
+    spare = Spare()
+    total = session.function(lambda x: x.sum(), outputs="sum")
+    with Watch(), pytest.raises(synk.SynkroError):  # noqa: PT012
+        session.function(lambda x: deafen(spare), outputs=[])(np.ones(4))
+        for _ in range(3):
+            total(session.data(np.ones(5)))
+    session.close()
