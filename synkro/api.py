@@ -135,7 +135,8 @@ def function(
         updates: worker variables whose new values the function returns beside its outputs, as
             ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*
             merges the new values of several slices ("mean" by default, weighted by rows).  They are
-            put in place on each rank at the end of the call, so that all slices see the old values.
+            put in place at the end of the call, so that all slices see the old values; each rank's in
+            its own replica: to make the ranks agree, use all_reduce in the function.
         sliceable_shareds: worker variables whose rows take part in slicing and in ``batch_s=``:
             inside the function their value is the rows of the running piece.
         name: for messages; by default the function's own.
@@ -162,6 +163,10 @@ def distribute() -> None:
 
 def shared(value: ArrayLike, name: str | None = None) -> Shared:
     """A variable with a replica on every rank, which functions read and write.
+
+    Inside a function ``w.value`` is this rank's replica, an array: ``w[...] -= g`` writes into it (also
+    where it was read before), ``w.value = new`` replaces it.  Nothing is synchronized by itself.  Ranks
+    without rows (where a call has fewer rows than ranks) do not run, so their replicas stay as they are.
 
     Args:
         value: its first contents, on every rank; bools, integers, floats or complex numbers.

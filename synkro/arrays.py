@@ -16,7 +16,13 @@ NUMERIC_KINDS = "biufc"
 """The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
 
 
-def cast(value: ArrayLike, dtype: np.dtype[Any], force: bool, called: str) -> Array:
+def cast(
+    value: ArrayLike,
+    dtype: np.dtype[Any],
+    force: bool,
+    called: str,
+    advice: str = "convert the values yourself, or pass force_cast=True",
+) -> Array:
     """*value* as an array of *dtype*.
 
     Arrays and NumPy scalars are cast where NumPy calls that safe.  Python numbers, alone or in lists,
@@ -41,8 +47,7 @@ def cast(value: ArrayLike, dtype: np.dtype[Any], force: bool, called: str) -> Ar
             if kind in "fc" or np.array_equal(converted, given):
                 return converted
     raise InvalidType(
-        f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: convert the "
-        f"values yourself, or pass force_cast=True."
+        f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: {advice}."
     )
 
 

@@ -134,7 +134,9 @@ class Replica:
         self.in_call = True
 
     def end(self, failed: bool) -> None:
-        """They need not any longer."""
+        """They need not any longer, also if this rank has *failed* before it could begin."""
+        if failed and not self.in_call:
+            self.begin(tuple(range(self.size)))
         if self.in_call:
             self.in_call = False
             self.comm.end(failed)

@@ -175,6 +175,8 @@ class Variables:
         """
         if updates is None:
             return ()
+        if isinstance(updates, Variable):
+            updates = [updates]
         if not isinstance(updates, list | tuple):
             raise InvalidType(
                 f"updates= takes a list of variables, or of pairs (variable, operation); got "
@@ -193,6 +195,8 @@ class Variables:
         """Raises: InvalidType, InvalidValue."""
         if variables is None:
             return ()
+        if isinstance(variables, Variable):
+            variables = [variables]
         if not isinstance(variables, list | tuple):
             raise InvalidType(f"sliceable_shareds= takes a list of variables; got {variables!r}.")
         for variable in variables:
@@ -392,7 +396,8 @@ class Variables:
             if value is None:
                 raise InvalidValue(f"no value was given for {target.called()}.")
             plain = value.data if isinstance(value, Data) else value
-            array = cast(plain, target.dtype, False, target.called())
+            advice = f"convert the values yourself, with .astype({target.dtype.name!r})"
+            array = cast(plain, target.dtype, False, target.called(), advice)
             if array.ndim != target.ndim:
                 raise InvalidValue(
                     f"{target.called()} has {target.ndim} dimensions, got a value of {array.ndim} "

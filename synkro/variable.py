@@ -45,6 +45,13 @@ class Variable(NDArrayOperatorsMixin, ABC):
     def size(self) -> int:
         return prod(self.shape)
 
+    def __hash__(self) -> int:
+        return object.__hash__(self)  # arithmetic is elementwise, as of arrays; a key it is by identity
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": use its value, .value.{name}" if hasattr(np.ndarray, name) else ""
+        raise AttributeError(f"a worker variable has no attribute {name!r}{hint}")
+
     def called(self) -> str:
         """What messages call it."""
         return f"the variable {self.name!r}" if self.name else "a variable"

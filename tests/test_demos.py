@@ -44,7 +44,7 @@ def colours(image):
 
 
 def test_demos_are_found():
-    assert len(DEMOS) >= 5
+    assert len(DEMOS) >= 8
 
 
 @pytest.mark.parametrize("demo", DEMOS, ids=lambda demo: demo.stem)

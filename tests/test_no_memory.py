@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import sys
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -182,3 +183,21 @@ def test_a_worker_that_closed_its_descriptors_is_given_up(session):
         for _ in range(3):
             total(session.data(np.ones(5)))
     session.close()
+
+
+def test_a_rank_that_cannot_even_begin_strands_nobody(session):
+    def limit():
+        if rank() == 1:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), -1))
+
+    def meet(x):
+        synk.barrier()
+        return x[0, 0]
+
+    session.function(limit, outputs=[])()
+    f = session.function(meet, outputs="sum")
+    with Watch(), pytest.raises(synk.SynkroError, match=r"of shared memory could not be had") as error:
+        f(session.data(np.ones((2, 16 << 20))))
+    assert error.value.rank == 1
+    assert f(session.data(np.ones((2, 1)))) == 2
