@@ -24,6 +24,7 @@ from .comms.ops import OPERATIONS
 from .devices.base import Device
 from .errors import OutputError
 from .frontends.base import FrontEnd
+from .group import fitted
 from .ipc.segment import aligned
 from .messages import Done, FunctionSpec, Leaf, Phase, Piece
 from .plan.batch import Strided
@@ -239,16 +240,19 @@ class Updates:
         return outputs
 
     def apply(self) -> None:
-        """Put the merged values in place; those of a single piece simply as they are."""
-        if not self._several:
-            for variable, value in zip(self._variables, self._single, strict=True):
-                variable.value = value
-            return
-        for variable, mode, pieces in zip(
-            self._variables, self._merger.modes, self._merger.leaves, strict=True
-        ):
-            assert mode is not None
-            variable.value = OPERATIONS[mode].finish(pieces[0], self._weight)
+        """Put the values in place, merged where there were several pieces; all or none."""
+        values: list[Any] = list(self._single)
+        if self._several:
+            for variable, mode, pieces in zip(
+                self._variables, self._merger.modes, self._merger.leaves, strict=True
+            ):
+                assert mode is not None
+                operation = OPERATIONS[mode]
+                merged = operation.finish(pieces[0], self._weight)
+                values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
+        checked = [variable.checked(v) for variable, v in zip(self._variables, values, strict=True)]
+        for variable, value in zip(self._variables, checked, strict=True):
+            variable.value = value
 
 
 def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:

@@ -54,8 +54,11 @@ class Group:
             reduce_in_place(self.comm, leaves, operation)
             return value
         factor = _weight(weight, operation)
-        results = self.comm.all_reduce([_array(leaf) for leaf in leaves], operation, factor)
-        return unflatten(tree, map(_plain, results))
+        results: list[Any] = self.comm.all_reduce(list(map(_array, leaves)), operation, factor)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Variable):
+                results[index] = fitted(results[index], leaf, operation)
+        return unflatten(tree, map(_put, leaves, results))
 
     def reduce(self, value: Any, op: Any, root: Any, weight: Any) -> Any:
         operation = operation_named(op)
@@ -129,15 +132,17 @@ def reduce_in_place(comm: Communicator, variables: Sequence[Variable], operation
 
     Raises: InvalidValue for a result that the variable's dtype does not have.
     """
-    fitting = [operation.result_dtype(variable.dtype) == variable.dtype for variable in variables]
-    direct = [variable for variable, fits in zip(variables, fitting, strict=True) if fits]
-    others = [variable for variable, fits in zip(variables, fitting, strict=True) if not fits]
+    places = [
+        variable.in_place() if operation.result_dtype(variable.dtype) == variable.dtype else None
+        for variable in variables
+    ]
+    others = [variable for variable, place in zip(variables, places, strict=True) if place is None]
     values: list[Array] = []
     if others:  # first, as they may be refused
-        results = comm.all_reduce([variable.value for variable in others], operation, 1)
+        results = comm.all_reduce([_array(variable) for variable in others], operation, 1)
         values = [fitted(r, v, operation) for v, r in zip(others, results, strict=True)]
-    if direct:
-        comm.all_reduce_in_place([variable.in_place() for variable in direct], operation)
+    if direct := [place for place in places if place is not None]:
+        comm.all_reduce_in_place(direct, operation)
     for variable, value in zip(others, values, strict=True):
         variable.value = value
 
@@ -147,6 +152,8 @@ def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
 
     Raises: InvalidValue.
     """
+    if result.dtype == variable.dtype:
+        return result
     with np.errstate(all="ignore"):
         converted = result.astype(variable.dtype)
     if not np.array_equal(converted, result):
@@ -183,6 +190,14 @@ def _raised(value: Any, nd_up: int) -> Array:
         raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
     array = _array(value)
     return array[None] if nd_up or not array.ndim else array
+
+
+def _put(leaf: Any, result: Array) -> Any:
+    """A result where it belongs: in a variable, or in the hands of the caller."""
+    if isinstance(leaf, Variable):
+        leaf.value = result
+        return leaf
+    return _plain(result)
 
 
 def _plain(array: Array) -> Any:

@@ -110,6 +110,8 @@ class Replica:
             self.functions.pop(number, None)
         for number in housekeeping.drop_variables:
             self.variables.pop(number, None)
+        if housekeeping.drop_variables:
+            self.comm.tidy()
         for wanted in housekeeping.attach:
             self._unmapped[wanted.segment] = (self._descriptor(wanted.segment), wanted)
 
@@ -283,15 +285,16 @@ class Replica:
         variables = [self.variables[number] for number in command.variables]
         self.begin(tuple(range(self.size)))
         self.report(Phase.REDUCING, 0)
-        arrays = [variable.in_place() for variable in variables]
+        arrays = [variable.whole for variable in variables]
         match command.kind:
             case "all_reduce":
                 reduce_in_place(self.comm, variables, OPERATIONS[command.op])
             case "reduce":
                 operation = OPERATIONS[command.op]
-                results = self.comm.reduce(arrays, operation, 1, command.root)
-                for variable, result in zip(variables, results or (), strict=False):
-                    variable.value = fitted(result, variable, operation)
+                results = self.comm.reduce(arrays, operation, 1, command.root) or []
+                values = [fitted(r, v, operation) for v, r in zip(variables, results, strict=False)]
+                for variable, value in zip(variables, values, strict=False):
+                    variable.value = value
             case "broadcast":
                 mine = arrays if self.rank == command.root else None
                 copies = self.comm.broadcast(mine, command.root, self.comm.empty)

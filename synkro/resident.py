@@ -36,6 +36,16 @@ class Resident(Variable):
     def value(self, value: Any) -> None:
         if value is self._array or value is self._rows:
             return
+        array = self.checked(value)
+        if self._rows is not None:
+            self._rows[...] = array
+            return
+        fresh = self._empty(array.shape, self.dtype)  # arrays that were read before stay what they were
+        fresh[...] = array
+        self.adopt(fresh)
+
+    def checked(self, value: Any) -> Array:
+        """*value* as an array that can be assigned.  Raises: InvalidType, InvalidValue."""
         array = as_numeric(value, self.called())
         if array.ndim != self.ndim:
             raise InvalidValue(
@@ -46,12 +56,7 @@ class Resident(Variable):
             raise InvalidType(
                 f"{self.called()} holds {self.dtype}, got {array.dtype}: convert the values yourself."
             )
-        if self._rows is not None:
-            self._rows[...] = array
-            return
-        fresh = self._empty(array.shape, self.dtype)  # arrays that were read before stay what they were
-        fresh[...] = array
-        self.adopt(fresh)
+        return array
 
     def get_value(self) -> Array:
         """A copy of this rank's replica."""
@@ -67,10 +72,12 @@ class Resident(Variable):
         """The replica, with all its rows."""
         return self._array
 
-    def in_place(self) -> Array:
-        if self._rows is None and not self._shared:
+    def in_place(self) -> Array | None:
+        if self._rows is not None:
+            return None
+        if not self._shared:
             self.value = self._array.view()  # a copy in memory that all ranks see
-        return self.value
+        return self._array
 
     def adopt(self, array: Array) -> None:
         """Become *array*, which ``empty`` has made."""

@@ -77,6 +77,12 @@ class Shared(Variable):
         """Whether it is one of these variables, and not of another session."""
         return self._home is home
 
+    def __copy__(self) -> Shared:
+        return self  # it stands for what the workers have
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
+
     def __reduce__(self) -> Any:
         return resident, (self.number, self._home.token)
 
@@ -380,7 +386,9 @@ class Variables:
         given = [variables] if single else list(variables)
         if not given:
             raise InvalidValue("a collective needs at least one variable; got an empty list.")
-        return [self.check(variable, "a collective") for variable in given], single
+        checked = [self.check(variable, "a collective") for variable in given]
+        _check_once(checked, "a collective")
+        return checked, single
 
     def _values(self, targets: Sequence[Shared], values: Any) -> list[Array]:
         """One array a variable, of its dtype and number of dimensions."""

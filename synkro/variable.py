@@ -33,9 +33,9 @@ class Variable(NDArrayOperatorsMixin, ABC):
     @abstractmethod
     def value(self, value: Any) -> None: ...
 
-    def in_place(self) -> Array:
-        """The array, where collectives may write to it in place."""
-        return self.value
+    def in_place(self) -> Array | None:
+        """The array, if it lies where collectives may write to it in place."""
+        return None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -46,6 +46,10 @@ class Communicator(ABC):
         """An uninitialized array for a result; a large one in memory that is used again and again."""
 
     @abstractmethod
+    def tidy(self) -> None:
+        """Give memory back that nobody uses any more."""
+
+    @abstractmethod
     def reduce_share(
         self, operation: Operation, divisor: int, sources: Sequence[Array], target: Array
     ) -> None:

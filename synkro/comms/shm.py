@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CollectiveError
+from ..errors import CollectiveError, InternalError
 from ..ipc.arena import Arena
 from ..ipc.mapping import map_file
 from ..ipc.segment import aligned
@@ -108,6 +108,9 @@ class ShmCommunicator(Communicator):
             return np.empty(shape, dtype)
         return self._arena.empty(shape, dtype)
 
+    def tidy(self) -> None:
+        self._arena.tidy()
+
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
     def reduce_share(
@@ -149,9 +152,7 @@ class ShmCommunicator(Communicator):
         return results
 
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
-        if any(
-            operation.result_dtype(a.dtype) != a.dtype or operation.lift(a, 1) is not a for a in arrays
-        ):
+        if any(operation.partial_dtype(array.dtype) != array.dtype for array in arrays):
             results = self.all_reduce(arrays, operation, 1)
             for array, result in zip(arrays, results, strict=True):
                 array[...] = result
@@ -316,9 +317,13 @@ class ShmCommunicator(Communicator):
         return self._where(shown)
 
     def _where(self, arrays: Sequence[Array]) -> tuple[_Shown, ...]:
-        return tuple(
-            _Shown(array.shape, array.dtype.str, self._arena.locate(array) or 0) for array in arrays
-        )
+        return tuple(_Shown(array.shape, array.dtype.str, self._place_of(array)) for array in arrays)
+
+    def _place_of(self, array: Array) -> int:
+        at = self._arena.locate(array)
+        if at is None:
+            raise InternalError("an array that other ranks should see does not lie in shared memory.")
+        return at
 
     def _seen(self, shown: _Shown) -> Array:
         return self._arena.view(shown.at, shown.shape, shown.dtype)

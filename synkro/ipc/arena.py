@@ -34,6 +34,7 @@ PART = 1 << 50
 """Bytes of the file from one rank's part to the next; only what is reserved takes memory."""
 
 _SPARE = 4  # freed blocks that are kept, as fresh pages cost more than a copy into old ones
+_SPARE_BYTES = 1 << 28  # … and of how many bytes together, at most
 _VIEWS = 256  # blocks of other ranks that are kept mapped
 
 
@@ -99,19 +100,30 @@ class Arena:
         array: Array = np.ndarray(shape, dtype, buffer=memory, offset=offset - start)
         return array
 
-    def _take(self, nbytes: int) -> _Block:
-        """A block with room for *nbytes*: a spare one that fits well, or a new one."""
+    def tidy(self) -> None:
+        """Give the memory of arrays that are gone back, but for a little that is kept for the next."""
+        self._collect()
+        self._trim()
+
+    def _collect(self) -> None:
         for block in self._freed.payloads():
             self._live.remove(block)
             self._spare.append(block)
             self._freed.forget(1)
+
+    def _trim(self) -> None:
+        while len(self._spare) > _SPARE or sum(block.nbytes for block in self._spare) > _SPARE_BYTES:
+            self._drop_oldest()
+
+    def _take(self, nbytes: int) -> _Block:
+        """A block with room for *nbytes*: a spare one that fits well, or a new one."""
+        self._collect()
         fitting = [b for b in self._spare if nbytes <= b.nbytes <= 2 * nbytes + mmap.PAGESIZE]
         if fitting:
             block = min(fitting, key=lambda b: b.nbytes)
             self._spare.remove(block)
             return block
-        while len(self._spare) > _SPARE:
-            self._drop_oldest()
+        self._trim()
         try:
             require_memory(nbytes)
             return self._reserve(nbytes)
