@@ -145,6 +145,7 @@ class Function:
         if not planned.known:
             planned.known = True
             planned.segments = []  # no memory is kept with a plan
+            self._planner.remember(planned)
             if planned.key is not None:
                 if len(self._quick) >= _REMEMBERED:
                     self._quick.clear()

@@ -39,6 +39,8 @@ from .plan.outputs import check_subset, take_subset
 from .plan.split import Span, equal_slices, split, weight_unit
 from .shared import Shared, Variables
 
+_REMEMBERED = 64  # plans that are kept
+
 _SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
 
@@ -65,6 +67,8 @@ class Planner:
         self._cached: dict[str, tuple[Any, Data]] = {}
         self._indices: Data | None = None
         self._own_indices: Data | None = None
+        self._own_regions: dict[tuple[Region, int, int], Region] = {}
+        self._known: dict[CallPlan, Planned] = {}
 
     def plan(
         self,
@@ -158,7 +162,13 @@ class Planner:
             held=held,
             sliced=tuple(variable.number for variable in self._sliced),
         )
-        return Planned(plan, used, self._engine)
+        return self._known.get(plan) or Planned(plan, used, self._engine)
+
+    def remember(self, planned: Planned) -> None:
+        """The workers have run it: an equal plan is this one."""
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[planned.plan] = planned
 
     def _spans(
         self,
@@ -210,9 +220,18 @@ class Planner:
                 held.append(selection)
                 continue
             assert region is not None
-            held.append(Picked(Region(region.segment, offset, (selection.count,), "<i8")))
+            held.append(Picked(self._own_region(region, offset, selection.count)))
             offset += selection.indices.nbytes
         return tuple(held)
+
+    def _own_region(self, whole: Region, offset: int, count: int) -> Region:
+        """A part of the indices: the same object as long as it is the same part."""
+        key = whole, offset, count
+        if key not in self._own_regions:
+            if len(self._own_regions) >= _REMEMBERED:
+                self._own_regions.clear()
+            self._own_regions[key] = Region(whole.segment, offset, (count,), "<i8")
+        return self._own_regions[key]
 
     def _select(self, scattered: dict[str, Data], batch: Any) -> Selection | None:
         """The rows of the call, after the lengths of the scattered inputs have been compared."""
@@ -259,7 +278,7 @@ class Planner:
         if isinstance(value, Shared):
             return Replicated(value.number) if bound.broadcast else Held(value.number)
         if not isinstance(value, Data):
-            return Constant(value)
+            return Constant(value, pickle.dumps(value, 5))
         region, _ = value.input(self._engine, self._called(bound))
         if bound.broadcast:
             return Broadcast(region)
@@ -275,8 +294,8 @@ class Planner:
 class Planned:
     """A plan, pickled, with what the workers still need for it and what its outputs looked like.
 
-    Plans of calls on whole ``Data`` are kept, found by the regions of the ``Data``: those are other
-    objects as soon as anything about them has changed.
+    Plans are kept and found again by the regions of the ``Data``: those are other objects as soon as
+    anything about them has changed.
     """
 
     def __init__(self, plan: CallPlan, inputs: list[Data], engine: Engine) -> None:

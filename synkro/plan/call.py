@@ -5,7 +5,7 @@ Data is named by the number of its segment, never by a pointer, so that a plan c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -63,9 +63,10 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Constant:
-    """A Python or NumPy scalar, given to every rank as it is."""
+    """A Python or NumPy scalar, given to every rank as it is.  Compared by its pickle: -0.0 is not 0."""
 
-    value: Any
+    value: Any = field(compare=False)
+    pickle: bytes
 
 
 Argument = Scattered | Broadcast | Held | Replicated | Constant
