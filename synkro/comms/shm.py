@@ -1,7 +1,8 @@
 """Collectives through shared memory, for workers on CPUs.
 
 What a rank has to show lies in its part of the arena: worker variables in place, other arrays copied to
-its *stage*.  The others read it there.  A reduction is done by all, each its 1/n of the elements::
+its *stage*, those to be reduced as one vector a dtype.  The others read it there.  A reduction is done
+by all, each its 1/n of the elements::
 
     rank 0's stage [ a0 │ a1 ]            [ a0+b0 │  ·    ]
                                ─ reduce ▶                    ─ copy ▶ [ a0+b0 │ a1+b1 ] on every rank
@@ -18,7 +19,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from ..plan.split import split
 from .base import Communicator, New
 from .meeting import KINDS, Meeting, board_bytes
 from .ops import OPERATIONS, Array, Operation
+from .records import Record, Shown, described, layout_of, listed, manner, shapes_of
 
 _BLOCK_BYTES = 1 << 18
 """Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
@@ -50,27 +52,7 @@ _KIND = {name: number for number, name in enumerate(KINDS)}
 _HEAD = 256  # bytes of a message before its data
 
 
-class _Shown(NamedTuple):
-    """An array that a rank shows: where it lies in the file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    at: int
-
-
-class _Record(NamedTuple):
-    """What a rank says when it enters a collective."""
-
-    kind: int
-    operation: str
-    root: int
-    weight: float
-    shown: tuple[_Shown, ...] | None
-    in_place: bool = False
-    dtypes: tuple[str, ...] = ()  # of the arrays given, where those shown are lifted
-
-
-_BARRIER = _Record(_KIND["barrier"], "", -1, 1, None)
+_BARRIER = Record(_KIND["barrier"], "", -1, 1, None)
 
 
 class ShmCommunicator(Communicator):
@@ -86,9 +68,8 @@ class ShmCommunicator(Communicator):
         board = map_file(file, board_bytes(size), Access.WRITE)
         self._meeting = Meeting(board.data, rank, size, self._arena, wakes)
         self._stage: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._stage_at = 0
-        self._decoded: dict[bytes, _Record] = {}
-        self._last: tuple[_Record | None, bytes] = (None, b"")
+        self._decoded: dict[bytes, Record] = {}
+        self._last: tuple[Record | None, bytes] = (None, b"")
         self._sent: dict[int, deque[tuple[int, Array]]] = {}
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
@@ -120,7 +101,7 @@ class ShmCommunicator(Communicator):
         _reduce(operation, divisor, sources, [target], share)
 
     def all_reduce(self, arrays: Sequence[Array], operation: Operation, weight: float) -> list[Array]:
-        records = self._reduced(_Record(_KIND["all_reduce"], operation.name, -1, weight, None), arrays)
+        records = self._reduced(Record(_KIND["all_reduce"], operation.name, -1, weight, None), arrays)
         results = self._collected(records, operation)
         self._meeting.part()
         return results
@@ -128,7 +109,7 @@ class ShmCommunicator(Communicator):
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
-        records = self._reduced(_Record(_KIND["reduce"], operation.name, root, weight, None), arrays)
+        records = self._reduced(Record(_KIND["reduce"], operation.name, root, weight, None), arrays)
         results = self._collected(records, operation) if self.place == root else None
         self._meeting.part()
         return results
@@ -136,18 +117,20 @@ class ShmCommunicator(Communicator):
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
-        record = _Record(_KIND["reduce_scatter"], operation.name, -1, weight, None)
+        record = Record(_KIND["reduce_scatter"], operation.name, -1, weight, None)
         records = self._lifted(record, arrays)
         self._check_rows(records)
         divisor = sum(record.weight for record in records)
         results = []
-        for index, dtype in enumerate(records[0].dtypes):
-            sources = self._sources(records, index)
-            start, stop = split(0, len(sources[0]), self.count)[self.place]
-            mine = [source[start:stop] for source in sources]
+        for array, (vector, start, stop) in zip(arrays, layout_of(records[0]).places, strict=True):
+            whole = [
+                source[start:stop].reshape(array.shape) for source in self._sources(records, vector)
+            ]
+            low, high = split(0, len(array), self.count)[self.place]
+            mine = [source[low:high] for source in whole]
             partial = self.new(mine[0].shape, mine[0].dtype)
             _reduce(operation, divisor, mine, [partial], (0, partial.size))
-            results.append(partial.astype(operation.result_dtype(np.dtype(dtype)), copy=False))
+            results.append(partial.astype(operation.result_dtype(array.dtype), copy=False))
         self._meeting.part()
         return results
 
@@ -157,8 +140,8 @@ class ShmCommunicator(Communicator):
             for array, result in zip(arrays, results, strict=True):
                 array[...] = result
             return
-        record = _Record(_KIND["all_reduce"], operation.name, -1, 1, self._where(arrays), True)
-        records = self._enter(record._replace(dtypes=tuple(array.dtype.str for array in arrays)))
+        record = Record(_KIND["all_reduce"], operation.name, -1, 1, self._where(arrays), True)
+        records = self._enter(record)
         self._check_alike(records)
         for index in range(len(arrays)):
             sources = self._sources(records, index)
@@ -166,44 +149,51 @@ class ShmCommunicator(Communicator):
             _reduce(operation, self.count, sources, sources, share)
         self._meeting.part()
 
-    def _reduced(self, record: _Record, arrays: Sequence[Array]) -> list[_Record]:
-        """Enter with *arrays*, and reduce this rank's share of each in its stage."""
+    def _reduced(self, record: Record, arrays: Sequence[Array]) -> list[Record]:
+        """Enter with *arrays*, and reduce this rank's share of them in its stage."""
         records = self._lifted(record, arrays)
         operation = OPERATIONS[record.operation]
         divisor = sum(record.weight for record in records)
-        for index in range(len(arrays)):
-            sources = self._sources(records, index)
+        for vector in range(len(layout_of(records[0]).sizes)):
+            sources = self._sources(records, vector)
             share = split(0, sources[0].size, self.count)[self.place]
             _reduce(operation, divisor, sources, [sources[self.place]], share)
         self._meeting.step()
         return records
 
-    def _lifted(self, record: _Record, arrays: Sequence[Array]) -> list[_Record]:
-        """Enter a reduction with partials of *arrays* on the stage."""
-        operation = OPERATIONS[record.operation]
-        dtypes = [operation.partial_dtype(array.dtype) for array in arrays]
-        places = self._staged([array.shape for array in arrays], dtypes)
-        for array, place in zip(arrays, places, strict=True):
-            if operation.weighted and record.weight != 1:
+    def _lifted(self, record: Record, arrays: Sequence[Array]) -> list[Record]:
+        """Enter a reduction with partials of *arrays* on the stage, one vector a dtype."""
+        record = record._replace(given=tuple([(array.shape, array.dtype.str) for array in arrays]))
+        layout = layout_of(record)
+        vectors = self._staged(layout.sizes, layout.dtypes)
+        for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
+            place = vectors[vector][start:stop].reshape(array.shape)
+            if record.weight != 1 and OPERATIONS[record.operation].weighted:
                 np.multiply(array, record.weight, out=place, casting="unsafe")
             else:
                 place[...] = array
-        given = tuple(array.dtype.str for array in arrays)
-        records = self._enter(record._replace(shown=self._where(places), dtypes=given))
+        records = self._enter(record._replace(shown=self._where(vectors)))
         self._check_alike(records)
         return records
 
-    def _collected(self, records: list[_Record], operation: Operation) -> list[Array]:
+    def _collected(self, records: list[Record], operation: Operation) -> list[Array]:
         """The reduced arrays: each rank's share out of its stage."""
-        results = []
-        for index, dtype in enumerate(records[0].dtypes):
+        layout = layout_of(records[0])
+        vectors = []
+        for index, dtype in enumerate(layout.dtypes):
             sources = self._sources(records, index)
-            result = self.new(sources[0].shape, sources[0].dtype)
-            flat = result.reshape(-1)
-            for source, (start, stop) in zip(sources, split(0, flat.size, self.count), strict=True):
-                flat[start:stop] = source.reshape(-1)[start:stop]
-            results.append(result.astype(operation.result_dtype(np.dtype(dtype)), copy=False))
-        return results
+            vector = self.new(sources[0].shape, dtype)
+            for source, (start, stop) in zip(sources, split(0, vector.size, self.count), strict=True):
+                vector[start:stop] = source[start:stop]
+            vectors.append(vector)
+        return [
+            vectors[vector][start:stop]
+            .reshape(shape)
+            .astype(operation.result_dtype(np.dtype(dtype)), copy=False)
+            for (shape, dtype), (vector, start, stop) in zip(
+                records[0].given, layout.places, strict=True
+            )
+        ]
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
@@ -217,14 +207,14 @@ class ShmCommunicator(Communicator):
         return results
 
     def all_gather(self, arrays: Sequence[Array], new: New) -> list[Array]:
-        records = self._enter(_Record(_KIND["all_gather"], "", -1, 1, self._shown(arrays)))
+        records = self._enter(Record(_KIND["all_gather"], "", -1, 1, self._shown(arrays)))
         self._check_fit(records)
         results = [self._copied(self._sources(records, i), new) for i in range(len(arrays))]
         self._meeting.part()
         return results
 
     def gather(self, arrays: Sequence[Array], root: int, new: New) -> list[Array] | None:
-        records = self._enter(_Record(_KIND["gather"], "", root, 1, self._shown(arrays)))
+        records = self._enter(Record(_KIND["gather"], "", root, 1, self._shown(arrays)))
         self._check_fit(records)
         results = None
         if self.place == root:
@@ -244,7 +234,7 @@ class ShmCommunicator(Communicator):
         return results
 
     def all_to_all(self, arrays: Sequence[Array], new: New) -> list[Array]:
-        records = self._enter(_Record(_KIND["all_to_all"], "", -1, 1, self._shown(arrays)))
+        records = self._enter(Record(_KIND["all_to_all"], "", -1, 1, self._shown(arrays)))
         self._check_fit(records)
         results = []
         for index in range(len(arrays)):
@@ -290,7 +280,7 @@ class ShmCommunicator(Communicator):
         sizes = [
             aligned(prod(shape) * dtype.itemsize) for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
-        if sum(sizes) > len(self._stage):
+        if sum(sizes) > len(self._stage) or not len(self._stage):
             self._stage = np.empty(0, np.uint8)  # before more is asked for
             self._stage = self._arena.empty((max(4096, sum(sizes)),), np.uint8)
         places, end = [], 0
@@ -300,7 +290,7 @@ class ShmCommunicator(Communicator):
             end += nbytes
         return places
 
-    def _shown(self, arrays: Sequence[Array]) -> tuple[_Shown, ...]:
+    def _shown(self, arrays: Sequence[Array]) -> tuple[Shown, ...]:
         """*arrays* where all can see them: large ones of the arena where they are, others staged."""
         shown = list(arrays)
         copied = [
@@ -316,8 +306,8 @@ class ShmCommunicator(Communicator):
             shown[index] = place
         return self._where(shown)
 
-    def _where(self, arrays: Sequence[Array]) -> tuple[_Shown, ...]:
-        return tuple(_Shown(array.shape, array.dtype.str, self._place_of(array)) for array in arrays)
+    def _where(self, arrays: Sequence[Array]) -> tuple[Shown, ...]:
+        return tuple(Shown(array.shape, array.dtype.str, self._place_of(array)) for array in arrays)
 
     def _place_of(self, array: Array) -> int:
         at = self._arena.locate(array)
@@ -325,10 +315,10 @@ class ShmCommunicator(Communicator):
             raise InternalError("an array that other ranks should see does not lie in shared memory.")
         return at
 
-    def _seen(self, shown: _Shown) -> Array:
+    def _seen(self, shown: Shown) -> Array:
         return self._arena.view(shown.at, shown.shape, shown.dtype)
 
-    def _sources(self, records: Sequence[_Record], index: int) -> list[Array]:
+    def _sources(self, records: Sequence[Record], index: int) -> list[Array]:
         """Array *index* of each rank, seen in place."""
         return [self._seen(record.shown[index]) for record in records if record.shown is not None]
 
@@ -347,12 +337,12 @@ class ShmCommunicator(Communicator):
 
     # ── agreeing ─────────────────────────────────────────────────────────────────────────────────
 
-    def _rooted(self, kind: int, arrays: Sequence[Array] | None, root: int) -> list[_Record]:
+    def _rooted(self, kind: int, arrays: Sequence[Array] | None, root: int) -> list[Record]:
         """Enter a collective in which only *root* has something to show."""
         shown = self._shown(arrays) if arrays is not None and self.place == root else None
-        return self._enter(_Record(kind, "", root, 1, shown))
+        return self._enter(Record(kind, "", root, 1, shown))
 
-    def _enter(self, record: _Record) -> list[_Record]:
+    def _enter(self, record: Record) -> list[Record]:
         """Meet the others; returns all records, by place, if all are in the same collective."""
         if record != self._last[0]:
             self._last = (record, pickle.dumps(record, 5))
@@ -360,14 +350,14 @@ class ShmCommunicator(Communicator):
         said = self._meeting.meet(record.kind, mine)
         records = [record if payload == mine else self._record(payload) for payload in said]
         for place, other in enumerate(records):
-            if other is not record and _manner(other) != _manner(record):
+            if other is not record and manner(other) != manner(record):
                 self._refuse(
-                    f"rank {self.place} is in {_described(record)}, but rank {place} in "
-                    f"{_described(other)}"
+                    f"rank {self.place} is in {described(record)}, but rank {place} in "
+                    f"{described(other)}"
                 )
         return records
 
-    def _record(self, payload: bytes) -> _Record:
+    def _record(self, payload: bytes) -> Record:
         record = self._decoded.get(payload)
         if record is None:
             if len(self._decoded) >= _REMEMBERED:
@@ -375,32 +365,32 @@ class ShmCommunicator(Communicator):
             record = self._decoded[payload] = pickle.loads(payload)
         return record
 
-    def _check_alike(self, records: Sequence[_Record]) -> None:
+    def _check_alike(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks gave arrays of the same shapes and dtypes."""
-        first = _shapes(records[0])
+        first = shapes_of(records[0])
         for place, record in enumerate(records):
-            if _shapes(record) != first:
+            if shapes_of(record) != first:
                 self._refuse(
-                    f"rank 0 gave {_listed(records[0])}, but rank {place} {_listed(record)}: a "
+                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: a "
                     f"reduction needs the same shapes and dtypes on every rank"
                 )
 
-    def _check_fit(self, records: Sequence[_Record]) -> None:
+    def _check_fit(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks' arrays can be concatenated along axis 0."""
-        first = [(shape[1:], len(shape), dtype) for shape, dtype in _shapes(records[0])]
+        first = [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(records[0])]
         for place, record in enumerate(records):
-            if [(shape[1:], len(shape), dtype) for shape, dtype in _shapes(record)] != first:
+            if [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(record)] != first:
                 self._refuse(
-                    f"rank 0 gave {_listed(records[0])}, but rank {place} {_listed(record)}: only the "
+                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: only the "
                     f"number of rows may differ"
                 )
         if records[0].kind == _KIND["all_to_all"]:
             for record in records:
                 self._check_rows([record])
 
-    def _check_rows(self, records: Sequence[_Record]) -> None:
+    def _check_rows(self, records: Sequence[Record]) -> None:
         for record in records:
-            if any(not shown.shape for shown in record.shown or ()):
+            if any(not shape for shape, _ in shapes_of(record)):
                 self._refuse("a value without dimensions has no rows to give to the ranks")
 
     def _refuse(self, reason: str) -> None:
@@ -451,26 +441,3 @@ def _reduce(
         operation.finish(out, divisor, out=out)
         for target in into[1:] if spare is None else into:
             np.copyto(target[block], out)
-
-
-def _shapes(record: _Record) -> list[tuple[tuple[int, ...], str]]:
-    dtypes = record.dtypes or [shown.dtype for shown in record.shown or ()]
-    return [(shown.shape, dtype) for shown, dtype in zip(record.shown or (), dtypes, strict=True)]
-
-
-def _listed(record: _Record) -> str:
-    shown = [f"shape {shape} and dtype {np.dtype(dtype)}" for shape, dtype in _shapes(record)]
-    if len(shown) > 3:
-        shown = [*shown[:3], f"{len(shown)} arrays in all"]
-    return "; ".join(shown) or "no array"
-
-
-def _manner(record: _Record) -> tuple[Any, ...]:
-    return record.kind, record.operation, record.root, record.in_place
-
-
-def _described(record: _Record) -> str:
-    operation = f' with "{record.operation}"' if record.operation else ""
-    root = f" from or to rank {record.root}" if record.root >= 0 else ""
-    place = " in place" if record.in_place else ""
-    return f"{KINDS[record.kind]}{operation}{root}{place}"

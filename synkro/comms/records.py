@@ -1,0 +1,86 @@
+"""What a rank says when it enters a collective: a record that all others read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .meeting import KINDS
+from .ops import OPERATIONS
+
+_REMEMBERED = 64  # layouts that are kept
+
+
+class Shown(NamedTuple):
+    """An array that a rank shows: where it lies in the file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    at: int
+
+
+class Record(NamedTuple):
+    """What a rank says when it enters a collective."""
+
+    kind: int
+    operation: str
+    root: int
+    weight: float
+    shown: tuple[Shown, ...] | None
+    in_place: bool = False
+    given: tuple[tuple[tuple[int, ...], str], ...] = ()  # shapes and dtypes, where others are shown
+
+
+class Layout(NamedTuple):
+    """The arrays of a reduction as vectors, one a partial dtype: their sizes, and each array's place."""
+
+    dtypes: tuple[np.dtype[Any], ...]
+    sizes: tuple[tuple[int], ...]
+    places: tuple[tuple[int, int, int], ...]  # the number of its vector, from where to where
+
+
+def layout_of(record: Record) -> Layout:
+    return _cached_layout(record.given, record.operation)
+
+
+@lru_cache(_REMEMBERED)
+def _cached_layout(given: tuple[tuple[tuple[int, ...], str], ...], op: str) -> Layout:
+    dtypes: list[np.dtype[Any]] = []
+    sizes: list[int] = []
+    places = []
+    for shape, given_dtype in given:
+        dtype = OPERATIONS[op].partial_dtype(np.dtype(given_dtype))
+        if dtype not in dtypes:
+            dtypes.append(dtype)
+            sizes.append(0)
+        vector = dtypes.index(dtype)
+        start = sizes[vector]
+        sizes[vector] += prod(shape)
+        places.append((vector, start, sizes[vector]))
+    return Layout(tuple(dtypes), tuple((size,) for size in sizes), tuple(places))
+
+
+def shapes_of(record: Record) -> Sequence[tuple[tuple[int, ...], str]]:
+    return record.given or [(shown.shape, shown.dtype) for shown in record.shown or ()]
+
+
+def listed(record: Record) -> str:
+    shown = [f"shape {shape} and dtype {np.dtype(dtype)}" for shape, dtype in shapes_of(record)]
+    if len(shown) > 3:
+        shown = [*shown[:3], f"{len(shown)} arrays in all"]
+    return "; ".join(shown) or "no array"
+
+
+def manner(record: Record) -> tuple[Any, ...]:
+    return record.kind, record.operation, record.root, record.in_place
+
+
+def described(record: Record) -> str:
+    operation = f' with "{record.operation}"' if record.operation else ""
+    root = f" from or to rank {record.root}" if record.root >= 0 else ""
+    place = " in place" if record.in_place else ""
+    return f"{KINDS[record.kind]}{operation}{root}{place}"
