@@ -9,7 +9,8 @@ The house has floors; a module imports only from lower ones, or from its own fol
        planning    from a function's arguments to the plan of a call
        distribution  the functions of a session, and how they get to the workers
        collect     from all ranks' replies to the user's result
-       shared      Shared: a variable on the workers, and the collectives over them
+       variables   the variables of a session, and the collectives over them
+       shared      Shared: a variable on the workers, as the main process has it
        saving      variables and generators, to a file and back
        alone       a function in the main process by itself
        data        Data: a typed array in shared memory
@@ -143,3 +144,7 @@ __all__ = [
     "shared",
     "size",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "extensions"]

@@ -1,4 +1,8 @@
-"""A function in the main process by itself: its collectives act as in a world of one."""
+"""A function in the main process by itself: its collectives act as in a world of one.
+
+Worker variables are read from the master rank when the function first uses them; what it has written is
+sent to all ranks when it has returned.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,20 @@ from .group import Group
 @contextlib.contextmanager
 def alone(rng: np.random.Generator) -> Iterator[None]:
     """Until the end of the block, in this thread, this process is the only rank of a call."""
-    wake, file = os.eventfd(0), shared_file(1)
-    comm = ShmCommunicator(0, 1, file, [wake])
-    comm.begin(1, (0,))
-    token = world.group.set(Group(comm, rng))
-    try:
-        yield
-    finally:
-        world.group.reset(token)
-        comm.end(failed=False)
-        os.close(wake)
-        os.close(file)
+    with contextlib.ExitStack() as stack:
+        wake = os.eventfd(0)
+        stack.callback(os.close, wake)
+        file = shared_file(1)
+        stack.callback(os.close, file)
+        comm = ShmCommunicator(0, 1, file, [wake])
+        comm.begin(1, (0,))
+        group = Group(comm, rng)
+        token = world.group.set(group)
+        try:
+            yield
+        finally:
+            world.group.reset(token)
+        for variable, before, resident in group.stand_ins.values():
+            value = resident.value
+            if value.shape != before.shape or value.tobytes() != before.tobytes():
+                variable.value = value

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -323,6 +324,18 @@ def load(path: str | os.PathLike[str]) -> None:
     Raises: InvalidValue if they are not; OSError.
     """
     _session("load").load(path)
+
+
+def unused_name(label: str) -> str:
+    """*label*, with a number behind it if variables in use are named by it already."""
+    taken = {str(variable.name).partition(".")[0] for variable in _session("shared").variables.named()}
+    numbers = (f"{label}{number}" for number in count(2))
+    return next(name for name in chain([label], numbers) if name not in taken)
+
+
+def name_variable(variable: Any, text: str) -> None:
+    """Name a variable that has no name."""
+    _session("shared").variables.name(variable, text)
 
 
 # ── inside functions only ────────────────────────────────────────────────────────────────────────────

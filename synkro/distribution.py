@@ -20,7 +20,7 @@ from .frontends.plain import PlainFrontEnd
 from .ipc.segment import Segment, aligned
 from .messages import Distribute, FunctionSpec, Parcel
 from .plan.call import Access
-from .shared import Variables
+from .variables import Variables
 
 
 class Distributable(Protocol):

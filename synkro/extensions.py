@@ -36,7 +36,8 @@ class Rule(ABC):
     Called with the flat gradient, on the workers, it changes the parameters.
 
     Attributes:
-        params: the parameters, worker variables of floats.
+        name: what the variables of its state are named by, in files: that of the rule, made unique.
+        params: the parameters, worker variables of floats.  Those without a name get one.
         learning_rate: a number, or a variable without dimensions, to be changed between calls.
     """
 
@@ -46,7 +47,10 @@ class Rule(ABC):
         self.params = _checked(params)
         self.learning_rate = learning_rate
         self._dtype = np.result_type(*[param.dtype for param in self.params])
-        label = name or type(self).__name__
+        self.name = label = api.unused_name(name or type(self).__name__)
+        for index, param in enumerate(self.params):
+            if param.name is None:  # so that all of a training is saved, or nothing
+                api.name_variable(param, f"{label}.param{index}")
         size = sum(prod(param.shape) for param in self.params)
         self.states = [api.shared(np.zeros(size, self._dtype), f"{label}.{state}") for state in states]
 
@@ -205,7 +209,7 @@ class _Adaptive(Rule):
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
-        self._time = api.shared(np.zeros((), np.int64), f"{name or type(self).__name__}.time")
+        self._time = api.shared(np.zeros((), np.int64), f"{self.name}.time")
 
     def count(self) -> int:
         """The number of this step, from 1."""
@@ -309,7 +313,10 @@ def make_train_function(
 
     @functools.wraps(loss_and_grad)
     def loss_and_flat_gradient(*args: Any, **kwargs: Any) -> Any:
-        loss, gradients = loss_and_grad(*args, **kwargs)
+        result = loss_and_grad(*args, **kwargs)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise InvalidType("loss_and_grad must return two things, the loss and a list of gradients.")
+        loss, gradients = result
         return loss, [flatten(gradients, rule.params)]
 
     def step(weight: int) -> None:

@@ -174,7 +174,8 @@ class Function:
 
         Submitted calls run in the order submitted; those that have not begun when the session is closed
         are cancelled (``concurrent.futures.CancelledError``).  Arrays and lists are copied now; ``Data``
-        are read when the call runs, so do not write to them before the future is done.
+        are read when the call runs, so do not write to them before the future is done.  Other calls of
+        yours do not wait for those in the background.
         """
         named = {name: _snapshot(value) for name, value in kwargs.items()}
         return self._home.submit(functools.partial(self, *map(_snapshot, args), **named))

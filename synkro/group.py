@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import world
 from .arrays import NUMERIC_KINDS, Array
 from .comms.base import Communicator
 from .comms.ops import OPERATIONS, Operation
 from .errors import InvalidType, InvalidValue
 from .plan.outputs import flatten, unflatten
+from .resident import Resident
 from .variable import Variable
 
 _ALIASES = {"avg": "mean"}
+
+
+class StandIn(NamedTuple):
+    """A variable, its value when it was first used, and what stands for it."""
+
+    variable: Variable
+    before: Array
+    resident: Resident
 
 
 class Group:
@@ -29,12 +39,29 @@ class Group:
         comm: its end of their collectives.
         rng: this rank's random generator.
         master: the place of the default root.
+        stand_ins: where there are no workers, what stands for their variables, by id.
     """
 
     def __init__(self, comm: Communicator, rng: np.random.Generator) -> None:
         self.comm = comm
         self.rng = rng
         self.master = 0
+        self.stand_ins: dict[int, StandIn] = {}
+
+    def stand_in(self, variable: Variable) -> Resident:
+        """What stands for a worker variable here, where there are no workers."""
+        known = self.stand_ins.get(id(variable))
+        if known is None:
+            token = world.group.set(None)
+            try:
+                before = variable.value
+            finally:
+                world.group.reset(token)
+            copy = self.comm.empty(before.shape, variable.dtype)
+            copy[...] = before
+            known = StandIn(variable, before, Resident(variable.name, copy, self.comm.empty))
+            self.stand_ins[id(variable)] = known
+        return known.resident
 
     @property
     def rank(self) -> int:

@@ -37,7 +37,8 @@ from .plan.call import (
 )
 from .plan.outputs import check_subset, take_subset
 from .plan.split import Span, equal_slices, split, weight_unit
-from .shared import Shared, Variables
+from .shared import Shared
+from .variables import Variables
 
 _REMEMBERED = 64  # plans that are kept
 

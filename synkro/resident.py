@@ -26,6 +26,7 @@ class Resident(Variable):
         self._array = array
         self._shared = shared
         self._rows: Array | None = None
+        self._select: Callable[[Array], Array] | None = None
 
     @property
     def value(self) -> Array:
@@ -38,7 +39,7 @@ class Resident(Variable):
             return
         array = self.checked(value)
         if self._rows is not None:
-            self._rows[...] = array
+            self._write_rows(array)
             return
         fresh = self._empty(array.shape, self.dtype)  # arrays that were read before stay what they were
         fresh[...] = array
@@ -85,8 +86,38 @@ class Resident(Variable):
         self._shared = True
 
     def show(self, select: Callable[[Array], Array] | None) -> None:
-        """Show only the rows that *select* takes of the replica, until None is given."""
+        """Show only the rows that *select* takes of the replica, until None is given.
+
+        Rows that are copies (selected by index) are read-only: what is assigned goes through ``value``.
+        """
+        self._select = select
         self._rows = None if select is None else select(self._array)
+        if self._rows is not None and not np.may_share_memory(self._rows, self._array):
+            self._rows.flags.writeable = False
+
+    def __getitem__(self, key: Any) -> Any:
+        rows = self.value
+        return rows[key] if rows.flags.writeable else rows[key].copy()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        array = self.value if self.value.flags.writeable else self.value.copy()
+        array[key] = value
+        self.value = array
+
+    def _write_rows(self, array: Array) -> None:
+        assert self._rows is not None
+        assert self._select is not None
+        if array.shape != self._rows.shape:
+            raise InvalidValue(
+                f"{self.called()} shows the function {len(self._rows)} of its rows (shape "
+                f"{self._rows.shape}), and got the shape {array.shape}: assign as many rows."
+            )
+        if self._rows.flags.writeable:
+            self._rows[...] = array
+            return
+        places = self._select(np.arange(len(self._array)))
+        self._array[places] = array
+        self.show(self._select)
 
     def __reduce__(self) -> Any:
         raise InvalidType(f"{self.called()} cannot be pickled on a worker: return its value instead.")

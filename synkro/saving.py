@@ -18,7 +18,8 @@ import numpy as np
 
 from .arrays import Array
 from .errors import InvalidValue
-from .shared import Shared, Variables
+from .shared import Shared
+from .variables import Variables
 
 _FORMAT = 1
 
@@ -28,7 +29,7 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
     target = _npz(path)
     entries: dict[str, Any] = {}
     alike = {}
-    for name, variable in sorted(variables.named.items()):
+    for name, variable in _by_name(variables).items():
         replicas = [np.asarray(variables.get_value(rank, variable)) for rank in range(variables.size)]
         alike[name] = all(_same(replicas[0], replica) for replica in replicas[1:])
         for rank, replica in enumerate(replicas[:1] if alike[name] else replicas):
@@ -74,13 +75,13 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
             entries = dict(file)
         header = json.loads(str(entries.pop("synkro")))
     except (KeyError, ValueError, BadZipFile) as error:
-        raise InvalidValue(f"{source} is no file that synkro.save() wrote: {error}.") from None
+        raise InvalidValue(f"{source} is no file that synkro.save() wrote.") from error
     if header["ranks"] != variables.size:
         raise InvalidValue(
             f"{source} was saved by {header['ranks']} workers, and this session has {variables.size}: "
             f"fork as many."
         )
-    known = dict(variables.named)
+    known = _by_name(variables)
     if set(known) != set(header["alike"]):
         missing, extra = set(known) - set(header["alike"]), set(header["alike"]) - set(known)
         raise InvalidValue(
@@ -96,6 +97,22 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
         for rank, replica in enumerate(replicas):
             variables.set_value(rank, known[name], replica)
     variables.generators(tuple(header["generators"]))
+
+
+def _by_name(variables: Variables) -> dict[str, Shared]:
+    """Raises: InvalidValue if there is none, or two have the same name."""
+    named: dict[str, Shared] = {}
+    for variable in variables.named():
+        assert variable.name is not None
+        if variable.name in named:
+            raise InvalidValue(
+                f"two variables have the name {variable.name!r}, and only one could be saved: give each "
+                f"a name of its own, or drop the older one, and the functions that use it."
+            )
+        named[variable.name] = variable
+    if not named:
+        raise InvalidValue("no variable has a name: make those to be saved with shared(…, name=…).")
+    return named
 
 
 def _npz(path: str | os.PathLike[str]) -> Path:

@@ -27,7 +27,8 @@ from .machine import available_cores
 from .messages import Start
 from .plan.call import Access, Region
 from .replica import Replica
-from .shared import Shared, Variables, new_token
+from .shared import Shared
+from .variables import Variables, new_token
 
 _OUTBOXES = 1 << 21
 """Bytes of all ranks' outboxes together.  Outputs that fit into their rank's are merged by the main

@@ -78,15 +78,44 @@ def test_a_crash_while_it_is_written_leaves_the_last_good_file(tmp_path, monkeyp
     np.testing.assert_array_equal(w.get_value(), np.arange(3.0))
 
 
-def test_the_last_variable_of_a_name_is_saved(tmp_path):
+def test_names_that_are_missing_or_taken_twice(tmp_path):
     synk.fork(1, verbose=False, timeout=60)
-    old, new = synk.shared(1.0, name="w"), synk.shared(2.0, name="w")
     unnamed = synk.shared(3.0)
+    with pytest.raises(InvalidValue, match="no variable has a name"):
+        synk.save(tmp_path / "state")
+    old, new = synk.shared(1.0, name="w"), synk.shared(2.0, name="w")
+    with pytest.raises(InvalidValue, match="two variables have the name 'w'"):
+        synk.save(tmp_path / "state")
+    assert os.listdir(tmp_path) == []
+    del old
     synk.save(tmp_path / "state")
-    for variable in (old, new, unnamed):
+    for variable in (new, unnamed):
         variable.set_value(0.0)
     synk.load(tmp_path / "state")
-    assert [float(v.get_value()) for v in (old, new, unnamed)] == [0.0, 2.0, 0.0]
+    assert [float(v.get_value()) for v in (new, unnamed)] == [2.0, 0.0]
+
+
+def test_two_rules_of_a_kind_are_both_saved(tmp_path):
+    synk.fork(2, verbose=False, timeout=60)
+    params = [synk.shared(np.zeros(3)), synk.shared(np.zeros(3), name="other")]
+    rules = [ext.adam([param], 0.1) for param in params]
+    trains = [
+        ext.make_train_function(lambda x, w=param: (x.mean(), [x.mean(axis=0) + w.value]), [param], rule)
+        for param, rule in zip(params, rules, strict=True)
+    ]
+    for train in trains:
+        train(ROWS)
+    synk.save(tmp_path / "state")
+    for train in trains:
+        train(ROWS)
+    want = [param.get_value() for param in params]
+    synk.load(tmp_path / "state")
+    for train in trains:
+        train(ROWS)
+    for param, value in zip(params, want, strict=True):
+        np.testing.assert_array_equal(param.get_value(), value)
+    with np.load(tmp_path / "state.npz") as file:
+        assert {"adam.param0", "adam.first", "adam2.first", "other"} <= set(file.files)
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path):
@@ -107,11 +136,13 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
     with pytest.raises(InvalidValue, match="'more' in the session alone"):
         synk.load(path)
     del more
+    np.testing.assert_array_equal(synk.gather(w), np.ones((2, 3)))
+    synk.close()
+    synk.fork(2, verbose=False, timeout=60)
     w_again = synk.shared(np.zeros((3, 1)), name="w")
     with pytest.raises(InvalidValue, match="2 dimensions"):
         synk.load(path)
     del w_again
-    np.testing.assert_array_equal(synk.gather(w), np.ones((2, 3)))
     synk.close()
     synk.fork(1, verbose=False, timeout=60)
     with pytest.raises(InvalidValue, match="saved by 2 workers, and this session has 1"):

@@ -162,6 +162,8 @@ class Meeting:
 
     def where(self) -> str:
         """The running collective, in words."""
+        if self._name.startswith(("send", "recv")):
+            return self._name
         return f"{self._name} (collective {self._count} of this call)"
 
     def _record_of(self, rank: int) -> bytes:
