@@ -21,6 +21,12 @@ synkro.session._OUTBOXES = INLINE
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_finish(session):
+    """What was imported stays: the collections before and after each test need not walk it again."""
+    gc.collect()
+    gc.freeze()
+
+
 def children():
     """The process ids of this process's children."""
     found = set()
