@@ -6,6 +6,7 @@ Nothing is decided in here but which session that is.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import Any
@@ -412,8 +413,15 @@ def _session(verb: str) -> Session:
 def _group() -> Group | None:
     """The ranks of the running call, inside a function; None in the main program."""
     here = world.current
-    group: Group | None = here.group if isinstance(here, Replica) else world.group.get()
-    return group
+    if not isinstance(here, Replica):
+        group: Group | None = world.group.get()
+        return group
+    if threading.current_thread() is not threading.main_thread() or os.getpid() != here.pid:
+        raise UsageError(
+            "a collective was called from a thread, or a process, that the function has started: call "
+            "it from the function itself."
+        )
+    return here.group
 
 
 def _inside(verb: str) -> Group:

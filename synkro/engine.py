@@ -48,6 +48,7 @@ from .plan.call import Access, Region
 
 _GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
 _SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
+_DEPARTURES = 2000  # objects that are gone, of each kind, of which the workers hear at a time
 _REMEMBERED = 64  # replies that are kept decoded
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
@@ -253,7 +254,7 @@ class Engine:
     def _send(self, payload: bytes, segments: Iterable[tuple[Segment, Access]]) -> None:
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
         gone = (self._gone_segments, self._gone_functions, self._gone_variables)
-        counts = [len(departures) for departures in gone]
+        counts = [min(len(departures), _DEPARTURES) for departures in gone]
         if not new and not any(counts):
             self._controller.send(payload, b"")
             return

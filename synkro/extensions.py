@@ -344,4 +344,6 @@ def _checked(params: Sequence[Variable]) -> list[Variable]:
             raise InvalidType(f"params must be worker variables, made by shared(); got {param!r}.")
         if param.dtype.kind != "f":
             raise InvalidType(f"{param.called()} holds {param.dtype}: what is trained must be floats.")
+    if len({id(param) for param in params}) < len(params):
+        raise InvalidValue("params names a variable twice: name each once.")
     return list(params)

@@ -6,6 +6,7 @@ and arrays come out; a function that runs in the main process by itself is a gro
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -77,7 +78,10 @@ class Group:
     def all_reduce(self, value: Any, op: Any, weight: Any) -> Any:
         operation = operation_named(op)
         leaves, tree = flatten(value)
-        if all(isinstance(leaf, Variable) for leaf in leaves) and leaves and weight is None:
+        named = [id(leaf) for leaf in leaves if isinstance(leaf, Variable)]
+        if len(set(named)) < len(named):
+            raise InvalidValue("all_reduce got a variable twice: name each once.")
+        if len(named) == len(leaves) and leaves and weight is None:
             reduce_in_place(self.comm, leaves, operation)
             return value
         factor = _weight(weight, operation)
@@ -196,7 +200,8 @@ def _weight(weight: Any, operation: Operation) -> float:
         return 1
     if not operation.weighted:
         raise InvalidValue(f'weight= is for op="mean"; got op="{operation.name}".')
-    if isinstance(weight, bool) or not isinstance(weight, int | float | np.number) or weight < 0:
+    number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
+    if not number or not 0 <= weight < math.inf:
         raise InvalidValue(
             f"weight must be a number of 0 or more, such as a count of rows; got {weight!r}."
         )
@@ -209,7 +214,8 @@ def _array(value: Any) -> Array:
         raise InvalidType(
             f"a collective takes arrays of bools, integers, floats or complex numbers; got {value!r}."
         )
-    return np.ascontiguousarray(array).reshape(array.shape)
+    native = array.dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, native).reshape(array.shape)
 
 
 def _raised(value: Any, nd_up: int) -> Array:

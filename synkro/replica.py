@@ -62,7 +62,7 @@ class Replica:
     """One rank.
 
     Attributes:
-        rank, size: who this is, and of how many.
+        rank, size, pid: who this is, and of how many.
         epoch: the number of the command that is being done.
         function: the name of the function that runs or ran last, for messages.
         in_function: whether the user's code is running.
@@ -81,6 +81,7 @@ class Replica:
     ) -> None:
         self.rank = rank
         self.size = size
+        self.pid = os.getpid()
         self.epoch = 0
         self.device: Device = CpuDevice()
         self.comm = comm
@@ -168,6 +169,7 @@ class Replica:
         handler = handlers.get(type(command))
         if handler is None:
             raise InternalError(f"rank {self.rank} does not know the command {command!r}.")
+        self.function = None  # what fails from here on is no function's fault
         return lambda: handler(command)
 
     def _start(self, start: Start) -> Ack:
@@ -183,7 +185,6 @@ class Replica:
         return Ack()
 
     def _load(self, command: Distribute) -> Ack:
-        self.function = None
         self.report(Phase.LOADING, 0)
         sys.path[:] = command.sys_path
         os.chdir(command.cwd)
@@ -265,7 +266,6 @@ class Replica:
         return Ack()
 
     def _read(self, command: Read) -> Done:
-        self.function = None
         if self.rank not in command.ranks:
             return Done(None, None)
         values = [self.variables[number].whole for number in command.variables]
@@ -281,7 +281,6 @@ class Replica:
         return Shapes(tuple(self.variables[number].whole.shape for number in command.variables))
 
     def _exchange(self, command: Exchange) -> Ack:
-        self.function = None
         variables = [self.variables[number] for number in command.variables]
         self.begin(tuple(range(self.size)))
         self.report(Phase.REDUCING, 0)

@@ -1,18 +1,19 @@
 """Named variables and random generators of all ranks, to a file and back.
 
 The file is NumPy's ``.npz``.  Its entry ``synkro`` is a JSON text: how many ranks there were, the states
-of their generators, and for each variable whether all ranks had the same (one entry, ``name``) or each
-its own (entries ``name@rank``).
+of their generators, and the entries of each variable: one if all ranks had the same, else one a rank.
+They are called ``name`` and ``name@rank``, where the name can be that of a file.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -27,21 +28,21 @@ _FORMAT = 1
 def save(variables: Variables, path: str | os.PathLike[str]) -> None:
     """Write the file under another name, and give it its own when it is complete on the disk."""
     target = _npz(path)
-    entries: dict[str, Any] = {}
-    alike = {}
+    entries: dict[str, Any] = {"synkro": None}
+    places: dict[str, list[str]] = {}
     for name, variable in _by_name(variables).items():
         replicas = [np.asarray(variables.get_value(rank, variable)) for rank in range(variables.size)]
-        alike[name] = all(_same(replicas[0], replica) for replica in replicas[1:])
-        for rank, replica in enumerate(replicas[:1] if alike[name] else replicas):
-            entry = name if alike[name] else f"{name}@{rank}"
-            if entry in entries or entry == "synkro":
-                raise InvalidValue(f"the variable {name!r} cannot be saved under this name: rename it.")
+        alike = all(_same(replicas[0], replica) for replica in replicas[1:])
+        places[name] = []
+        for rank, replica in enumerate(replicas[:1] if alike else replicas):
+            entry = _entry(name if alike else f"{name}@{rank}", entries)
             entries[entry] = replica
+            places[name].append(entry)
     header = {
         "format": _FORMAT,
         "ranks": variables.size,
         "generators": variables.generators(),
-        "alike": alike,
+        "places": places,
     }
     entries["synkro"] = np.array(json.dumps(header))
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -71,32 +72,37 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
     """
     source = _npz(path)
     try:
-        with np.load(source, allow_pickle=False) as file:
+        with source.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             entries = dict(file)
-        header = json.loads(str(entries.pop("synkro")))
-    except (KeyError, ValueError, BadZipFile) as error:
-        raise InvalidValue(f"{source} is no file that synkro.save() wrote.") from error
-    if header["ranks"] != variables.size:
+        header = json.loads(str(entries["synkro"]))
+        ranks, generators, places = header["ranks"], header["generators"], header["places"]
+        stored = {
+            name: [entries[entry] for entry in (list(at) * ranks)[:ranks]] for name, at in places.items()
+        }
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged file makes of the libraries that read it
+        raise InvalidValue(f"{source} is no file that synkro.save() wrote, or damaged.") from error
+    if ranks != variables.size:
         raise InvalidValue(
-            f"{source} was saved by {header['ranks']} workers, and this session has {variables.size}: "
+            f"{source} was saved by {ranks} workers, and this session has {variables.size}: "
             f"fork as many."
         )
     known = _by_name(variables)
-    if set(known) != set(header["alike"]):
-        missing, extra = set(known) - set(header["alike"]), set(header["alike"]) - set(known)
+    if set(known) != set(stored):
+        missing, extra = set(known) - set(stored), set(stored) - set(known)
         raise InvalidValue(
             f"the named variables of this session are not those of {source}: "
             f"{_listed(missing, 'in the session alone')}{_listed(extra, 'in the file alone')}make the "
             f"same variables with shared(…, name=…) first."
         )
-    values = {name: _replicas(entries, name, header) for name in known}
-    for name, replicas in values.items():
+    for name, replicas in stored.items():
         for replica in replicas:
             _check_fit(known[name], replica)
-    for name, replicas in values.items():
+    for name, replicas in stored.items():
         for rank, replica in enumerate(replicas):
             variables.set_value(rank, known[name], replica)
-    variables.generators(tuple(header["generators"]))
+    variables.generators(tuple(generators))
 
 
 def _by_name(variables: Variables) -> dict[str, Shared]:
@@ -115,18 +121,19 @@ def _by_name(variables: Variables) -> dict[str, Shared]:
     return named
 
 
+def _entry(wanted: str, taken: dict[str, Any]) -> str:
+    """An entry's name: the *wanted* one, where it is fit for a file and not *taken*."""
+    fit = re.fullmatch(r"[\w.@ -]{1,200}", wanted, re.ASCII) and not wanted.endswith(".npy")
+    return wanted if fit and wanted not in taken else f"variable {len(taken)}"
+
+
 def _npz(path: str | os.PathLike[str]) -> Path:
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     return Path(name if name.endswith(".npz") else f"{name}.npz")
 
 
 def _same(one: Array, other: Array) -> bool:
     return one.shape == other.shape and one.tobytes() == other.tobytes()
-
-
-def _replicas(entries: dict[str, Array], name: str, header: dict[str, Any]) -> list[Array]:
-    ranks = range(header["ranks"])
-    return [entries[name if header["alike"][name] else f"{name}@{rank}"] for rank in ranks]
 
 
 def _check_fit(variable: Shared, value: Array) -> None:

@@ -21,6 +21,7 @@ from .comms.base import Communicator
 from .comms.shm import ShmCommunicator
 from .errors import CollectiveError, UsageError
 from .ipc.channel import AREA, Listener
+from .ipc.interrupts import atomic
 from .ipc.process import hold_on_to
 from .messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
 from .replica import Replica
@@ -81,7 +82,7 @@ class Worker:
                 failed = False
                 return reply
             finally:
-                self._interruptible = False
+                self._interruptible = atomic.pending = False
                 self._replica.end(failed)
                 sys.stdout.flush()
         except _Leave:
@@ -147,7 +148,9 @@ class Worker:
         return failed
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._interruptible:
+        if self._interruptible and atomic.depth:
+            atomic.pending = True
+        elif self._interruptible:
             raise KeyboardInterrupt
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import numpy as np
@@ -647,12 +648,103 @@ def test_arguments_that_cannot_be(three, what, everywhere):
     assert isinstance(caught.value.original, UsageError)
 
 
-@pytest.mark.parametrize("weights", [(0, 0, 0), (float("nan"),) * 3, (float("inf"), 1, 1)], ids=str)
-def test_weights_that_give_no_mean(three, weights):
-    """A mean of nothing is no number: as NumPy's; the call ends on all ranks."""
-    with np.errstate(all="ignore"), Watch():
-        results = per_rank(lambda: synk.all_reduce(np.ones(2), weight=float(weights[synk.rank()])))
-    assert all(np.isnan(result).all() for result in results)
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((0, 0, 0), "the weights of all ranks are 0"),
+        ((float("nan"),) * 3, "weight must be a number of 0 or more"),
+        ((float("inf"), 1, 1), "weight must be a number of 0 or more"),
+    ],
+    ids=str,
+)
+def test_weights_that_give_no_mean(three, weights, message):
+    with Watch(), pytest.raises(WorkerError, match=message):
+        per_rank(lambda: synk.all_reduce(np.ones(2), weight=float(weights[synk.rank()])))
+
+
+def test_a_value_of_no_weight_does_not_count(three):
+    def run():
+        empty = synk.rank() == 1
+        return synk.all_reduce(np.full(2, np.nan if empty else 3.0), weight=0 if empty else 5)
+
+    assert [result.tolist() for result in per_rank(run)] == [[3, 3]] * 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "weight"),
+    [
+        ("u1", 100, 3),
+        ("i1", -3, 50),
+        ("i4", 2_000_000, 2000),
+        ("i8", 2**50, 16),
+        ("u1", 100, 300),
+        ("f2", 40000, 3),
+        (">f2", 40000, 3),
+        (">i4", 7, 3),
+    ],
+)
+def test_weighted_means_are_taken_in_a_dtype_that_holds_them(three, dtype, value, weight):
+    def run():
+        return synk.all_reduce(np.array([value], dtype), "mean", weight=weight)
+
+    assert [result.tolist() for result in per_rank(run)] == [[value]] * 3
+
+
+def test_messages_that_nobody_received_are_in_nobodys_way(three):
+    def ring(number):
+        right, left = (synk.rank() + 1) % 3, (synk.rank() - 1) % 3
+        if number < 0:
+            for _ in range(8):  # as many as may wait
+                synk.send(np.array(number), right)
+            raise ValueError("planned")
+        synk.send(np.array(number), right)
+        return synk.recv(left)
+
+    f = synk.function(ring, bcast_inputs="number", outputs=None)
+    for number in range(5):
+        with Watch(), pytest.raises(WorkerError, match="planned"):
+            f(-1 - number)
+        with Watch():
+            assert f(number) == [number] * 3
+
+
+def test_a_rank_thrown_out_of_a_collective_cannot_give_the_others_nonsense(three):
+    def run():
+        x = np.array([1e308, 1e308, 1.0, 1.0])
+        with np.errstate(over="raise"), contextlib.suppress(FloatingPointError):
+            synk.all_reduce(x, "sum")  # overflows where the first elements are reduced: on rank 0
+        return synk.all_reduce(np.full(4, 5.0), "sum")
+
+    with Watch(), pytest.raises(WorkerError, match=r"rank 0 was thrown out of all_reduce"):
+        per_rank(run)
+
+
+def test_collectives_from_threads_and_children_of_the_function_are_refused(three):
+    def in_a_thread():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(synk.barrier).result()
+
+    def in_a_child():
+        child = os.fork()
+        if not child:
+            try:
+                synk.barrier()
+            except synk.UsageError:
+                os._exit(7)
+            os._exit(0)
+        return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with Watch(), pytest.raises(WorkerError, match="from a thread, or a process, that the function"):
+        synk.function(in_a_thread, inputs=[], outputs=[])()
+    with Watch():
+        assert per_rank(in_a_child) == [7, 7, 7]
+
+
+def test_a_variable_twice_in_one_all_reduce_is_refused(three):
+    w = synk.shared(np.ones(2))
+    with Watch(), pytest.raises(WorkerError, match="all_reduce got a variable twice"):
+        synk.function(lambda: synk.all_reduce([w, w], "sum"), inputs=[], outputs=[])()
+    assert synk.gather(w).tolist() == [[1, 1]] * 3
 
 
 def test_an_error_that_is_caught_leaves_the_ranks_in_step(three):

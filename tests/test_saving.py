@@ -95,6 +95,43 @@ def test_names_that_are_missing_or_taken_twice(tmp_path):
     assert [float(v.get_value()) for v in (new, unnamed)] == [2.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "name", ["a/b", "w.npy", "synkro", "a\0b", "x" * 1000, "ü", "\ud800", "..", " "]
+)
+def test_any_name_will_do(tmp_path, name):
+    synk.fork(1, verbose=False, timeout=60)
+    one, other = synk.shared(np.arange(3.0), name=name), synk.shared(1.0, name="w")
+    synk.save(tmp_path / "state")
+    one.set_value(np.zeros(3))
+    other.set_value(0.0)
+    synk.load(os.fsencode(tmp_path / "state"))
+    np.testing.assert_array_equal(one.get_value(), np.arange(3.0))
+    assert other.get_value() == 1
+
+
+def test_damaged_files_are_refused(tmp_path):
+    synk.fork(1, verbose=False, timeout=60)
+    w = synk.shared(np.arange(300.0), name="w")
+    path = tmp_path / "state.npz"
+    synk.save(path)
+    good = path.read_bytes()
+    w.set_value(np.zeros(300))
+    damages = [good[:n] for n in (0, 1, 30, 100, len(good) // 2, len(good) - 1)]
+    damages += [good[:n] + bytes([good[n] ^ 255]) + good[n + 1 :] for n in range(35, 400, 17)]
+    refused = 0
+    for damage in damages:
+        path.write_bytes(damage)
+        try:
+            synk.load(path)
+        except InvalidValue:
+            refused += 1
+            assert not w.get_value().any()
+        else:  # a byte that nothing depends on
+            np.testing.assert_array_equal(w.get_value(), np.arange(300.0))
+            w.set_value(np.zeros(300))
+    assert refused > len(damages) // 2
+
+
 def test_two_rules_of_a_kind_are_both_saved(tmp_path):
     synk.fork(2, verbose=False, timeout=60)
     params = [synk.shared(np.zeros(3)), synk.shared(np.zeros(3), name="other")]

@@ -1529,3 +1529,43 @@ def test_handles_and_variables_of_a_closed_session():
             read()
     with running(1), pytest.raises(InvalidValue, match="'w' belongs to another session"):
         synk.get_value(0, w)
+
+
+def test_many_variables_that_go_at_once_are_told_in_parts(monkeypatch):
+    monkeypatch.setattr("synkro.engine._DEPARTURES", 3)
+    with running(2):
+        keep = synk.shared(1.0)
+        many = [synk.shared(np.zeros(3)) for _ in range(20)]
+        del many
+        left = synk.function(lambda: float(len(world.current.variables)), inputs=[], outputs="max")
+        counts = [left() for _ in range(8)]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[-1] == 1
+        assert keep.get_value() == 1
+
+
+def test_rows_picked_by_index_are_written_back(two):
+    w = synk.shared(np.zeros(0), "w")
+    synk.scatter(w, np.arange(6.0))
+
+    def assign():
+        w.value = w.value + 10
+
+    def in_place():
+        w[...] += 10
+
+    def lost():
+        w.value[...] += 10
+
+    for function in (assign, in_place):
+        synk.scatter(w, np.arange(6.0))
+        synk.function(function, inputs=[], outputs=[], sliceable_shareds=[w])(batch_s=[2, 0])
+        assert synk.gather(w, 0).tolist() == [10, 1, 12, 13, 4, 15]
+    with pytest.raises(WorkerError, match="read-only"):
+        synk.function(lost, inputs=[], outputs=[], sliceable_shareds=[w])(batch_s=[2, 0])
+
+    def shorter():
+        w.value = np.ones(1)
+
+    with pytest.raises(WorkerError, match="assign as many rows"):
+        synk.function(shorter, inputs=[], outputs=[], sliceable_shareds=[w])(batch_s=slice(0, 2))

@@ -55,8 +55,10 @@ _STEPS = 4  # of REACHED, a collective
 _RETURNED, _FAILED = 1, 2  # LEFT of a rank that has ended its function
 
 _SLOTS = 8  # messages from one rank to another that may wait to be received
-_SENT, _RECEIVED, _FIRST_SLOT = 0, 8, 16  # words of a pair's box; each writer has its cache line
-_BOX = _FIRST_SLOT + 2 * _SLOTS
+_SENT, _FIRST, _RECEIVED, _FIRST_SLOT = 0, 1, 8, 16  # words of a pair's box; a cache line a writer
+_AT, _OF_EPOCH, _NUMBER, _SLOT = 0, 1, 2, 3  # words of a slot, and how many they are
+_BOX = _FIRST_SLOT + _SLOT * _SLOTS
+_NONE = (1 << 64) - 1  # the number of no message
 
 _SPIN = 100e-6  # seconds to poll before sleeping: about what being woken costs
 _REMEMBERED = 64  # records of other ranks that are kept mapped
@@ -104,6 +106,8 @@ class Meeting:
         self._seen: dict[tuple[int, int], memoryview] = {}
         self._epoch = 0
         self._count = 0
+        self._unfinished = False
+        self._posting: set[int] = set()  # the ranks that this call has sent something to
         self._name = ""
         self._lock = threading.Lock()
 
@@ -117,6 +121,8 @@ class Meeting:
             self._others = [rank * _LINE for rank in group if rank != self.rank]
         self._epoch = epoch
         self._count = 0
+        self._unfinished = False
+        self._posting.clear()
         self._words[self._line + _REACHED] = 0
         self._leave(0)
 
@@ -136,8 +142,15 @@ class Meeting:
     def meet(self, kind: int, payload: bytes) -> list[bytes]:
         """Wait until all take part in their next collective; returns what they said, by place.
 
-        Raises: CollectiveError if one never will.
+        Raises: CollectiveError if one never will, or if this rank left the last one in its middle.
         """
+        if self._unfinished:
+            self.end(failed=True)
+            raise CollectiveError(
+                f"rank {self.rank} was thrown out of {self.where()} by an exception, and went on: the "
+                f"ranks are out of step, and can meet again in the next call only."
+            )
+        self._unfinished = True
         self._count += 1
         self._name = KINDS[kind]
         turn = self._count % 2
@@ -159,6 +172,11 @@ class Meeting:
     def part(self) -> None:
         """Wait until all are done with each other's memory: the collective ends."""
         self._reach_all(self._count * _STEPS + _STEPS - 1, self._words[self._line + _DOES])
+        self._unfinished = False
+
+    def pass_on(self) -> None:
+        """It ends without another wait, as nothing was shown."""
+        self._unfinished = False
 
     def where(self) -> str:
         """The running collective, in words."""
@@ -185,15 +203,26 @@ class Meeting:
         """
         words, box = self._words, self._box(self.rank, to)
         self._name = f"send to rank {to}"
-        self._until(lambda: words[box + _SENT] - words[box + _RECEIVED] < _SLOTS, _SEND, to)
+        if to not in self._posting:  # what is left of earlier calls does not count
+            self._posting.add(to)
+            words[box + _FIRST] = words[box + _SENT]
+        self._until(lambda: not self._full(box), _SEND, to)
         number = words[box + _SENT]
-        slot = box + _FIRST_SLOT + 2 * (number % _SLOTS)
-        words[slot], words[slot + 1] = at, self._epoch
+        slot = box + _FIRST_SLOT + _SLOT * (number % _SLOTS)
+        words[slot + _NUMBER] = _NONE
+        self._fence()
+        words[slot + _AT], words[slot + _OF_EPOCH] = at, self._epoch
+        self._fence()
+        words[slot + _NUMBER] = number
         self._fence()
         words[box + _SENT] = number + 1
         self._fence()
         self._rouse([to])
         return number
+
+    def _full(self, box: int) -> bool:
+        words = self._words
+        return words[box + _SENT] - max(words[box + _RECEIVED], words[box + _FIRST]) >= _SLOTS
 
     def fetch(self, source: int) -> int:
         """Wait for the next message of rank *source*; returns what it posted."""
@@ -202,9 +231,15 @@ class Meeting:
         while True:
             self._until(lambda: words[box + _SENT] != words[box + _RECEIVED], _RECV, source)
             self._fence()
-            slot = box + _FIRST_SLOT + 2 * (words[box + _RECEIVED] % _SLOTS)
-            if words[slot + 1] == self._epoch:
-                return words[slot]
+            number = words[box + _RECEIVED]
+            slot = box + _FIRST_SLOT + _SLOT * (number % _SLOTS)
+            fresh = words[slot + _NUMBER] == number
+            self._fence()
+            fresh = fresh and words[slot + _OF_EPOCH] == self._epoch
+            at = words[slot + _AT]
+            self._fence()
+            if fresh and words[slot + _NUMBER] == number:
+                return at
             self.fetched(source)  # one of an earlier call, which nobody received
 
     def fetched(self, source: int) -> None:
@@ -321,8 +356,7 @@ class Meeting:
             return words[box + _SENT] == words[box + _RECEIVED] and not self._left(wanted)
         if kind == _SEND:
             box = self._box(rank, wanted)
-            full = words[box + _SENT] - words[box + _RECEIVED] >= _SLOTS
-            return full and not self._left(wanted)
+            return self._full(box) and not self._left(wanted)
         late = [other for other in self.group if words[other * _LINE + _REACHED] < wanted]
         return bool(late) and not any(self._left(other) for other in late)
 

@@ -168,12 +168,16 @@ class ShmCommunicator(Communicator):
         vectors = self._staged(layout.sizes, layout.dtypes)
         for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
             place = vectors[vector][start:stop].reshape(array.shape)
-            if record.weight != 1 and OPERATIONS[record.operation].weighted:
-                np.multiply(array, record.weight, out=place, casting="unsafe")
+            if not record.weight:
+                place[...] = 0  # also where there are nans
+            elif record.weight != 1:
+                np.multiply(array, record.weight, out=place, dtype=place.dtype, casting="unsafe")
             else:
                 place[...] = array
         records = self._enter(record._replace(shown=self._where(vectors)))
         self._check_alike(records)
+        if not any(other.weight for other in records):
+            self._refuse("the weights of all ranks are 0, so there is nothing to take a mean of")
         return records
 
     def _collected(self, records: list[Record], operation: Operation) -> list[Array]:
@@ -199,6 +203,7 @@ class ShmCommunicator(Communicator):
 
     def barrier(self) -> None:
         self._enter(_BARRIER)
+        self._meeting.pass_on()
 
     def broadcast(self, arrays: Sequence[Array] | None, root: int, new: New) -> list[Array]:
         records = self._rooted(_KIND["broadcast"], arrays, root)

@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..plan.call import Access
 from .departure import Departures
+from .interrupts import atomic
 from .mapping import HUGE, give_back, map_file, take_huge_pages
 from .segment import explained, require_memory
 
@@ -68,13 +69,18 @@ class Arena:
         Its block is used again when no view of it is left.  Raises: SharedMemoryError.
         """
         dtype = np.dtype(dtype)
-        block = self._take(max(1, prod(shape) * dtype.itemsize))
+        with atomic:
+            owner = self._lend(max(1, prod(shape) * dtype.itemsize))
+        array: Array = np.ndarray(shape, dtype, buffer=memoryview(owner))
+        return array
+
+    def _lend(self, nbytes: int) -> Any:
+        block = self._take(nbytes)
         insort(self._live, block)
         # an owner of its own: it goes with the last view of this array, not of the mapping
         owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
         self._freed.watch(owner, block)
-        array: Array = np.ndarray(shape, dtype, buffer=memoryview(owner))
-        return array
+        return owner
 
     def locate(self, array: Array) -> int | None:
         """The file's offset of a C-contiguous *array* in this rank's memory; None if it is elsewhere."""
@@ -93,17 +99,25 @@ class Arena:
         end = offset + max(1, prod(shape) * dtype.itemsize)
         memory = self._views.get(start)
         if memory is None or len(memory) < end - start:
-            memory = self._views[start] = map_file(self._fd, end - start, Access.WRITE, start)
-            if len(self._views) > _VIEWS:
-                self._views.popitem(last=False)
-        self._views.move_to_end(start)
+            with atomic:
+                memory = self._mapped(start, end - start)
         array: Array = np.ndarray(shape, dtype, buffer=memory, offset=offset - start)
         return array
 
+    def _mapped(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        try:
+            memory = self._views[start] = map_file(self._fd, nbytes, Access.WRITE, start)
+        except OSError as error:
+            raise explained(error, nbytes) from None
+        if len(self._views) > _VIEWS:
+            self._views.popitem(last=False)
+        return memory
+
     def tidy(self) -> None:
         """Give the memory of arrays that are gone back, but for a little that is kept for the next."""
-        self._collect()
-        self._trim()
+        with atomic:
+            self._collect()
+            self._trim()
 
     def _collect(self) -> None:
         for block in self._freed.payloads():

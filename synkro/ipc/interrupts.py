@@ -9,6 +9,29 @@ from collections.abc import Iterator
 from types import FrameType
 
 
+class Atomic:
+    """A worker's steps that belong together: an interrupt among them is put off until after them.
+
+    The worker's handler asks for ``depth`` and sets ``pending``; that costs nothing to speak of.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.pending = False
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+        if self.pending and not self.depth:
+            self.pending = False
+            raise KeyboardInterrupt
+
+
+atomic = Atomic()
+
+
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Put SIGINT off until the end of the block; Python delivers it to the main thread only."""
