@@ -7,6 +7,8 @@ import synkro as synk
 from synkro import extensions as ext
 from synkro.errors import InvalidType, InvalidValue
 
+pytestmark = pytest.mark.quick
+
 RNG = np.random.default_rng(0)
 ROWS = RNG.standard_normal((67, 4))
 TARGETS = ROWS @ np.array([1.0, -2.0, 0.5, 3.0]) + 0.7 + 0.1 * RNG.standard_normal(67)

@@ -9,6 +9,8 @@ import synkro as synk
 from synkro import extensions as ext
 from synkro.errors import InvalidValue
 
+pytestmark = pytest.mark.quick
+
 ROWS = np.random.default_rng(0).standard_normal((50, 3))
 
 

@@ -13,6 +13,8 @@ from synkro.ipc.mapping import HUGE, map_file, take_huge_pages
 from synkro.ipc.segment import Segment
 from synkro.plan.call import Access
 
+pytestmark = pytest.mark.quick
+
 SIZES = [1, mmap.PAGESIZE, HUGE - 1, HUGE, HUGE + 1, 3 * HUGE + 12345]
 
 
