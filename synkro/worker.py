@@ -42,7 +42,7 @@ def main(fds: str) -> None:
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
     listener = Listener(memory, rank, size, wake_main, wakes[rank], socket.socket(fileno=sock))
-    comm = ShmCommunicator(rank, size, arena, wakes)
+    comm = ShmCommunicator(rank, size, arena, wakes, listener.answered)
     Worker(rank, size, listener, comm).serve()
     listener.close()
 

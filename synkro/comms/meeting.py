@@ -10,9 +10,10 @@ All state is in the *board*, at the beginning of the arena's file; each rank wri
     part   REACHED + 1, waits for all  (nobody reads another's memory any more)
 
 ``REACHED`` counts four steps a collective, whatever became of them, so that ranks that met an error
-stay in step.  Who ends its function says so in ``LEFT``: who waits for it sees at once that it will
-not come.  Nobody waits in vain: where all ranks wait and none of their
-conditions holds, nothing can change any more, and whoever notices says so.
+stay in step.  Who ends its function says so in ``LEFT``, and who never came to the board in a call ends
+it by answering the main process: who waits for it sees that it will not come.  Nobody waits in vain:
+where all ranks wait and none of their conditions holds, nothing can change any more, and whoever
+notices says so.
 
 Waiting is polling for a moment, and then sleeping on the worker's eventfd.  A rank that goes to sleep
 says so and looks once more; a rank that writes looks afterwards who sleeps; fences stand between.
@@ -91,8 +92,15 @@ class Meeting:
     """
 
     def __init__(
-        self, board: memoryview, rank: int, size: int, arena: Arena, wakes: Sequence[int]
+        self,
+        board: memoryview,
+        rank: int,
+        size: int,
+        arena: Arena,
+        wakes: Sequence[int],
+        answered: Callable[[int, int], bool] | None,
     ) -> None:
+        """*answered* tells whether a rank has ended a call although it never came to the board."""
         self.rank = rank
         self.group: tuple[int, ...] = (rank,)
         self.place = 0
@@ -106,6 +114,8 @@ class Meeting:
         self._seen: dict[tuple[int, int], memoryview] = {}
         self._epoch = 0
         self._count = 0
+        self._answered = answered
+        self._announced = False
         self._unfinished = False
         self._posting: set[int] = set()  # the ranks that this call has sent something to
         self._name = ""
@@ -121,15 +131,26 @@ class Meeting:
             self._others = [rank * _LINE for rank in group if rank != self.rank]
         self._epoch = epoch
         self._count = 0
-        self._unfinished = False
+        self._announced = self._unfinished = False
+
+    def end(self, failed: bool) -> None:
+        """The call has ended on this rank: whoever waits for it need not any longer.
+
+        A rank that never came to the board, and did not fail, says nothing: that it has answered says it.
+        """
+        if not (self._announced or failed or self._answered is None):
+            return
+        if not self._announced:
+            self._announce()
+        self._leave(_FAILED if failed else _RETURNED)
+        self._rouse(self.group)
+
+    def _announce(self) -> None:
+        """Come to the board: the first time in a call."""
+        self._announced = True
         self._posting.clear()
         self._words[self._line + _REACHED] = 0
         self._leave(0)
-
-    def end(self, failed: bool) -> None:
-        """The call has ended on this rank: whoever waits for it need not any longer."""
-        self._leave(_FAILED if failed else _RETURNED)
-        self._rouse(self.group)
 
     def _leave(self, how: int) -> None:
         self._words[self._line + _LEFT] = how
@@ -150,6 +171,8 @@ class Meeting:
                 f"rank {self.rank} was thrown out of {self.where()} by an exception, and went on: the "
                 f"ranks are out of step, and can meet again in the next call only."
             )
+        if not self._announced:
+            self._announce()
         self._unfinished = True
         self._count += 1
         self._name = KINDS[kind]
@@ -201,6 +224,8 @@ class Meeting:
 
         Waits while the box is full.  Raises: CollectiveError if it will never be emptied.
         """
+        if not self._announced:
+            self._announce()
         words, box = self._words, self._box(self.rank, to)
         self._name = f"send to rank {to}"
         if to not in self._posting:  # what is left of earlier calls does not count
@@ -226,6 +251,8 @@ class Meeting:
 
     def fetch(self, source: int) -> int:
         """Wait for the next message of rank *source*; returns what it posted."""
+        if not self._announced:
+            self._announce()
         words, box = self._words, self._box(source, self.rank)
         self._name = f"recv from rank {source}"
         while True:
@@ -311,7 +338,11 @@ class Meeting:
                     raise self._stranded(wanted)
                 if poll.poll(_NAP):
                     os.eventfd_read(self._wakes[self.rank])
-                elif self._standstill():
+                    continue
+                for rank in self.group:
+                    if kind not in (_SEND, _RECV) and self._never_came(rank):
+                        raise self._stranded(rank)
+                if self._standstill():
                     raise CollectiveError(self._who_waits())
         finally:
             words[line + _SLEEPS] = 0
@@ -324,12 +355,21 @@ class Meeting:
     # ── when it cannot come about ────────────────────────────────────────────────────────────────
 
     def _left(self, rank: int) -> bool:
-        line = rank * _LINE
-        return self._words[line + _EPOCH] == self._epoch and self._words[line + _LEFT] != 0
+        if self._words[rank * _LINE + _EPOCH] != self._epoch:
+            return self._never_came(rank)
+        return self._words[rank * _LINE + _LEFT] != 0
+
+    def _never_came(self, rank: int) -> bool:
+        """Whether *rank* has ended this call without having come to the board."""
+        if self._answered is None or not self._answered(rank, self._epoch):
+            return False
+        self._fence()
+        return self._words[rank * _LINE + _EPOCH] != self._epoch
 
     def _stranded(self, rank: int) -> CollectiveError:
         """What to raise where *rank* has ended its function while this one waits for it."""
-        failed = self._words[rank * _LINE + _LEFT] == _FAILED
+        line = rank * _LINE
+        failed = self._words[line + _EPOCH] == self._epoch and self._words[line + _LEFT] == _FAILED
         how = "failed" if failed else "returned from the function"
         return CollectiveError(
             f"rank {rank} {how} without taking part in {self.where()}, in which rank {self.rank} "

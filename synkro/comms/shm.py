@@ -17,7 +17,7 @@ import os
 import pickle
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -58,15 +58,25 @@ _BARRIER = Record(_KIND["barrier"], "", -1, 1, None)
 class ShmCommunicator(Communicator):
     """One rank's end."""
 
-    def __init__(self, rank: int, size: int, file: int, wakes: Sequence[int]) -> None:
-        """One of *size* ranks that share the sparse *file*; *wakes* are the eventfds they sleep on."""
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        file: int,
+        wakes: Sequence[int],
+        answered: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        """One of *size* ranks that share the sparse *file*; *wakes* are the eventfds they sleep on.
+
+        *answered* tells whether a rank has ended the call of an epoch; without it ``end`` tells it.
+        """
         self.rank = rank
         self.size = size
         self.place = 0
         self.count = 1
         self._arena = Arena(file, rank)
         board = map_file(file, board_bytes(size), Access.WRITE)
-        self._meeting = Meeting(board.data, rank, size, self._arena, wakes)
+        self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered)
         self._stage: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._decoded: dict[bytes, Record] = {}
         self._last: tuple[Record | None, bytes] = (None, b"")

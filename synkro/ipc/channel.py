@@ -330,6 +330,10 @@ class Listener:
         """The number of the last command."""
         return self._block.words[_COMMAND]
 
+    def answered(self, rank: int, number: int) -> bool:
+        """Whether *rank* has answered command *number*."""
+        return self._block.words[self._block.lines[rank] + _ANSWERED] == number
+
     def unwanted(self) -> bool:
         """Whether nobody wants the answer to the last command any more."""
         return self._block.words[_UNWANTED] == self._block.words[_COMMAND]
