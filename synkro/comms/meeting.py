@@ -136,7 +136,7 @@ class Meeting:
     def end(self, failed: bool) -> None:
         """The call has ended on this rank: whoever waits for it need not any longer.
 
-        A rank that never came to the board, and did not fail, says nothing: that it has answered says it.
+        A rank that never came to the board, and did not fail, says nothing: its answer says it.
         """
         if not (self._announced or failed or self._answered is None):
             return
