@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -329,9 +328,7 @@ def load(path: str | os.PathLike[str]) -> None:
 
 def unused_name(label: str) -> str:
     """*label*, with a number behind it if variables in use are named by it already."""
-    taken = {str(variable.name).partition(".")[0] for variable in _session("shared").variables.named()}
-    numbers = (f"{label}{number}" for number in count(2))
-    return next(name for name in chain([label], numbers) if name not in taken)
+    return _session("shared").variables.unused_name(label)
 
 
 def name_variable(variable: Any, text: str) -> None:

@@ -50,7 +50,6 @@ class Rank(Protocol):
     """What a call needs of the replica that it runs on."""
 
     rank: int
-    epoch: int
     comm: Communicator
     device: Device
     front_end: FrontEnd
@@ -58,7 +57,6 @@ class Rank(Protocol):
     variables: dict[int, Resident]
     function: str | None
     in_function: bool
-    in_call: bool
     outbox: NDArray[np.uint8]
     report: Callable[[int, int], None]
 

@@ -254,10 +254,10 @@ class Engine:
     def _send(self, payload: bytes, segments: Iterable[tuple[Segment, Access]]) -> None:
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
         gone = (self._gone_segments, self._gone_functions, self._gone_variables)
-        counts = [min(len(departures), _DEPARTURES) for departures in gone]
-        if not new and not any(counts):
+        if not new and not any(gone):
             self._controller.send(payload, b"")
             return
+        counts = [min(len(departures), _DEPARTURES) for departures in gone]
         freed, functions, variables = (
             departures.payloads()[:known] for departures, known in zip(gone, counts, strict=True)
         )

@@ -18,11 +18,9 @@ from .arrays import NUMERIC_KINDS, Array
 from .comms.base import Communicator
 from .comms.ops import OPERATIONS, Operation
 from .errors import InvalidType, InvalidValue
-from .plan.outputs import flatten, unflatten
+from .plan.outputs import ALIASES, flatten, unflatten
 from .resident import Resident
 from .variable import Variable
-
-_ALIASES = {"avg": "mean"}
 
 
 class StandIn(NamedTuple):
@@ -152,7 +150,7 @@ class Group:
 
 def operation_named(op: Any) -> Operation:
     """Raises: InvalidValue for an unknown one."""
-    name = _ALIASES.get(op, op) if isinstance(op, str) else None
+    name = ALIASES.get(op, op) if isinstance(op, str) else None
     if name not in OPERATIONS:
         raise InvalidValue(f"op={op!r} is no reduce operation: expected {', '.join(OPERATIONS)}.")
     return OPERATIONS[name]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,6 +94,12 @@ class Variables:
         living = [(reference, reference()) for reference in self._named]
         self._named = [reference for reference, variable in living if variable is not None]
         return [variable for _, variable in living if variable is not None]
+
+    def unused_name(self, label: str) -> str:
+        """*label*, with a number behind it if variables in use are named by it already."""
+        taken = {str(variable.name).partition(".")[0] for variable in self.named()}
+        numbered = (f"{label}{number}" for number in count(2))
+        return next(name for name in chain([label], numbered) if name not in taken)
 
     def name(self, variable: Shared, name: str) -> None:
         """Give a variable a name that had none."""
@@ -193,11 +200,11 @@ class Variables:
         self,
         targets: Sequence[Shared],
         arrays: Sequence[Array],
-        rows: Any,
+        rows: Callable[[int], list[Span | None]],
         batch: Any = None,
         by_rows: bool = False,
     ) -> None:
-        """Send *arrays*; ``rows(count)`` says which of so many rows each rank takes."""
+        """Send *arrays*; ``rows(n)`` says which of so many rows each rank takes."""
         with self._engine.lock:
             self._engine.require_ready()
             fills, used = [], []
@@ -205,25 +212,24 @@ class Variables:
                 source = self._travelling(array)
                 used.append(source)
                 selection: Strided | Picked | None = None
-                count = 0
+                length = 0
                 if by_rows:
                     chosen = select_any(batch, len(array), "batch")
-                    count = chosen.count
+                    length = chosen.count
                     if isinstance(chosen, Indexed):
                         used.append(indices := self._travelling(chosen.indices))
                         selection = Picked(indices.input(self._engine, "batch")[0])
                     else:
                         selection = chosen
-                spans: list[Span | None] = rows(count)
                 region: Region = source.input(self._engine, target.called())[0]
-                fills.append(Fill(target.number, region, selection, tuple(spans)))
+                fills.append(Fill(target.number, region, selection, tuple(rows(length))))
             segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
             self._engine.run(Write(tuple(fills)), segments)
 
     def get_value(self, rank: Any, variables: Any) -> Any:
         """See ``api.get_value``."""
         place = self._rank(rank)
-        return self._read(variables, (place,), None, lambda pieces: pieces[0])
+        return self._read(variables, (place,), None)
 
     def gather(self, variables: Any, nd_up: Any = 1) -> Any:
         """See ``api.gather``."""
@@ -238,7 +244,7 @@ class Variables:
                 for target in targets:
                     self._need_rows(target, "gather with nd_up=0")
                 self._need_alike(targets, "gather", "", rows_may_differ=True)
-            return self._read(variables, everyone, "gather", None, raised=bool(nd_up))
+            return self._read(variables, everyone, "gather", raised=bool(nd_up))
 
     def reduce(self, variables: Any, op: Any = "mean", in_place: bool = True) -> Any:
         """See ``api.reduce``."""
@@ -249,7 +255,7 @@ class Variables:
                 self._exchange("reduce", targets, operation.name)
                 return None
             self._need_alike(targets, "reduce", "")
-            return self._read(variables, tuple(range(self._engine.size)), operation.name, None)
+            return self._read(variables, tuple(range(self._engine.size)), operation.name)
 
     # ── among the replicas ───────────────────────────────────────────────────────────────────────
 
@@ -388,7 +394,6 @@ class Variables:
         variables: Any,
         ranks: tuple[int, ...],
         mode: str | None,
-        pick: Any,
         raised: bool = False,
     ) -> Any:
         targets, single = self._checked(variables)
@@ -397,8 +402,8 @@ class Variables:
             replies = self._engine.run(command)
             modes = tuple([mode] * len(targets))
             values = Collection(self._outputs, "get_value", modes, Survey(ranks), replies).result()
-        picked = [pick(value) if pick else value for value in values]
-        return picked[0] if single else picked
+        found = [value[0] if mode is None else value for value in values]
+        return found[0] if single else found
 
 
 def _check_once(variables: Sequence[Shared], keyword: str) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 import synkro as synk
 from conftest import children, descriptors, shared_files, wait_until
+from serving import running, start
 from synkro import CallTimeout, SessionBroken, UsageError, WorkerDied, WorkerError, world
 from synkro.errors import CollectiveError
-from synkro.machine import available_cores
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -34,26 +34,6 @@ def nothing_left_behind():
     assert wait_until(lambda: children() <= before[0])
     assert set(descriptors()) <= set(before[1])
     assert shared_files() <= before[2]
-
-
-def start(workers, **options):
-    """Quiet workers by ``fork``; returns their session, which is no longer the current one."""
-    crowded = pytest.warns(RuntimeWarning, match="CPU workers on")
-    with crowded if workers > available_cores() else contextlib.nullcontext():
-        synk.fork(workers, **{"timeout": 60, "verbose": False, **options})
-    session, world.current = world.current, None
-    return session
-
-
-@contextlib.contextmanager
-def running(workers, **options):
-    """The module functions go to so many workers until the end of the block."""
-    world.current = session = start(workers, **options)
-    try:
-        yield session
-    finally:
-        session.close()
-        world.current = None
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])

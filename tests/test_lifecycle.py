@@ -10,6 +10,7 @@ import pytest
 
 import synkro as synk
 from conftest import shared_files, wait_until
+from failing import gone
 from synkro.machine import available_cores, cpu_name
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -28,15 +29,6 @@ def ask(session, fn):
 def total(session, rows=7):
     """The sum of *rows* numbers, by the workers: whether the session works."""
     return session.function(lambda x: x.sum(), outputs="sum")(np.arange(rows, dtype=float))
-
-
-def gone(pid):
-    """Whether a process has ended (its entry may wait for whoever adopted it)."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 # ── fork, close, fork ────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,5 @@
 """Variables on the workers: read, written, moved, updated and sliced; outputs that stay there."""
 
-import contextlib
 import gc
 import os
 import sys
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 import synkro as synk
 from conftest import children, descriptors, shared_files, wait_until
+from serving import running, start
 from synkro import (
     InvalidIndex,
     InvalidType,
@@ -24,7 +24,6 @@ from synkro import (
     WorkerError,
     world,
 )
-from synkro.machine import available_cores
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -32,26 +31,6 @@ OPS = ["mean", "sum", "prod", "max", "min"]
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
 ORDERED = [dtype for dtype in DTYPES if dtype[0] != "c"]
 SHAPES = [(), (1,), (5,), (0,), (2, 3), (3, 0, 2), (2, 1, 3, 2)]
-
-
-def start(workers, **options):
-    """Quiet workers by ``fork``; returns their session, which is no longer the current one."""
-    crowded = pytest.warns(RuntimeWarning, match="CPU workers on")
-    with crowded if workers > available_cores() else contextlib.nullcontext():
-        synk.fork(workers, **{"timeout": 60, "verbose": False, **options})
-    session, world.current = world.current, None
-    return session
-
-
-@contextlib.contextmanager
-def running(workers, **options):
-    """The module functions go to so many workers until the end of the block."""
-    world.current = session = start(workers, **options)
-    try:
-        yield session
-    finally:
-        session.close()
-        world.current = None
 
 
 @pytest.fixture(scope="module", autouse=True)

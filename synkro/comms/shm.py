@@ -49,8 +49,6 @@ than the reduction."""
 _REMEMBERED = 64  # records that are kept decoded
 
 _KIND = {name: number for number, name in enumerate(KINDS)}
-_HEAD = 256  # bytes of a message before its data
-
 
 _BARRIER = Record(_KIND["barrier"], "", -1, 1, None)
 
@@ -267,9 +265,8 @@ class ShmCommunicator(Communicator):
         while sent and sent[0][0] < self._meeting.received(rank):
             sent.popleft()
         head = pickle.dumps((array.shape, array.dtype.str))
-        extra = max(0, len(head) + 8 - _HEAD)
-        message = self._arena.empty((_HEAD + aligned(extra) + array.nbytes,), np.uint8)
-        start = _HEAD + aligned(extra)
+        start = aligned(8 + len(head))
+        message = self._arena.empty((start + array.nbytes,), np.uint8)
         message[:8] = memoryview(struct.pack("=q", len(head)))
         message[8 : 8 + len(head)] = memoryview(head)
         body: Array = np.ndarray(array.shape, array.dtype, buffer=message, offset=start)
@@ -283,8 +280,7 @@ class ShmCommunicator(Communicator):
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])
         shape, dtype = pickle.loads(self._arena.view(at + 8, (length,), np.uint8).tobytes())
-        start = _HEAD + aligned(max(0, length + 8 - _HEAD))
-        result = self._copied([self._arena.view(at + start, shape, dtype)], new)
+        result = self._copied([self._arena.view(at + aligned(8 + length), shape, dtype)], new)
         self._meeting.fetched(rank)
         return result
 
@@ -400,8 +396,7 @@ class ShmCommunicator(Communicator):
                     f"number of rows may differ"
                 )
         if records[0].kind == _KIND["all_to_all"]:
-            for record in records:
-                self._check_rows([record])
+            self._check_rows(records)
 
     def _check_rows(self, records: Sequence[Record]) -> None:
         for record in records:

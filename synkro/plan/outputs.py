@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
-_ALIASES = {"avg": "mean"}
+ALIASES = {"avg": "mean"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def check_modes(spec: Any) -> Any:
             f"outputs= takes {_known()}, or a tuple, list or dict of these; got {spec!r}, "
             f"a {type(spec).__name__}."
         )
-    mode = _ALIASES.get(spec, spec) if spec is not None else None
+    mode = ALIASES.get(spec, spec) if spec is not None else None
     if mode not in MODES:
         raise InvalidValue(f"outputs= has the unknown operation {spec!r}: expected {_known()}.")
     return mode
