@@ -66,6 +66,7 @@ from .api import (
     set_value,
     shared,
     size,
+    xp,
 )
 from .data import Data
 from .errors import (
@@ -143,6 +144,7 @@ __all__ = [
     "set_value",
     "shared",
     "size",
+    "xp",
 ]
 
 

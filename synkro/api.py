@@ -32,6 +32,7 @@ def fork(
     start_timeout: float = 60.0,
     timeout: float | None = None,
     seed: int | None = None,
+    preallocate: float | None = None,
     profile_workers: bool = False,
     verbose: bool = True,
 ) -> int:
@@ -39,16 +40,20 @@ def fork(
 
     Args:
         n_parallel: how many; None for one a device.
-        devices: None or ``"cpu"`` for the available CPU cores; a list of device names, such as
-            ``["cpu", "cpu"]`` (``"cpu1"`` stays on the second core); or a map of context names, such
-            as ``"dev0->cpu;dev1->cpu"``.  The environment variable ``SYNKRO_DEVICES`` speaks where
-            this is None.
+        devices: None for all visible GPUs, if CuPy can use any, else for the available CPU cores;
+            ``"cpu"`` or ``"cuda"`` for all of one kind; a list of device names, such as
+            ``["cuda:0", "cuda:1"]`` (one may be named more than once; ``"cpu1"`` stays on the second
+            core); or a map of context names, such as ``"dev0->cuda0;dev1->cuda1"``.  The environment
+            variable ``SYNKRO_DEVICES`` speaks where this is None, and ``CUDA_VISIBLE_DEVICES`` says
+            which GPUs there are.
         master_rank: the root of collectives that have one.
         threads_per_worker: threads of BLAS and OpenMP in each worker; None for cores ÷ workers, or
             what the environment says (OMP_NUM_THREADS and the like).
         start_timeout: seconds that the workers have to come up.
         timeout: seconds that every later call may take; None for as long as it needs.
         seed: of the workers' random generators (``rng()``), an int; None for a fresh one.
+        preallocate: the fraction of its GPU's memory, from 0 to 1, that each worker takes at once for
+            CuPy's pool; None to take memory as it is needed.
         verbose: print status lines to stderr.
 
     Raises: UsageError if there is a session already, or for arguments that cannot be; WorkerDied if a
@@ -70,6 +75,7 @@ def fork(
         start_timeout=start_timeout,
         timeout=timeout,
         seed=seed,
+        preallocate=preallocate,
         profile_workers=profile_workers,
         verbose=verbose,
     )
@@ -384,6 +390,15 @@ def send(value: Any, to: int) -> None:
 def recv(source: int) -> Any:
     """Wait for the next array that the rank *source* sends to this one."""
     return _inside("recv").recv(source)
+
+
+def xp() -> Any:
+    """The array module of this worker: CuPy on a GPU, NumPy on a CPU and in the main program.
+
+    Functions that take their array functions from it run on both.
+    """
+    group = _group()
+    return np if group is None else group.device.xp
 
 
 def barrier() -> None:

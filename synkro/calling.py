@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .comms.base import Communicator
 from .comms.ops import OPERATIONS
-from .devices.base import Device
+from .devices.base import Device, Source
 from .errors import OutputError
 from .frontends.base import FrontEnd
 from .group import fitted
@@ -41,7 +41,7 @@ from .plan.call import (
 )
 from .plan.outputs import Tree, describe, flatten, leaf_modes, leaf_paths, take_subset
 from .plan.split import Span, slices_of
-from .resident import Resident
+from .resident import Resident, read_only
 
 Array = NDArray[Any]
 
@@ -81,12 +81,16 @@ class PreparedCall:
         self._everyone = tuple(range(len(plan.spans)))
         self._spans = _pieces(plan, replica.rank)
         self._sliced = [replica.variables[number] for number in plan.sliced]
-        changing = any(
-            isinstance(a, Held | Replicated) for a in (*plan.args, *dict(plan.kwargs).values())
-        )
-        stands = not changing and not isinstance(plan.selection, Picked)
-        self._fixed = list(self._arguments()) if stands else None
+        self._given = (*plan.args, *dict(plan.kwargs).values())
+        picked = isinstance(plan.selection, Picked)
+        self._pieces = None if picked else self._sources()
+        self._fixed = list(self._arguments()) if self._stands() else None
         self._layout = Layout()
+
+    def _stands(self) -> bool:
+        """Whether the arguments are the same in every call: views of shared memory, and constants."""
+        changing = any(isinstance(argument, Held | Replicated) for argument in self._given)
+        return not (changing or self._pieces is None or self._replica.device.pins)
 
     def run(self) -> Done:
         """Compute all pieces, merge them, and lay the outputs out."""
@@ -124,8 +128,9 @@ class PreparedCall:
             start, stop = self._plan.spans[replica.rank]
             self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
         replica.report(Phase.RUNNING, len(self._spans))
-        done = self._layout.place(merger, replica.outbox)
+        done = self._layout.place(merger, replica.outbox, replica.device)
         replica.keep(merger.leaves if self._layout.keeps else [])
+        replica.device.settle()
         return done
 
     def _finish(self, weight: int) -> None:
@@ -135,34 +140,50 @@ class PreparedCall:
 
     def _arguments(self) -> Iterator[tuple[list[Any], dict[str, Any], int]]:
         """Positional and keyword arguments, and the weight, of each piece."""
-        plan = self._plan
-        for span in self._spans:
-            yield (
-                [self._argument(argument, span) for argument in plan.args],
-                {name: self._argument(argument, span) for name, argument in plan.kwargs},
-                (span[1] - span[0]) // plan.unit if plan.by_rows else 1,
-            )
+        plan, count = self._plan, len(self._plan.args)
+        pieces = self._sources() if self._pieces is None else self._pieces
+        for span, fed in zip(self._spans, self._replica.device.feed(pieces), strict=True):
+            values = [
+                self._argument(argument, value, span)
+                for argument, value in zip(self._given, fed, strict=True)
+            ]
+            names = (name for name, _ in plan.kwargs)
+            weight = (span[1] - span[0]) // plan.unit if plan.by_rows else 1
+            yield values[:count], dict(zip(names, values[count:], strict=True)), weight
 
-    def _argument(self, argument: Argument, span: Span) -> Any:
+    def _argument(self, argument: Argument, value: Any, span: Span) -> Any:
+        """The argument of one piece; *value* is what the device has made of its source."""
         replica = self._replica
         match argument:
             case Constant():
                 return argument.value
             case Replicated():
-                return replica.front_end.argument(_read_only(replica.variables[argument.variable].whole))
+                value = read_only(replica.variables[argument.variable].whole.view())
             case Held():
                 rows = self._rows_held(span)(replica.variables[argument.variable].whole)
-                return replica.front_end.argument(_read_only(rows))
-            case Broadcast():
-                array = replica.array(argument.region)
-            case Scattered():
-                array = self._rows(replica.array(argument.region), argument.base, span)
-        return replica.front_end.argument(replica.device.to_device(array))
+                value = read_only(rows.view())
+        return replica.front_end.argument(value)
 
-    def _rows(self, array: Array, base: int, span: Span) -> Array:
+    def _sources(self) -> list[list[Source | None]]:
+        """Of each piece, where those of its arguments come from that lie in shared memory."""
+        whole: dict[Argument, Source] = {
+            argument: Source(self._replica.array(argument.region))
+            for argument in self._given
+            if isinstance(argument, Broadcast)
+        }
+        return [
+            [
+                self._rows(argument, span) if isinstance(argument, Scattered) else whole.get(argument)
+                for argument in self._given
+            ]
+            for span in self._spans
+        ]
+
+    def _rows(self, argument: Scattered, span: Span) -> Source:
         selection = self._plan.selection
         assert selection is not None
-        return taken(array, selection, span, self._replica.array, base)
+        array = self._replica.array(argument.region)
+        return selected(array, selection, span, self._replica.array, argument.base)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
         """What takes the rows *span* of the call out of something that this rank holds."""
@@ -171,7 +192,7 @@ class PreparedCall:
         selection = plan.held[replica.rank]
         first = plan.spans[replica.rank][0]
         local = (span[0] - first, span[1] - first)
-        return lambda array: taken(array, selection, local, replica.array)
+        return lambda array: taken(array, selection, local, replica.array, replica.device)
 
 
 def taken(
@@ -179,29 +200,31 @@ def taken(
     selection: Strided | Picked,
     span: Span,
     find: Callable[[Region], Array],
-    base: int = 0,
+    device: Device,
 ) -> Array:
-    """The rows *span* of a selection, out of *array*, whose first row is row *base* of all."""
+    """The rows *span* of a selection, out of *array*, where that lies."""
+    rows = selected(array, selection, span, find)
+    return rows.array if rows.indices is None else device.take(array, rows.indices)
+
+
+def selected(
+    array: Array,
+    selection: Strided | Picked,
+    span: Span,
+    find: Callable[[Region], Array],
+    base: int = 0,
+) -> Source:
+    """The rows *span* of a selection of *array*, whose first row is row *base* of all."""
     start, stop = span
     if start == stop:
-        return array[:0]
+        return Source(array[:0])
     if isinstance(selection, Strided):
         first = selection.start + start * selection.step - base
         last = selection.start + (stop - 1) * selection.step - base
         end = last + (1 if selection.step > 0 else -1)
-        return array[first : None if end < 0 else end : selection.step]
+        return Source(array[first : None if end < 0 else end : selection.step])
     indices = find(selection.indices)[start:stop]
-    if base:
-        indices = indices - base
-    # The main process has checked the indices; "clip" spares a second check and a buffer.
-    rows: Array = np.take(array, indices, axis=0, mode="clip")
-    return rows
-
-
-def _read_only(array: Array) -> Array:
-    view: Array = array.view()
-    view.flags.writeable = False
-    return view
+    return Source(array, indices - base if base else indices)
 
 
 def _pieces(plan: CallPlan, rank: int) -> tuple[Span, ...]:
@@ -298,7 +321,8 @@ class Merger:
         arrays = []
         for index, leaf in enumerate(values):
             try:
-                arrays.append(self._front_end.output(device.to_host(leaf)))
+                array = device.adopt(leaf)
+                arrays.append(self._front_end.output(leaf if array is None else array))
             except OutputError as error:
                 raise self._error(tree, index, str(error)) from None
         if self._first:
@@ -367,15 +391,14 @@ class Layout:
         self._done = Done(None, None)
         self._slots: list[tuple[int, int, Array]] = []
 
-    def place(self, merger: Merger, outbox: NDArray[np.uint8]) -> Done:
+    def place(self, merger: Merger, outbox: NDArray[np.uint8], device: Device) -> Done:
         """Copy what fits into the outbox, and say what lies where."""
         key = (merger.tree, [[(a.dtype, a.shape) for a in pieces] for pieces in merger.leaves])
         if key != self._key:
             self._key = None  # an interrupt may leave the arrangement half-done
             self._arrange(merger, outbox)
             self._key = key
-        for leaf, piece, slot in self._slots:
-            slot[...] = merger.leaves[leaf][piece]
+        device.copy_out((slot, merger.leaves[leaf][piece]) for leaf, piece, slot in self._slots)
         return self._done
 
     def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:

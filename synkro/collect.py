@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .comms.ops import OPERATIONS, Operation
+from .comms.wire import carrier
 from .engine import Engine
 from .errors import OutputError
 from .ipc.segment import Segment, aligned
@@ -44,6 +45,7 @@ class Outputs:
     def __init__(self, engine: Engine, outbox: Array) -> None:
         self.engine = engine
         self.outbox = outbox
+        self.linked = False  # whether GPUs reduce what waits on them by themselves
         self._stages: list[Segment | None] = [None] * engine.size
         self._results: list[Segment] = []
         self._spill: Segment | None = None
@@ -244,7 +246,7 @@ class Collection:
         return results
 
     def _planned_transfer(self) -> _Transfer:
-        transfer = _Transfer(self._home, self._plan.total_weight)
+        transfer = _Transfer(self._home, self._plan.total_weight, self._plan.participants)
         for index in self._waiting:
             output = self._outputs[index]
             inline = {
@@ -271,18 +273,25 @@ _RESULT = -1
 class _Transfer:
     """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run."""
 
-    def __init__(self, home: Outputs, total_weight: int) -> None:
+    def __init__(self, home: Outputs, total_weight: int, ranks: tuple[int, ...]) -> None:
         self._home = home
         self._total_weight = total_weight
+        self._ranks = ranks
         self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
         self._stores: list[list[tuple[int, int, _Spot]]] = [[] for _ in range(home.engine.size)]
         self._reductions: list[tuple[str, list[_Spot], _Spot]] = []
+        self._on_devices: list[tuple[str, int, _Spot]] = []
         self._copies: list[tuple[Array, _Spot]] = []
         self._results: list[list[_Spot]] = []
         self._pickled: dict[tuple[int, ...], list[bytes]] = {}
 
     def add(self, index: int, output: _Output, inline: dict[tuple[int, int], Array]) -> None:
         """Plan for leaf *index*; *inline* are those of its pieces that lie in outboxes."""
+        if output.operation is not None and self._stays(output):
+            target = self._reserve(_RESULT, output.pieces[0][2].shape, output.pieces[0][2].dtype)
+            self._on_devices.append((output.operation.name, index, target))
+            self._results.append([target])
+            return
         if output.operation is not None:
             sources = []
             for rank, number, piece in output.pieces:
@@ -299,6 +308,12 @@ class _Transfer:
                 self._copies.append((inline[rank, number], spot))
             else:
                 self._stores[rank].append((index, number, spot))
+
+    def _stays(self, output: _Output) -> bool:
+        """Whether the ranks' GPUs reduce the output, rather than store it for the CPUs to reduce."""
+        assert output.operation is not None
+        partial = np.dtype(output.pieces[0][2].dtype)
+        return self._home.linked and carrier(output.operation, partial) is not None
 
     def _gathered(self, output: _Output) -> list[_Spot]:
         """Places one behind the other, for one array of all rows."""
@@ -346,9 +361,14 @@ class _Transfer:
         if commands is None:
             if len(self._pickled) > _SHARED_RESULTS:
                 self._pickled.clear()
-            commands = self._pickled[numbers] = [pickle.dumps(self._store(segments), 5)]
+            wanted: list[Store | Reduce] = []
+            if self._on_devices:
+                wanted.append(self._reduce_on_devices(segments))
+            if any(self._stores):
+                wanted.append(self._store(segments))
             if self._reductions:
-                commands.append(pickle.dumps(self._reduce(segments), 5))
+                wanted.append(self._reduce(segments))
+            commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
         return commands
 
     def _store(self, segments: dict[int, Segment]) -> Store:
@@ -370,6 +390,15 @@ class _Transfer:
                 )
                 for op, sources, target in self._reductions
             )
+        )
+
+    def _reduce_on_devices(self, segments: dict[int, Segment]) -> Reduce:
+        return Reduce(
+            tuple(
+                Reduction(op, self._total_weight, (), _region(target, segments), leaf)
+                for op, leaf, target in self._on_devices
+            ),
+            self._ranks,
         )
 
 

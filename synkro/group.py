@@ -17,6 +17,8 @@ from . import world
 from .arrays import NUMERIC_KINDS, Array
 from .comms.base import Communicator
 from .comms.ops import OPERATIONS, Operation
+from .devices.base import Device
+from .devices.cpu import CpuDevice
 from .errors import InvalidType, InvalidValue
 from .plan.outputs import ALIASES, flatten, unflatten
 from .resident import Resident
@@ -35,14 +37,17 @@ class Group:
     """One rank's view of the ranks that take part in a call.
 
     Attributes:
-        comm: its end of their collectives.
+        comm, device: its end of their collectives, and where it computes.
         rng: this rank's random generator.
         master: the place of the default root.
         stand_ins: where there are no workers, what stands for their variables, by id.
     """
 
-    def __init__(self, comm: Communicator, rng: np.random.Generator) -> None:
+    def __init__(
+        self, comm: Communicator, rng: np.random.Generator, device: Device | None = None
+    ) -> None:
         self.comm = comm
+        self.device = device or CpuDevice()
         self.rng = rng
         self.master = 0
         self.stand_ins: dict[int, StandIn] = {}
@@ -58,7 +63,9 @@ class Group:
                 world.group.reset(token)
             copy = self.comm.empty(before.shape, variable.dtype)
             copy[...] = before
-            known = StandIn(variable, before, Resident(variable.name, copy, self.comm.empty))
+            known = StandIn(
+                variable, before, Resident(variable.name, copy, self.device, self.comm.empty)
+            )
             self.stand_ins[id(variable)] = known
         return known.resident
 
@@ -80,10 +87,10 @@ class Group:
         if len(set(named)) < len(named):
             raise InvalidValue("all_reduce got a variable twice: name each once.")
         if len(named) == len(leaves) and leaves and weight is None:
-            reduce_in_place(self.comm, leaves, operation)
+            self.reduce_in_place(leaves, operation)
             return value
         factor = _weight(weight, operation)
-        results: list[Any] = self.comm.all_reduce(list(map(_array, leaves)), operation, factor)
+        results: list[Any] = self.comm.all_reduce(list(map(self._array, leaves)), operation, factor)
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Variable):
                 results[index] = fitted(results[index], leaf, operation)
@@ -92,40 +99,82 @@ class Group:
     def reduce(self, value: Any, op: Any, root: Any, weight: Any) -> Any:
         operation = operation_named(op)
         factor = _weight(weight, operation)
-        results = self.comm.reduce([_array(value)], operation, factor, self._place(root, "root"))
+        results = self.comm.reduce([self._array(value)], operation, factor, self._place(root, "root"))
         return None if results is None else _plain(results[0])
 
     def reduce_scatter(self, value: Any, op: Any, weight: Any) -> Array:
         operation = operation_named(op)
-        array = _array(value)
+        array = self._array(value)
         return self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0]
 
     def broadcast(self, value: Any, root: Any) -> Any:
         place = self._place(root, "root")
-        given = [_array(value)] if place == self.rank else None
-        return _plain(self.comm.broadcast(given, place, self.comm.new)[0])
+        given = [self._array(value)] if place == self.rank else None
+        return _plain(self.comm.broadcast(given, place)[0])
 
     def scatter(self, value: Any, root: Any) -> Array:
         place = self._place(root, "root")
-        given = [_array(value)] if place == self.rank else None
-        return self.comm.scatter(given, place, self.comm.new)[0]
+        given = [self._array(value)] if place == self.rank else None
+        return self.comm.scatter(given, place)[0]
 
     def all_gather(self, value: Any, nd_up: int) -> Array:
-        return self.comm.all_gather([_raised(value, nd_up)], self.comm.new)[0]
+        return self.comm.all_gather([self._raised(value, nd_up)])[0]
 
     def gather(self, value: Any, root: Any, nd_up: int) -> Array | None:
         place = self._place(root, "root")
-        results = self.comm.gather([_raised(value, nd_up)], place, self.comm.new)
+        results = self.comm.gather([self._raised(value, nd_up)], place)
         return None if results is None else results[0]
 
     def all_to_all(self, value: Any) -> Array:
-        return self.comm.all_to_all([_array(value)], self.comm.new)[0]
+        return self.comm.all_to_all([self._array(value)])[0]
 
     def send(self, value: Any, to: Any) -> None:
-        self.comm.send(_array(value), self._other(to, "to"))
+        self.comm.send(self._array(value), self._other(to, "to"))
 
     def recv(self, source: Any) -> Any:
-        return _plain(self.comm.recv(self._other(source, "source"), self.comm.new))
+        return _plain(self.comm.recv(self._other(source, "source")))
+
+    def reduce_in_place(self, variables: Sequence[Variable], operation: Operation) -> None:
+        """All-reduce the replicas of *variables* in place.
+
+        Raises: InvalidValue for a result that the variable's dtype does not have.
+        """
+        places = [
+            variable.in_place() if operation.result_dtype(variable.dtype) == variable.dtype else None
+            for variable in variables
+        ]
+        others = [v for v, place in zip(variables, places, strict=True) if place is None]
+        values: list[Array] = []
+        if others:  # first, as they may be refused
+            results = self.comm.all_reduce([self._array(v) for v in others], operation, 1)
+            values = [fitted(r, v, operation) for v, r in zip(others, results, strict=True)]
+        if direct := [place for place in places if place is not None]:
+            self.comm.all_reduce_in_place(direct, operation)
+        for variable, value in zip(others, values, strict=True):
+            variable.value = value
+
+    def _array(self, value: Any) -> Array:
+        """*value* as a contiguous array where it lies, on the device or in host memory."""
+        if isinstance(value, Variable):
+            value = value.value
+        array = self.device.adopt(value)
+        here = self.device.xp
+        if array is None:
+            array, here = np.asarray(value), np
+        if array.dtype.kind not in NUMERIC_KINDS:
+            raise InvalidType(
+                f"a collective takes arrays of bools, integers, floats or complex numbers; got "
+                f"{value!r}."
+            )
+        native = array.dtype.newbyteorder("=")
+        contiguous: Array = here.ascontiguousarray(array, native).reshape(array.shape)
+        return contiguous
+
+    def _raised(self, value: Any, nd_up: int) -> Array:
+        if nd_up not in (0, 1):
+            raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+        array = self._array(value)
+        return array[None] if nd_up or not array.ndim else array
 
     def _place(self, rank: Any, name: str) -> int:
         if rank is None:
@@ -156,26 +205,6 @@ def operation_named(op: Any) -> Operation:
     return OPERATIONS[name]
 
 
-def reduce_in_place(comm: Communicator, variables: Sequence[Variable], operation: Operation) -> None:
-    """All-reduce the replicas of *variables* in place.
-
-    Raises: InvalidValue for a result that the variable's dtype does not have.
-    """
-    places = [
-        variable.in_place() if operation.result_dtype(variable.dtype) == variable.dtype else None
-        for variable in variables
-    ]
-    others = [variable for variable, place in zip(variables, places, strict=True) if place is None]
-    values: list[Array] = []
-    if others:  # first, as they may be refused
-        results = comm.all_reduce([_array(variable) for variable in others], operation, 1)
-        values = [fitted(r, v, operation) for v, r in zip(others, results, strict=True)]
-    if direct := [place for place in places if place is not None]:
-        comm.all_reduce_in_place(direct, operation)
-    for variable, value in zip(others, values, strict=True):
-        variable.value = value
-
-
 def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
     """*result* in the variable's dtype, if that changes no element.
 
@@ -204,23 +233,6 @@ def _weight(weight: Any, operation: Operation) -> float:
             f"weight must be a number of 0 or more, such as a count of rows; got {weight!r}."
         )
     return float(weight) if isinstance(weight, float | np.floating) else int(weight)
-
-
-def _array(value: Any) -> Array:
-    array = value.value if isinstance(value, Variable) else np.asarray(value)
-    if array.dtype.kind not in NUMERIC_KINDS:
-        raise InvalidType(
-            f"a collective takes arrays of bools, integers, floats or complex numbers; got {value!r}."
-        )
-    native = array.dtype.newbyteorder("=")
-    return np.ascontiguousarray(array, native).reshape(array.shape)
-
-
-def _raised(value: Any, nd_up: int) -> Array:
-    if nd_up not in (0, 1):
-        raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
-    array = _array(value)
-    return array[None] if nd_up or not array.ndim else array
 
 
 def _put(leaf: Any, result: Array) -> Any:

@@ -1,8 +1,10 @@
-"""Facts about the machine that no library knows: usable cores and memory, the processor's name."""
+"""Facts that no library knows: usable cores and memory, the processor's name, this interpreter."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +93,14 @@ def readable_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TB"
+
+
+def interpreter(code: str, argument: str = "") -> list[str]:
+    """The command line that runs *code* in a fresh interpreter like this one.
+
+    It has the same flags and ``sys.path``; the code finds *argument* under this name.
+    """
+    path = [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …
+    begin = "import sys; argument, *sys.path = sys.argv[1:]; del sys.argv[1:]; "
+    return [sys.executable, *flags, "-c", begin + code, argument, *path]

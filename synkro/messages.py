@@ -2,7 +2,7 @@
 
 Every command goes to every rank, and every rank answers each with exactly one reply.
 
-    Start       → Ack     here is who you are and where you run
+    Start       → Started here is who you are and where you run
     Distribute  → Ack     load these functions
     Call        → Done    run a function on your rows
     Keep        → Ack     outputs of the last call stay with you, as these variables
@@ -64,8 +64,21 @@ class Housekeeping:
 
 
 @dataclass(frozen=True)
+class Gpus:
+    """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
+
+    *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
+    rank takes at once.
+    """
+
+    indices: tuple[int, ...]
+    linked: bool
+    preallocate: float | None
+
+
+@dataclass(frozen=True)
 class Start:
-    """Who runs where: for each rank the device, and the core to stay on (None: any).
+    """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
     *token* is what variables of this session are known by, *seed* the entropy of all ranks' generators.
     """
@@ -74,8 +87,8 @@ class Start:
     seed: Any
     master_rank: int
     outbox: Region
-    devices: tuple[str, ...]
     cores: tuple[int | None, ...]
+    gpus: Gpus | None
 
 
 @dataclass(frozen=True)
@@ -210,18 +223,23 @@ class Store:
 class Reduction:
     """Reduce *sources*, in their order, with operation *op* into *target*; each rank does its share.
 
-    A mean's sum is divided by *divisor*.
+    A mean's sum is divided by *divisor*.  In place of sources in shared memory there may be a *leaf* of
+    the last call's outputs, which waits on the ranks' GPUs.
     """
 
     op: str
     divisor: int
     sources: tuple[Region, ...]
     target: Region
+    leaf: int = -1
 
 
 @dataclass(frozen=True)
 class Reduce:
+    """*ranks* are those that have the leaves, where the reductions are of leaves."""
+
     reductions: tuple[Reduction, ...]
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -247,6 +265,13 @@ class Exit:
 @dataclass(frozen=True)
 class Ack:
     pass
+
+
+@dataclass(frozen=True)
+class Started:
+    """*problem* says why NCCL does not connect the ranks, if it was asked to and does not."""
+
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -327,4 +352,4 @@ Command = (
     | Release
     | Exit
 )
-Reply = Ack | Done | Shapes | State | TooLong | Failed
+Reply = Ack | Started | Done | Shapes | State | TooLong | Failed

@@ -7,6 +7,7 @@ wait for a ``Keep``, which makes variables of them.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections.abc import Callable
@@ -17,13 +18,15 @@ from numpy.typing import NDArray
 
 from .calling import Layout, Merger, PreparedCall, taken
 from .comms.base import Communicator
+from .comms.gpu import GpuCommunicator
 from .comms.ops import OPERATIONS
+from .comms.shm import ShmCommunicator
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .errors import InternalError
 from .frontends.base import FrontEnd
 from .frontends.plain import PlainFrontEnd
-from .group import Group, fitted, reduce_in_place
+from .group import Group, fitted
 from .ipc.interrupts import uninterrupted
 from .ipc.segment import Segment
 from .messages import (
@@ -37,6 +40,7 @@ from .messages import (
     Exchange,
     FunctionSpec,
     Generator,
+    Gpus,
     Housekeeping,
     Inspect,
     Keep,
@@ -48,11 +52,12 @@ from .messages import (
     Reply,
     Shapes,
     Start,
+    Started,
     State,
     Store,
     Write,
 )
-from .plan.call import Region
+from .plan.call import Access, Region
 from .resident import Resident
 
 Array = NDArray[Any]
@@ -104,7 +109,8 @@ class Replica:
     def keep_house(self, housekeeping: Housekeeping) -> None:
         """Forget what the main process has freed, and take what it has created."""
         for number in housekeeping.drop_segments:
-            self._segments.pop(number, None)
+            if self._segments.pop(number, None) is not None:
+                self.device.forget(number)
             if number in self._unmapped:
                 os.close(self._unmapped.pop(number)[0])
         for number in housekeeping.drop_functions:
@@ -125,7 +131,13 @@ class Replica:
         if number in self._unmapped:
             with uninterrupted():
                 fd, wanted = self._unmapped[number]
-                self._segments[number] = Segment.attach(number, os.dup(fd), wanted.nbytes, wanted.access)
+                access = wanted.access
+                if access is Access.READ and self.device.pins and _writable(fd):
+                    access = Access.WRITE
+                segment = Segment.attach(number, os.dup(fd), wanted.nbytes, access)
+                self._segments[number] = segment
+                if access is not Access.COPY:
+                    self.device.mapped(number, segment.base)
                 del self._unmapped[number]
                 os.close(fd)
         return self._segments[number]
@@ -172,7 +184,7 @@ class Replica:
         self.function = None  # what fails from here on is no function's fault
         return lambda: handler(command)
 
-    def _start(self, start: Start) -> Ack:
+    def _start(self, start: Start) -> Started:
         core = start.cores[self.rank]
         if core is not None:
             os.sched_setaffinity(0, {core})
@@ -181,8 +193,29 @@ class Replica:
         self.token = start.token
         self._master = start.master_rank
         seeds = np.random.SeedSequence(start.seed).spawn(self.size)
-        self.group.rng = np.random.default_rng(seeds[self.rank])
-        return Ack()
+        rng = np.random.default_rng(seeds[self.rank])
+        problem = ""
+        if start.gpus is not None:
+            problem = self._move_to_gpu(start.gpus)
+        self.group = Group(self.comm, rng, self.device)
+        return Started(problem)
+
+    def _move_to_gpu(self, gpus: Gpus) -> str:
+        """Compute on this rank's GPU from now on; returns why NCCL does not connect it to the others."""
+        from .comms.nccl import Link  # noqa: PLC0415  only here is CuPy needed
+        from .devices.cuda import CudaDevice  # noqa: PLC0415
+
+        index = gpus.indices[self.rank]
+        self.device = CudaDevice(index, gpus.preallocate)
+        assert isinstance(self.comm, ShmCommunicator)
+
+        def connect(identity: bytes, place: int, count: int) -> Link:
+            return Link(identity, place, count, index)
+
+        self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)
+        self.group = Group(comm, self.group.rng, self.device)
+        self.begin(tuple(range(self.size)))
+        return comm.connect()
 
     def _load(self, command: Distribute) -> Ack:
         self.report(Phase.LOADING, 0)
@@ -205,14 +238,16 @@ class Replica:
 
         def store() -> Ack:
             self.report(Phase.STORING, 0)
-            for leaf, piece, place in places:
-                place[...] = self._kept[leaf][piece]
+            self.device.copy_out((place, self._kept[leaf][piece]) for leaf, piece, place in places)
             self._kept = []
             return Ack()
 
         return store
 
     def _reducing(self, command: Reduce) -> Callable[[], Reply]:
+        ranks = command.ranks
+        if ranks is not None:
+            return lambda: self._reduce_kept(command, ranks)
         shares = [
             (OPERATIONS[r.op], r.divisor, [self.array(s) for s in r.sources], self.array(r.target))
             for r in command.reductions
@@ -226,13 +261,29 @@ class Replica:
 
         return reduce
 
+    def _reduce_kept(self, command: Reduce, ranks: tuple[int, ...]) -> Ack:
+        """Reduce outputs that wait on the devices, by their own communicator."""
+        if self.rank in ranks:
+            assert isinstance(self.comm, GpuCommunicator)
+            self.begin(ranks)
+            self.report(Phase.REDUCING, 0)
+            self.comm.reduce_out(
+                [OPERATIONS[reduction.op] for reduction in command.reductions],
+                command.reductions[0].divisor,
+                [self._kept[reduction.leaf][0] for reduction in command.reductions],
+                [self.array(reduction.target) for reduction in command.reductions],
+            )
+            for reduction in command.reductions:
+                self._kept[reduction.leaf] = []
+        return Ack()
+
     # ── variables ────────────────────────────────────────────────────────────────────────────────
 
     def _create(self, command: Create) -> Ack:
         value = self.array(command.value)
         array = self.comm.empty(value.shape, value.dtype)
-        array[...] = value
-        self.variables[command.number] = Resident(command.name, array, self.comm.empty)
+        self.device.assign(array, value)
+        self.variables[command.number] = self._resident(command.name, array)
         return Ack()
 
     def _keep_outputs(self, command: Keep) -> Ack:
@@ -243,15 +294,20 @@ class Replica:
             # referred to by this list and getrefcount's argument alone: nobody can change it any more
             alone = len(pieces) == 1 and pieces[0].base is None and sys.getrefcount(pieces[0]) <= 2
             array = pieces[0] if alone else self._joined(pieces, kept)
-            self.variables[kept.number] = Resident(None, array, self.comm.empty, shared=not alone)
+            self.variables[kept.number] = self._resident(None, array, shared=not alone)
         return Ack()
+
+    def _resident(self, name: str | None, array: Array, shared: bool = True) -> Resident:
+        return Resident(name, array, self.device, self.comm.empty, shared)
 
     def _joined(self, pieces: list[Array], kept: Kept) -> Array:
         """The pieces of an output as one array of its own."""
         rows = sum(len(piece) for piece in pieces)
         array = self.comm.empty((rows, *kept.tail), kept.dtype)
-        if pieces:
-            np.concatenate(pieces, axis=0, out=array)
+        start = 0
+        for piece in pieces:
+            self.device.assign(array[start : start + len(piece)], piece)
+            start += len(piece)
         return array
 
     def _write(self, command: Write) -> Ack:
@@ -261,7 +317,7 @@ class Replica:
                 continue
             source: Array = self.array(fill.source)
             if fill.selection is not None:
-                source = taken(source, fill.selection, rows, self.array)
+                source = taken(source, fill.selection, rows, self.array, self.device)
             self.variables[fill.variable].value = source
         return Ack()
 
@@ -273,7 +329,7 @@ class Replica:
         merger = Merger("get_value", command.mode, self.front_end, several=False)
         merger.add(shown, 1, self.device)
         layout = Layout()
-        done = layout.place(merger, self.outbox)
+        done = layout.place(merger, self.outbox, self.device)
         self.keep(merger.leaves if layout.keeps else [])
         return done
 
@@ -287,7 +343,7 @@ class Replica:
         arrays = [variable.whole for variable in variables]
         match command.kind:
             case "all_reduce":
-                reduce_in_place(self.comm, variables, OPERATIONS[command.op])
+                self.group.reduce_in_place(variables, OPERATIONS[command.op])
             case "reduce":
                 operation = OPERATIONS[command.op]
                 results = self.comm.reduce(arrays, operation, 1, command.root) or []
@@ -296,12 +352,12 @@ class Replica:
                     variable.value = value
             case "broadcast":
                 mine = arrays if self.rank == command.root else None
-                copies = self.comm.broadcast(mine, command.root, self.comm.empty)
+                copies = self.comm.broadcast(mine, command.root, lasting=True)
                 if mine is None:
                     for variable, array in zip(variables, copies, strict=True):
                         variable.adopt(array)
             case "all_gather":
-                gathered = self.comm.all_gather(arrays, self.comm.empty)
+                gathered = self.comm.all_gather(arrays, lasting=True)
                 for variable, array in zip(variables, gathered, strict=True):
                     variable.adopt(array)
         return Ack()
@@ -311,3 +367,8 @@ class Replica:
         if command.states is not None:
             bits.state = command.states[self.rank]
         return State(bits.state)
+
+
+def _writable(fd: int) -> bool:
+    """Whether the file is open for writing, too."""
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR

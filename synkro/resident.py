@@ -9,24 +9,31 @@ import numpy as np
 
 from . import world
 from .arrays import Array, as_numeric
-from .comms.base import New
+from .devices.base import Device
 from .errors import InvalidType, InvalidValue
 from .variable import Variable
+
+New = Callable[[tuple[int, ...], Any], Array]
+"""Makes an uninitialized array of a shape and dtype, as ``numpy.empty`` does."""
 
 
 class Resident(Variable):
     """One rank's replica of a variable; what functions see of a ``Shared``, or of a kept output."""
 
-    def __init__(self, name: str | None, array: Array, empty: New, shared: bool = True) -> None:
-        """*array* is one that *empty* has made, unless it is not *shared*."""
+    def __init__(
+        self, name: str | None, array: Array, device: Device, empty: New, shared: bool = True
+    ) -> None:
+        """*array* is one on *device* that *empty* has made, unless it is not *shared*."""
         self.name = name
         self.dtype = array.dtype
         self.ndim = array.ndim
+        self._device = device
         self._empty = empty
         self._array = array
         self._shared = shared
         self._rows: Array | None = None
         self._select: Callable[[Array], Array] | None = None
+        self._apart = False  # whether the rows are copies
 
     @property
     def value(self) -> Array:
@@ -42,12 +49,14 @@ class Resident(Variable):
             self._write_rows(array)
             return
         fresh = self._empty(array.shape, self.dtype)  # arrays that were read before stay what they were
-        fresh[...] = array
+        self._device.assign(fresh, array)
         self.adopt(fresh)
 
     def checked(self, value: Any) -> Array:
         """*value* as an array that can be assigned.  Raises: InvalidType, InvalidValue."""
-        array = as_numeric(value, self.called())
+        array = self._device.adopt(value)
+        if array is None:
+            array = as_numeric(value, self.called())
         if array.ndim != self.ndim:
             raise InvalidValue(
                 f"{self.called()} has {self.ndim} dimensions, got an array of {array.ndim} (shape "
@@ -92,16 +101,18 @@ class Resident(Variable):
         """
         self._select = select
         self._rows = None if select is None else select(self._array)
-        if self._rows is not None and not np.may_share_memory(self._rows, self._array):
-            self._rows.flags.writeable = False
+        self._apart = False
+        if self._rows is not None and self._rows.base is None:
+            self._apart = True
+            read_only(self._rows)
 
     def __getitem__(self, key: Any) -> Any:
         rows = self.value
-        return rows[key] if rows.flags.writeable else rows[key].copy()
+        return rows[key].copy() if self._apart else rows[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        array = self.value if self.value.flags.writeable else self.value.copy()
-        array[key] = value
+        array = self.value.copy() if self._apart else self.value
+        array[key] = self._device.xp.asarray(value) if isinstance(value, np.ndarray) else value
         self.value = array
 
     def _write_rows(self, array: Array) -> None:
@@ -112,15 +123,22 @@ class Resident(Variable):
                 f"{self.called()} shows the function {len(self._rows)} of its rows (shape "
                 f"{self._rows.shape}), and got the shape {array.shape}: assign as many rows."
             )
-        if self._rows.flags.writeable:
-            self._rows[...] = array
+        if not self._apart:
+            self._device.assign(self._rows, array)
             return
         places = self._select(np.arange(len(self._array)))
-        self._array[places] = array
+        self._array[self._device.xp.asarray(places)] = self._device.xp.asarray(array)
         self.show(self._select)
 
     def __reduce__(self) -> Any:
         raise InvalidType(f"{self.called()} cannot be pickled on a worker: return its value instead.")
+
+
+def read_only(array: Array) -> Array:
+    """The array, which nobody can write to from now on; a GPU's does not know how to refuse."""
+    if isinstance(array, np.ndarray):
+        array.flags.writeable = False
+    return array
 
 
 def resident(number: int, token: str) -> Any:

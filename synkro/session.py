@@ -16,15 +16,16 @@ from numpy.typing import ArrayLike, DTypeLike
 from . import saving, world
 from .collect import Outputs
 from .data import Data, make_data
-from .devices.choice import VARIABLE, Assignment, choose
+from .devices.choice import VARIABLE, choose
 from .devices.cpu import ALLOCATOR, thread_caps
+from .devices.placement import Placement
 from .distribution import Functions
 from .engine import Engine, State, status_line
 from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
 from .function import Function
 from .ipc.segment import aligned
 from .machine import available_cores
-from .messages import Start
+from .messages import Gpus, Start
 from .plan.call import Access, Region
 from .replica import Replica
 from .shared import Shared
@@ -53,6 +54,7 @@ class Session:
         start_timeout: float = 60.0,
         timeout: float | None = None,
         seed: int | None = None,
+        preallocate: float | None = None,
         profile_workers: bool = False,
         verbose: bool = True,
     ) -> None:
@@ -63,26 +65,25 @@ class Session:
         start_timeout = _seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else _seconds(timeout, "timeout")
         environment_value = os.environ.get(VARIABLE)
-        assignments = choose(n_parallel, devices, environment_value)
-        self.master_rank = _rank(master_rank, len(assignments))
-        threads = _threads(threads_per_worker, len(assignments))
+        placement = Placement(choose(n_parallel, devices, environment_value), preallocate)
+        count = len(placement.assignments)
+        self.master_rank = _rank(master_rank, count)
+        threads = _threads(threads_per_worker, count)
         say = status_line(verbose)
-        count = len(assignments)
-        say(f"Synkro attempting to use {count} workers on {available_cores()} detected CPU cores...")
+        for line in placement.before():
+            say(line)
         environment = {**ALLOCATOR, **os.environ}
         environment |= thread_caps(threads, environment, threads_per_worker is not None)
-        self._engine = Engine([environment] * count, timeout, say)
+        self._engine = Engine(placement.environments(environment), timeout, say)
         try:
-            self._functions = self._begin(assignments, start_timeout, seed)
+            self._functions = self._begin(placement, start_timeout, seed)
         except BaseException:
             self._engine.close()
             raise
-        for assignment in assignments:
-            if assignment.name is not None:
-                say(str(assignment))
-        say(f"Synkro: {count} CPU workers initialized, master rank: {self.master_rank}")
+        for line in placement.after(self.master_rank):
+            say(line)
 
-    def _begin(self, assignments: Sequence[Assignment], start_timeout: float, seed: int) -> Functions:
+    def _begin(self, placement: Placement, start_timeout: float, seed: int) -> Functions:
         """Tell the workers who they are; they answer when they have imported all that they need."""
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
@@ -97,10 +98,12 @@ class Session:
             seed,
             self.master_rank,
             outbox,
-            tuple(assignment.device for assignment in assignments),
-            tuple(assignment.core for assignment in assignments),
+            tuple(assignment.core for assignment in placement.assignments),
+            Gpus(placement.indices, placement.linked, placement.preallocate) if placement.gpus else None,
         )
-        engine.run(start, [(segment, Access.WRITE)], timeout=start_timeout)
+        replies = engine.run(start, [(segment, Access.WRITE)], timeout=start_timeout)
+        placement.problem = placement.problem or replies[0].problem
+        outputs.linked = bool(placement.gpus) and not placement.problem
         return Functions(engine, outputs, variables)
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────

@@ -89,7 +89,17 @@ class Worker:
             raise
         except BaseException as error:
             self._interruptible = False
+            self._leave_if_lost(error)
             return self._failure(error)
+
+    def _leave_if_lost(self, error: BaseException) -> None:
+        """End the process if its device is of no more use: nothing it computes would be true."""
+        what = self._replica.device.lost(error)
+        if what is not None:
+            where = f" in the function {self._replica.function!r}" if self._replica.function else ""
+            print(f"Synkro: rank {self._replica.rank} lost its GPU{where}: {what}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
 
     def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
         replica = self._replica
@@ -138,7 +148,7 @@ class Worker:
         text = "".join(traceback.format_exception(error))
         failed = Failed(
             function=replica.function,
-            summary=_summary(error),
+            summary=_summary(error) + replica.device.advice(error),
             traceback=text[-_TEXT_LIMIT:],
             pickled=_pickled(error),
             usage=usage,

@@ -24,6 +24,7 @@ from synkro import (
     UsageError,
     WorkerError,
 )
+from synkro.devices.gpus import Visible
 from synkro.errors import InternalError
 from synkro.machine import available_memory
 from synkro.messages import Release
@@ -185,12 +186,13 @@ def test_numbers_of_workers(n, error, message):
         ("dev0->gpu", InvalidValue, "unknown device 'gpu'"),
         ("dev0->cpu;dev0->cpu", InvalidValue, "'dev0' twice"),
         ("cpu0->cpu", InvalidValue, "'cpu0', which looks like a device"),
-        ("cuda", NotAvailable, "not available yet"),
+        ("cuda", NotAvailable, 'asks for GPUs, but there are none: use "cpu"'),
         (["cuda:0", "cuda:1"], NotAvailable, "'cuda:0'.*use \"cpu\""),
-        ("dev0->cuda0;dev1->cuda1", NotAvailable, "not available yet"),
+        ("dev0->cuda0;dev1->cuda1", NotAvailable, "names 'cuda0', but there are none"),
     ],
 )
 def test_devices(devices, error, message, monkeypatch):
+    monkeypatch.setattr("synkro.devices.choice.visible", lambda: Visible((), 0, "there are none"))
     with pytest.raises(error, match=message):
         synk.fork(devices=devices, verbose=False)
     if isinstance(devices, str) and devices:

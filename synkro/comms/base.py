@@ -1,7 +1,8 @@
 """The interface of a communicator: what one rank does in a collective.
 
 Every rank of a call calls the same methods in the same order.  Arrays are those of the communicator's
-device; a list of them is one collective.  Results are new arrays, the same on every rank that gets one.
+device; a list of them is one collective.  Results are new arrays, the same on every rank that gets one;
+*lasting* ones lie where ``empty`` would put them.
 
 Who does not do what the others do gets a ``CollectiveError``, and so do they.
 """
@@ -9,13 +10,10 @@ Who does not do what the others do gets a ``CollectiveError``, and so do they.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .ops import Array, Operation
-
-New = Callable[[tuple[int, ...], Any], Array]
-"""Makes an uninitialized array of a shape and dtype, as ``numpy.empty`` does."""
 
 
 class Communicator(ABC):
@@ -40,10 +38,6 @@ class Communicator(ABC):
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array in memory that collectives may use in place."""
-
-    @abstractmethod
-    def new(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialized array for a result; a large one in memory that is used again and again."""
 
     @abstractmethod
     def tidy(self) -> None:
@@ -87,23 +81,23 @@ class Communicator(ABC):
         """This rank's rows of what ``all_reduce`` gives: those that ``scatter`` would give it."""
 
     @abstractmethod
-    def broadcast(self, arrays: Sequence[Array] | None, root: int, new: New) -> list[Array]:
+    def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
         """Copies of *root*'s arrays; the other ranks give None."""
 
     @abstractmethod
-    def all_gather(self, arrays: Sequence[Array], new: New) -> list[Array]:
+    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
         """The arrays of all ranks, concatenated along axis 0 in their order."""
 
     @abstractmethod
-    def gather(self, arrays: Sequence[Array], root: int, new: New) -> list[Array] | None:
+    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
         """``all_gather`` whose results only *root* gets."""
 
     @abstractmethod
-    def scatter(self, arrays: Sequence[Array] | None, root: int, new: New) -> list[Array]:
+    def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
         """This rank's rows of *root*'s arrays, split as evenly as can be; the others give None."""
 
     @abstractmethod
-    def all_to_all(self, arrays: Sequence[Array], new: New) -> list[Array]:
+    def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
         """The rows of all ranks that are for this one, in the order of the ranks.
 
         Each rank's rows are split over the ranks as ``scatter`` would split them.
@@ -114,5 +108,5 @@ class Communicator(ABC):
         """Leave a copy of *array* to rank *to*; waits only where several wait there already."""
 
     @abstractmethod
-    def recv(self, source: int, new: New) -> Array:
+    def recv(self, source: int) -> Array:
         """Wait for the next array that *source* sends to this rank."""

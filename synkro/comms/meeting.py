@@ -201,6 +201,24 @@ class Meeting:
         """It ends without another wait, as nothing was shown."""
         self._unfinished = False
 
+    def mark(self) -> None:
+        """Say that this rank has come one step further, without waiting for the others."""
+        self._words[self._line + _REACHED] += 1
+        self._fence()
+
+    def behind(self) -> list[int]:
+        """The ranks that have not come as far as this one."""
+        mine = self._words[self._line + _REACHED]
+        return [line // _LINE for line in self._others if self._words[line + _REACHED] < mine]
+
+    def failed(self) -> bool:
+        """Whether the function of another rank has failed in this call."""
+        words = self._words
+        return any(
+            words[line + _EPOCH] == self._epoch and words[line + _LEFT] == _FAILED
+            for line in self._others
+        )
+
     def where(self) -> str:
         """The running collective, in words."""
         if self._name.startswith(("send", "recv")):

@@ -5,6 +5,8 @@ A value goes through three stages.  ``lift`` turns the output of one piece (a sl
 Partials merge pairwise with ``merge``, always in the order of the rows.  ``finish`` turns the last
 one into the result, for a mean divided by all the weights together.  Weighting before and dividing
 after, rather than averaging averages, is what makes a mean exact for uneven pieces.
+
+Arrays are NumPy's or a GPU's: NumPy's functions hand the latter to their own library.
 """
 
 from __future__ import annotations
@@ -59,18 +61,23 @@ class Operation:
         """The partial of one piece's output; may be *value* itself."""
         dtype = self.partial_dtype(value.dtype)
         if self.weighted and weight != 1:
-            return np.asarray(np.multiply(value, weight, dtype=dtype))
+            return _array(np.multiply(value, weight, dtype=dtype))
         return value.astype(dtype, copy=False)
 
     def merge(self, one: Array, other: Array, out: Array | None = None) -> Array:
         """Two partials as one, written to *out* if given."""
-        return np.asarray(self.ufunc(one, other, out=out))
+        return _array(self.ufunc(one, other, out=out))
 
     def finish(self, partial: Array, total_weight: float, out: Array | None = None) -> Array:
         """The merged partial, divided by *total_weight* if it is a weighted one."""
         if self.weighted and total_weight != 1:
-            return np.asarray(np.true_divide(partial, total_weight, out=out))
+            return _array(np.true_divide(partial, total_weight, out=out))
         return partial
+
+
+def _array(result: Any) -> Array:
+    """NumPy's functions make scalars of arrays without dimensions."""
+    return np.asarray(result) if isinstance(result, np.generic) else result
 
 
 OPERATIONS = {

@@ -14,6 +14,11 @@ from .ops import OPERATIONS
 
 _REMEMBERED = 64  # layouts that are kept
 
+KIND = {name: number for number, name in enumerate(KINDS)}
+"""The number of each collective."""
+
+_ROOTED = (KIND["broadcast"], KIND["scatter"])
+
 
 class Shown(NamedTuple):
     """An array that a rank shows: where it lies in the file."""
@@ -33,6 +38,8 @@ class Record(NamedTuple):
     shown: tuple[Shown, ...] | None
     in_place: bool = False
     given: tuple[tuple[tuple[int, ...], str], ...] = ()  # shapes and dtypes, where others are shown
+    on_gpu: bool = False  # whether the arrays lie on a GPU
+    link: int = 0  # the number of the connection between the GPUs, 0 where there is none yet
 
 
 class Layout(NamedTuple):
@@ -76,11 +83,13 @@ def listed(record: Record) -> str:
 
 
 def manner(record: Record) -> tuple[Any, ...]:
-    return record.kind, record.operation, record.root, record.in_place
+    rooted = record.kind in _ROOTED  # only the root knows
+    return record.kind, record.operation, record.root, record.in_place, not rooted and record.on_gpu
 
 
 def described(record: Record) -> str:
     operation = f' with "{record.operation}"' if record.operation else ""
     root = f" from or to rank {record.root}" if record.root >= 0 else ""
     place = " in place" if record.in_place else ""
-    return f"{KINDS[record.kind]}{operation}{root}{place}"
+    gpu = " of arrays on the GPU" if record.on_gpu else ""
+    return f"{KINDS[record.kind]}{operation}{root}{place}{gpu}"

@@ -24,16 +24,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CollectiveError, InternalError
+from ..errors import InternalError
 from ..ipc.arena import Arena
 from ..ipc.mapping import map_file
 from ..ipc.segment import aligned
 from ..plan.call import Access
 from ..plan.split import split
-from .base import Communicator, New
-from .meeting import KINDS, Meeting, board_bytes
+from .agreement import Agreement
+from .base import Communicator
+from .meeting import Meeting, board_bytes
 from .ops import OPERATIONS, Array, Operation
-from .records import Record, Shown, described, layout_of, listed, manner, shapes_of
+from .records import KIND, Record, Shown, layout_of
 
 _BLOCK_BYTES = 1 << 18
 """Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
@@ -46,11 +47,7 @@ _RECYCLED_FROM = 1 << 20
 """Bytes from which results are made in the arena, whose blocks are used again: fresh pages cost more
 than the reduction."""
 
-_REMEMBERED = 64  # records that are kept decoded
-
-_KIND = {name: number for number, name in enumerate(KINDS)}
-
-_BARRIER = Record(_KIND["barrier"], "", -1, 1, None)
+_BARRIER = Record(KIND["barrier"], "", -1, 1, None)
 
 
 class ShmCommunicator(Communicator):
@@ -75,9 +72,8 @@ class ShmCommunicator(Communicator):
         self._arena = Arena(file, rank)
         board = map_file(file, board_bytes(size), Access.WRITE)
         self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered)
+        self.agreement = Agreement(self._meeting)
         self._stage: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._decoded: dict[bytes, Record] = {}
-        self._last: tuple[Record | None, bytes] = (None, b"")
         self._sent: dict[int, deque[tuple[int, Array]]] = {}
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
@@ -92,7 +88,8 @@ class ShmCommunicator(Communicator):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._arena.empty(shape, dtype)
 
-    def new(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def _new(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Memory for a result; for a large one, such as is used again and again."""
         if prod(shape) * np.dtype(dtype).itemsize < _RECYCLED_FROM:
             return np.empty(shape, dtype)
         return self._arena.empty(shape, dtype)
@@ -109,7 +106,7 @@ class ShmCommunicator(Communicator):
         _reduce(operation, divisor, sources, [target], share)
 
     def all_reduce(self, arrays: Sequence[Array], operation: Operation, weight: float) -> list[Array]:
-        records = self._reduced(Record(_KIND["all_reduce"], operation.name, -1, weight, None), arrays)
+        records = self._reduced(Record(KIND["all_reduce"], operation.name, -1, weight, None), arrays)
         results = self._collected(records, operation)
         self._meeting.part()
         return results
@@ -117,7 +114,7 @@ class ShmCommunicator(Communicator):
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
-        records = self._reduced(Record(_KIND["reduce"], operation.name, root, weight, None), arrays)
+        records = self._reduced(Record(KIND["reduce"], operation.name, root, weight, None), arrays)
         results = self._collected(records, operation) if self.place == root else None
         self._meeting.part()
         return results
@@ -125,9 +122,9 @@ class ShmCommunicator(Communicator):
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
-        record = Record(_KIND["reduce_scatter"], operation.name, -1, weight, None)
+        record = Record(KIND["reduce_scatter"], operation.name, -1, weight, None)
         records = self._lifted(record, arrays)
-        self._check_rows(records)
+        self.agreement.check_rows(records)
         divisor = sum(record.weight for record in records)
         results = []
         for array, (vector, start, stop) in zip(arrays, layout_of(records[0]).places, strict=True):
@@ -136,7 +133,7 @@ class ShmCommunicator(Communicator):
             ]
             low, high = split(0, len(array), self.count)[self.place]
             mine = [source[low:high] for source in whole]
-            partial = self.new(mine[0].shape, mine[0].dtype)
+            partial = self._new(mine[0].shape, mine[0].dtype)
             _reduce(operation, divisor, mine, [partial], (0, partial.size))
             results.append(partial.astype(operation.result_dtype(array.dtype), copy=False))
         self._meeting.part()
@@ -148,9 +145,9 @@ class ShmCommunicator(Communicator):
             for array, result in zip(arrays, results, strict=True):
                 array[...] = result
             return
-        record = Record(_KIND["all_reduce"], operation.name, -1, 1, self._where(arrays), True)
-        records = self._enter(record)
-        self._check_alike(records)
+        record = Record(KIND["all_reduce"], operation.name, -1, 1, self._where(arrays), True)
+        records = self.agreement.enter(record)
+        self.agreement.check_alike(records)
         for index in range(len(arrays)):
             sources = self._sources(records, index)
             share = split(0, sources[0].size, self.count)[self.place]
@@ -182,10 +179,9 @@ class ShmCommunicator(Communicator):
                 np.multiply(array, record.weight, out=place, dtype=place.dtype, casting="unsafe")
             else:
                 place[...] = array
-        records = self._enter(record._replace(shown=self._where(vectors)))
-        self._check_alike(records)
-        if not any(other.weight for other in records):
-            self._refuse("the weights of all ranks are 0, so there is nothing to take a mean of")
+        records = self.agreement.enter(record._replace(shown=self._where(vectors)))
+        self.agreement.check_alike(records)
+        self.agreement.check_weights(records)
         return records
 
     def _collected(self, records: list[Record], operation: Operation) -> list[Array]:
@@ -194,7 +190,7 @@ class ShmCommunicator(Communicator):
         vectors = []
         for index, dtype in enumerate(layout.dtypes):
             sources = self._sources(records, index)
-            vector = self.new(sources[0].shape, dtype)
+            vector = self._new(sources[0].shape, dtype)
             for source, (start, stop) in zip(sources, split(0, vector.size, self.count), strict=True):
                 vector[start:stop] = source[start:stop]
             vectors.append(vector)
@@ -210,61 +206,61 @@ class ShmCommunicator(Communicator):
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
     def barrier(self) -> None:
-        self._enter(_BARRIER)
+        self.agreement.enter(_BARRIER)
         self._meeting.pass_on()
 
-    def broadcast(self, arrays: Sequence[Array] | None, root: int, new: New) -> list[Array]:
-        records = self._rooted(_KIND["broadcast"], arrays, root)
-        results = [self._copied([self._seen(shown)], new) for shown in records[root].shown or ()]
+    def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
+        records = self._rooted(KIND["broadcast"], arrays, root)
+        results = [self._copied([self._seen(shown)], lasting) for shown in records[root].shown or ()]
         self._meeting.part()
         return results
 
-    def all_gather(self, arrays: Sequence[Array], new: New) -> list[Array]:
-        records = self._enter(Record(_KIND["all_gather"], "", -1, 1, self._shown(arrays)))
-        self._check_fit(records)
-        results = [self._copied(self._sources(records, i), new) for i in range(len(arrays))]
+    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
+        records = self.agreement.enter(Record(KIND["all_gather"], "", -1, 1, self._shown(arrays)))
+        self.agreement.check_fit(records)
+        results = [self._copied(self._sources(records, i), lasting) for i in range(len(arrays))]
         self._meeting.part()
         return results
 
-    def gather(self, arrays: Sequence[Array], root: int, new: New) -> list[Array] | None:
-        records = self._enter(Record(_KIND["gather"], "", root, 1, self._shown(arrays)))
-        self._check_fit(records)
+    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
+        records = self.agreement.enter(Record(KIND["gather"], "", root, 1, self._shown(arrays)))
+        self.agreement.check_fit(records)
         results = None
         if self.place == root:
-            results = [self._copied(self._sources(records, i), new) for i in range(len(arrays))]
+            results = [self._copied(self._sources(records, i)) for i in range(len(arrays))]
         self._meeting.part()
         return results
 
-    def scatter(self, arrays: Sequence[Array] | None, root: int, new: New) -> list[Array]:
-        records = self._rooted(_KIND["scatter"], arrays, root)
-        self._check_rows([records[root]])
+    def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
+        records = self._rooted(KIND["scatter"], arrays, root)
+        self.agreement.check_rows([records[root]])
         results = []
         for shown in records[root].shown or ():
             whole = self._seen(shown)
             start, stop = split(0, len(whole), self.count)[self.place]
-            results.append(self._copied([whole[start:stop]], new))
+            results.append(self._copied([whole[start:stop]]))
         self._meeting.part()
         return results
 
-    def all_to_all(self, arrays: Sequence[Array], new: New) -> list[Array]:
-        records = self._enter(Record(_KIND["all_to_all"], "", -1, 1, self._shown(arrays)))
-        self._check_fit(records)
+    def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
+        records = self.agreement.enter(Record(KIND["all_to_all"], "", -1, 1, self._shown(arrays)))
+        self.agreement.check_fit(records)
         results = []
         for index in range(len(arrays)):
             mine = []
             for source in self._sources(records, index):
                 start, stop = split(0, len(source), self.count)[self.place]
                 mine.append(source[start:stop])
-            results.append(self._copied(mine, new))
+            results.append(self._copied(mine))
         self._meeting.part()
         return results
 
-    def send(self, array: Array, to: int) -> None:
+    def send(self, array: Array, to: int, on_gpu: bool = False) -> None:
         rank = self._meeting.group[to]
         sent = self._sent.setdefault(rank, deque())
         while sent and sent[0][0] < self._meeting.received(rank):
             sent.popleft()
-        head = pickle.dumps((array.shape, array.dtype.str))
+        head = pickle.dumps((array.shape, array.dtype.str, on_gpu))
         start = aligned(8 + len(head))
         message = self._arena.empty((start + array.nbytes,), np.uint8)
         message[:8] = memoryview(struct.pack("=q", len(head)))
@@ -275,14 +271,18 @@ class ShmCommunicator(Communicator):
         assert at is not None
         sent.append((self._meeting.post(rank, at), message))
 
-    def recv(self, source: int, new: New) -> Array:
+    def recv(self, source: int) -> Array:
+        return self.receive(source)[0]
+
+    def receive(self, source: int) -> tuple[Array, bool]:
+        """What ``recv`` gives, and whether it was sent from a GPU."""
         rank = self._meeting.group[source]
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])
-        shape, dtype = pickle.loads(self._arena.view(at + 8, (length,), np.uint8).tobytes())
-        result = self._copied([self._arena.view(at + aligned(8 + length), shape, dtype)], new)
+        shape, dtype, on_gpu = pickle.loads(self._arena.view(at + 8, (length,), np.uint8).tobytes())
+        result = self._copied([self._arena.view(at + aligned(8 + length), shape, dtype)])
         self._meeting.fetched(rank)
-        return result
+        return result, on_gpu
 
     # ── showing and seeing ───────────────────────────────────────────────────────────────────────
 
@@ -333,17 +333,18 @@ class ShmCommunicator(Communicator):
         """Array *index* of each rank, seen in place."""
         return [self._seen(record.shown[index]) for record in records if record.shown is not None]
 
-    def _copied(self, pieces: Sequence[Array], new: New) -> Array:
+    def _copied(self, pieces: Sequence[Array], lasting: bool = False) -> Array:
         """*pieces* one behind the other along axis 0, in new memory; a single one as it is."""
         first = pieces[0]
+        make = self.empty if lasting else self._new
         if len(pieces) == 1:
-            result = new(first.shape, first.dtype)
+            result = make(first.shape, first.dtype)
             result[...] = first
             return result
         if first.ndim == 0:
             pieces = [piece.reshape(1) for piece in pieces]
         rows = sum(len(piece) for piece in pieces)
-        result = new((rows, *pieces[0].shape[1:]), first.dtype)
+        result = make((rows, *pieces[0].shape[1:]), first.dtype)
         return np.concatenate(pieces, axis=0, out=result)
 
     # ── agreeing ─────────────────────────────────────────────────────────────────────────────────
@@ -351,63 +352,7 @@ class ShmCommunicator(Communicator):
     def _rooted(self, kind: int, arrays: Sequence[Array] | None, root: int) -> list[Record]:
         """Enter a collective in which only *root* has something to show."""
         shown = self._shown(arrays) if arrays is not None and self.place == root else None
-        return self._enter(Record(kind, "", root, 1, shown))
-
-    def _enter(self, record: Record) -> list[Record]:
-        """Meet the others; returns all records, by place, if all are in the same collective."""
-        if record != self._last[0]:
-            self._last = (record, pickle.dumps(record, 5))
-        mine = self._last[1]
-        said = self._meeting.meet(record.kind, mine)
-        records = [record if payload == mine else self._record(payload) for payload in said]
-        for place, other in enumerate(records):
-            if other is not record and manner(other) != manner(record):
-                self._refuse(
-                    f"rank {self.place} is in {described(record)}, but rank {place} in "
-                    f"{described(other)}"
-                )
-        return records
-
-    def _record(self, payload: bytes) -> Record:
-        record = self._decoded.get(payload)
-        if record is None:
-            if len(self._decoded) >= _REMEMBERED:
-                self._decoded.clear()
-            record = self._decoded[payload] = pickle.loads(payload)
-        return record
-
-    def _check_alike(self, records: Sequence[Record]) -> None:
-        """Raises: CollectiveError unless all ranks gave arrays of the same shapes and dtypes."""
-        first = shapes_of(records[0])
-        for place, record in enumerate(records):
-            if shapes_of(record) != first:
-                self._refuse(
-                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: a "
-                    f"reduction needs the same shapes and dtypes on every rank"
-                )
-
-    def _check_fit(self, records: Sequence[Record]) -> None:
-        """Raises: CollectiveError unless all ranks' arrays can be concatenated along axis 0."""
-        first = [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(records[0])]
-        for place, record in enumerate(records):
-            if [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(record)] != first:
-                self._refuse(
-                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: only the "
-                    f"number of rows may differ"
-                )
-        if records[0].kind == _KIND["all_to_all"]:
-            self._check_rows(records)
-
-    def _check_rows(self, records: Sequence[Record]) -> None:
-        for record in records:
-            if any(not shape for shape, _ in shapes_of(record)):
-                self._refuse("a value without dimensions has no rows to give to the ranks")
-
-    def _refuse(self, reason: str) -> None:
-        """Leave the collective together with the others, who refuse it as well."""
-        where = self._meeting.where()
-        self._meeting.part()
-        raise CollectiveError(f"{where}: {reason}.")
+        return self.agreement.enter(Record(kind, "", root, 1, shown))
 
 
 def shared_file(size: int) -> int:

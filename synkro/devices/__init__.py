@@ -2,5 +2,9 @@
 
 base     the interface
 cpu      NumPy in the worker's own memory
+cuda     a GPU, through CuPy
+pins     which host memory is pinned for it
+portions inputs that pass through small pinned buffers
+gpus     which GPUs there are, found out without touching them here
 choice   which devices a session uses: ``devices=``, ``SYNKRO_DEVICES``, context-name maps
 """

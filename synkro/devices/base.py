@@ -3,23 +3,91 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
+
+Array = NDArray[Any]
+"""An array of NumPy's, or of the device's own library."""
+
+
+class Source(NamedTuple):
+    """Rows of an input in host memory, which a piece of a call computes on.
+
+    ``array`` is a view of the rows or, with *indices*, what they are to be taken from.  ``stamp`` is
+    another whenever the contents may have changed, and 0 where nobody can tell.
+    """
+
+    array: Array
+    indices: NDArray[np.int64] | None = None
+    stamp: int = 0
 
 
 class Device(ABC):
-    """Where a worker computes.  Host arrays are NumPy's, device arrays those of ``xp``."""
+    """Where a worker computes.
+
+    Attributes:
+        pins: whether it wants inputs mapped writable, so that their pages can be pinned.
+    """
+
+    pins: bool = False
 
     @property
     @abstractmethod
     def xp(self) -> Any:
         """The array module of the device's arrays."""
 
-    @abstractmethod
-    def to_device(self, array: NDArray[Any]) -> Any:
-        """A host array (a read-only view of shared memory, or rows taken from one) on the device."""
+    # ── arrays ───────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def to_host(self, array: Any) -> Any:
-        """A function's output, computed to the end, as something that NumPy understands."""
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialized array on the device."""
+
+    @abstractmethod
+    def adopt(self, value: Any) -> Array | None:
+        """*value*, if it lies on a device, as an array of this one's library; else None."""
+
+    @abstractmethod
+    def assign(self, target: Array, source: Any) -> None:
+        """``target[...] = source``, wherever the two lie."""
+
+    @abstractmethod
+    def take(self, array: Array, indices: NDArray[np.int64]) -> Array:
+        """Rows of an array, by valid index, as a new array where it lies."""
+
+    # ── between host and device ──────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+        """Each piece with its sources replaced by arrays on the device; other values stay.
+
+        What a piece gets is valid until the next one is asked for.
+        """
+
+    @abstractmethod
+    def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
+        """Copy each second array into the first, which is in host memory; done when it returns."""
+
+    @abstractmethod
+    def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
+        """The segment of this number has been mapped: inputs and results may lie in its *memory*."""
+
+    @abstractmethod
+    def forget(self, number: int) -> None:
+        """The segment of this number is about to be unmapped."""
+
+    # ── when things go wrong ─────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait for what the device still computes; raises what went wrong with it."""
+
+    @abstractmethod
+    def lost(self, error: BaseException) -> str | None:
+        """After *error*: what happened to the device, if it is of no more use to this process."""
+
+    @abstractmethod
+    def advice(self, error: BaseException) -> str:
+        """What to do against *error*, if that is the device's to say, else an empty text."""

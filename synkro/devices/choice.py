@@ -12,10 +12,11 @@ from typing import Any
 
 from ..errors import InvalidType, InvalidValue, NotAvailable
 from ..machine import available_cores, cpu_name
+from .gpus import Gpu, Visible, visible
 
 VARIABLE = "SYNKRO_DEVICES"
 
-_FORMS = '"cpu", "cuda", a list such as ["cpu", "cpu"], or a map such as "dev0->cpu;dev1->cpu"'
+_FORMS = '"cpu", "cuda", a list such as ["cuda:0", "cuda:1"], or a map such as "dev0->cuda0;dev1->cuda1"'
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,17 @@ class Assignment:
 
     device: str
     name: str | None = None
+    gpu: Gpu | None = None
 
     @property
     def core(self) -> int | None:
-        """The core that the worker is kept on: that of ``cpu3``; None for plain ``cpu``."""
+        """The core that the worker is kept on: that of ``cpu3``; None for plain ``cpu``, and GPUs."""
         index = self.device.removeprefix("cpu")
-        return sorted(os.sched_getaffinity(0))[int(index)] if index else None
+        return sorted(os.sched_getaffinity(0))[int(index)] if index.isdigit() else None
 
     def __str__(self) -> str:
-        return f"Mapped name {self.name} to device {self.device}: {cpu_name()}"
+        what = cpu_name() if self.gpu is None else f"{self.gpu.name} ({self.gpu.address})"
+        return f"Mapped name {self.name} to device {self.device}: {what}"
 
 
 def choose(
@@ -44,15 +47,29 @@ def choose(
     (of ``SYNKRO_DEVICES``) counts where it is None.
 
     Raises: InvalidType, InvalidValue for what is no number of workers or no list of devices,
-    NotAvailable for GPUs.
+    NotAvailable for GPUs that are not there.
     """
     count = None if n_parallel is None else _worker_count(n_parallel)
     source = "devices="
     if devices is None and environment_value:
         devices, source = environment_value, VARIABLE
-    if devices is None or (isinstance(devices, str) and re.fullmatch("cpu", devices.strip())):
+    if devices is None and visible().gpus:
+        devices, source = "cuda", "this machine"
+    if devices is None or (isinstance(devices, str) and devices.strip() == "cpu"):
         return [Assignment("cpu")] * _cpu_workers(count)
+    if isinstance(devices, str) and devices.strip() == "cuda":
+        devices = [f"cuda{gpu.index}" for gpu in _gpus(f"{source} asks for GPUs").gpus]
+        if count is not None and count > len(devices):
+            raise InvalidValue(
+                f"{count} workers were asked for, but {_counted(len(devices))} visible: list a GPU more "
+                f'than once, as in devices=["cuda:0", "cuda:0"], or say devices="cpu".'
+            )
     named = _parse(devices, source)
+    if len({assignment.gpu is None for assignment in named}) > 1:
+        raise InvalidValue(
+            f"{source} names CPUs and GPUs ({', '.join(each.device for each in named)}): the workers of "
+            f"a session are on one kind of device."
+        )
     if count is not None and count > len(named):
         raise InvalidValue(
             f"{count} workers were asked for, but {source} lists {len(named)} devices: list a "
@@ -96,7 +113,7 @@ def _parse(devices: str | Sequence[str], source: str) -> list[Assignment]:
         raise InvalidType(f"{source} takes {_FORMS}; got {devices!r}.")
     if not devices:
         raise InvalidValue(f"{source} names no device: give {_FORMS}.")
-    return [Assignment(_device(part, source)) for part in devices]
+    return [_assignment(part, source) for part in devices]
 
 
 def _parse_map(text: str, source: str) -> list[Assignment]:
@@ -116,25 +133,41 @@ def _parse_map(text: str, source: str) -> list[Assignment]:
             )
         if any(name == other.name for other in assignments):
             raise InvalidValue(f"{source} maps the context name {name!r} twice: name each once.")
-        assignments.append(Assignment(_device(device, source), name))
+        assignments.append(_assignment(device, source, name))
     return assignments
 
 
-def _device(text: str, source: str) -> str:
-    """A device's name in its normal form, such as ``cpu``."""
+def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
+    """The device that *text* names, in its normal form, such as ``cpu`` or ``cuda0``."""
     match = re.fullmatch(r"(cpu|cuda):?(\d*)", text.strip())
     if match is None:
         raise InvalidValue(f"{source} names the unknown device {text!r}: expected {_FORMS}.")
     kind, index = match.groups()
     if kind == "cuda":
-        raise NotAvailable(
-            f"{source} names {text!r}, but workers on GPUs are not available yet in this version "
-            f'of Synkro: use "cpu".'
-        )
+        gpus = _gpus(f"{source} names {text!r}").gpus
+        if int(index or 0) >= len(gpus):
+            raise InvalidValue(
+                f"{source} names {text!r}, but {_counted(len(gpus))} visible to this process "
+                f"({', '.join(f'cuda:{gpu.index}' for gpu in gpus)}; CUDA_VISIBLE_DEVICES says which)."
+            )
+        gpu = gpus[int(index or 0)]
+        return Assignment(f"cuda{gpu.index}", name, gpu)
     cores = len(os.sched_getaffinity(0))
     if index and int(index) >= cores:
         raise InvalidValue(
             f"{source} names {text!r}, but this process may use {cores} cores, cpu0 to "
             f'cpu{cores - 1}: name one of them, or plain "cpu".'
         )
-    return f"cpu{index}"
+    return Assignment(f"cpu{index}", name)
+
+
+def _gpus(wish: str) -> Visible:
+    """Raises: NotAvailable if there are none for the *wish*."""
+    found = visible()
+    if not found.gpus:
+        raise NotAvailable(f'{wish}, but {found.reason}: use "cpu".')
+    return found
+
+
+def _counted(gpus: int) -> str:
+    return "1 GPU is" if gpus == 1 else f"{gpus} GPUs are"

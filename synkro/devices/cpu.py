@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Device
+from .base import Array, Device, Source
 
 
 class CpuDevice(Device):
@@ -17,11 +18,48 @@ class CpuDevice(Device):
     def xp(self) -> Any:
         return np
 
-    def to_device(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return np.empty(shape, dtype)
 
-    def to_host(self, array: Any) -> Any:
-        return array
+    def adopt(self, value: Any) -> Array | None:
+        if hasattr(value, "__cuda_array_interface__") and callable(getattr(value, "get", None)):
+            array: Array = value.get()  # CuPy's: a function may compute on a GPU of its own choice
+            return array
+        return None
+
+    def assign(self, target: Array, source: Any) -> None:
+        target[...] = source
+
+    def take(self, array: Array, indices: NDArray[np.int64]) -> Array:
+        # The main process has checked the indices; "clip" spares a second check and a buffer.
+        rows: Array = np.take(array, indices, axis=0, mode="clip")
+        return rows
+
+    def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+        for values in pieces:
+            yield [self._loaded(value) if isinstance(value, Source) else value for value in values]
+
+    def _loaded(self, source: Source) -> Array:
+        return source.array if source.indices is None else self.take(source.array, source.indices)
+
+    def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
+        for target, source in pairs:
+            target[...] = source
+
+    def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
+        pass
+
+    def forget(self, number: int) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def lost(self, error: BaseException) -> str | None:
+        return None
+
+    def advice(self, error: BaseException) -> str:
+        return ""
 
 
 _THREAD_VARIABLES = (

@@ -32,7 +32,7 @@ class FrontEnd(ABC):
 
     @abstractmethod
     def output(self, value: Any) -> NDArray[Any]:
-        """One leaf of a function's result as an array.
+        """One leaf of a function's result as an array; one of the device's own stays what it is.
 
         Raises: OutputError for what is no array and no number, or of a dtype without arithmetic.
         """

@@ -52,7 +52,9 @@ class PlainFrontEnd(FrontEnd):
     def output(self, value: Any) -> NDArray[Any]:
         if isinstance(value, np.ma.MaskedArray):
             raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
-        if isinstance(value, bool | int | float | complex) or hasattr(value, "__array__"):
+        if hasattr(value, "__cuda_array_interface__"):
+            array: NDArray[Any] = value  # on this worker's GPU, where it stays
+        elif isinstance(value, bool | int | float | complex) or hasattr(value, "__array__"):
             array = np.asarray(value)  # of a subclass of ndarray, the plain array
         else:
             raise OutputError(

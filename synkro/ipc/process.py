@@ -18,16 +18,12 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import BinaryIO
 
+from ..machine import interpreter
+
 _F_SETSIG = 10  # Linux; the standard library has no name for it
-_BOOTSTRAP = (
-    "import sys; fds, *sys.path = sys.argv[1:]; del sys.argv[1:]; "
-    "from synkro.worker import main; main(fds)"
-)
 
 
 def hold_on_to(lifeline: int) -> None:
@@ -115,10 +111,8 @@ def _start(
     rank: int, size: int, inherited: Sequence[int], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     fds = ",".join(map(str, (rank, size, *inherited)))
-    path = [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path]
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …
     return subprocess.Popen(
-        [sys.executable, *flags, "-c", _BOOTSTRAP, fds, *path],
+        interpreter("from synkro.worker import main; main(argument)", fds),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,0 +1,120 @@
+"""How the ranks agree on a collective before they enter it: each shows a record, and all compare them.
+
+Nobody begins to move data unless all are in the same collective with arrays that fit, so that a mistake,
+or an exception, never strands a rank in the middle.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..errors import CollectiveError
+from .meeting import Meeting
+from .records import KIND, Record, described, listed, manner, shapes_of
+
+_REMEMBERED = 64  # records that are kept decoded
+
+
+class Agreement:
+    """One rank's end: its records, and what it thinks of the others'."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+        self._decoded: dict[bytes, Record] = {}
+        self._last: tuple[Record | None, bytes] = (None, b"")
+
+    def enter(self, record: Record) -> list[Record]:
+        """Meet the others; returns all records, by place, if all are in the same collective.
+
+        Raises: CollectiveError.
+        """
+        if record != self._last[0]:
+            self._last = (record, pickle.dumps(record, 5))
+        mine = self._last[1]
+        said = self.meeting.meet(record.kind, mine)
+        records = [record if payload == mine else self._record(payload) for payload in said]
+        for place, other in enumerate(records):
+            if other is not record and manner(other) != manner(record):
+                self.refuse(
+                    f"rank {self.meeting.place} is in {described(record)}, but rank {place} in "
+                    f"{described(other)}"
+                )
+        return records
+
+    def _record(self, payload: bytes) -> Record:
+        record = self._decoded.get(payload)
+        if record is None:
+            if len(self._decoded) >= _REMEMBERED:
+                self._decoded.clear()
+            record = self._decoded[payload] = pickle.loads(payload)
+        return record
+
+    def check_alike(self, records: Sequence[Record]) -> None:
+        """Raises: CollectiveError unless all ranks gave arrays of the same shapes and dtypes."""
+        first = shapes_of(records[0])
+        for place, record in enumerate(records):
+            if shapes_of(record) != first:
+                self.refuse(
+                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: a "
+                    f"reduction needs the same shapes and dtypes on every rank"
+                )
+
+    def check_weights(self, records: Sequence[Record]) -> float:
+        """The weights of all ranks together.  Raises: CollectiveError if all are 0."""
+        if not any(record.weight for record in records):
+            self.refuse("the weights of all ranks are 0, so there is nothing to take a mean of")
+        return sum(record.weight for record in records)
+
+    def check_fit(self, records: Sequence[Record]) -> None:
+        """Raises: CollectiveError unless all ranks' arrays can be concatenated along axis 0."""
+        first = [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(records[0])]
+        for place, record in enumerate(records):
+            if [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(record)] != first:
+                self.refuse(
+                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: only the "
+                    f"number of rows may differ"
+                )
+        if records[0].kind == KIND["all_to_all"]:
+            self.check_rows(records)
+
+    def check_rows(self, records: Sequence[Record]) -> None:
+        """Raises: CollectiveError if an array has no rows that could be split."""
+        for record in records:
+            if any(not shape for shape, _ in shapes_of(record)):
+                self.refuse("a value without dimensions has no rows to give to the ranks")
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Leave the collective together with the others, who refuse it as well."""
+        where = self.meeting.where()
+        self.meeting.part()
+        raise CollectiveError(f"{where}: {reason}.")
+
+
+class Guard:
+    """What a watchdog has to know of a collective whose data do not go through shared memory."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+
+    def launched(self) -> None:
+        """This rank has begun to move data."""
+        self._meeting.mark()
+
+    def where(self) -> str:
+        return self._meeting.where()
+
+    def deserted(self) -> bool:
+        """Whether another rank's function has failed since."""
+        return self._meeting.failed()
+
+    def overdue(self, seconds: float) -> CollectiveError:
+        """What to raise if the collective is not complete after so many seconds."""
+        missing = self._meeting.behind()
+        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        return CollectiveError(
+            f"{self.where()}: not complete after {seconds:.0f} s, "
+            + (f"as {who} did not begin it." if missing else "though all ranks have begun it."),
+            strays=bool(missing) or self.deserted(),
+        )

@@ -1,0 +1,97 @@
+"""Which ranks NCCL connects, and how they come to agree on that.
+
+A *link* is made when the ranks of a call first need it, and is there for every later call of the same
+ranks.  After an error some of them may have given theirs up: records say which link a rank has, and
+where they differ all make a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import CollectiveError
+from .ops import OPERATIONS
+from .records import Record
+from .shm import ShmCommunicator
+
+if TYPE_CHECKING:
+    from .nccl import Link
+
+    Connect = Callable[[bytes, int, int], Link]
+    """Makes this rank's end of a link, from its identity, the rank's place, and the number of ranks."""
+
+_UNKNOWN, _IMPOSSIBLE, _ALONE = 0, -1, -2
+"""Numbers of no link: none yet; NCCL cannot; none is needed, as there is only one rank."""
+
+
+class Links:
+    """One rank's ends of the links of a session, by the ranks that they connect."""
+
+    def __init__(self, host: ShmCommunicator, connect: Connect | None) -> None:
+        """*connect* is None where NCCL cannot serve."""
+        self._host = host
+        self._connect = connect
+        self._meeting = host.agreement.meeting
+        self._known: dict[tuple[int, ...], tuple[int, Link | None]] = {}
+        self._made = 0
+
+    def agree(self, record: Record) -> tuple[list[Record], Link | None, bool]:
+        """Enter a collective; returns the records, the link if one is needed, and whether NCCL can."""
+        while True:
+            number, link = self._current()
+            records = self._host.agreement.enter(record._replace(link=number))
+            if number != _UNKNOWN and all(other.link == number for other in records):
+                return records, link, number != _IMPOSSIBLE
+            self._meeting.pass_on()
+            if link is not None:
+                link.abort()
+            self.connect()
+
+    def _current(self) -> tuple[int, Link | None]:
+        if self._host.count == 1:
+            return _ALONE, None
+        if self._connect is None:
+            return _IMPOSSIBLE, None
+        number, link = self._known.get(self._meeting.group, (_UNKNOWN, None))
+        return (_UNKNOWN, None) if link is not None and not link.alive else (number, link)
+
+    def connect(self) -> str:
+        """With all ranks of this call, make a link; returns why that cannot be, or nothing."""
+        if self._host.count == 1 or self._connect is None:
+            return ""
+        identity, problem = self._identity()
+        link = None
+        if identity:
+            try:
+                link = self._connect(identity, self._host.place, self._host.count)
+            except CollectiveError as error:
+                problem = str(error)
+        problem = self._problem_of_any(problem)
+        if problem and link is not None:
+            link.abort()
+        self._made += 1
+        made = self._host.all_reduce([np.array(self._made)], OPERATIONS["max"], 1)
+        self._made = int(made[0])
+        self._known[self._meeting.group] = (_IMPOSSIBLE, None) if problem else (self._made, link)
+        return problem
+
+    def _identity(self) -> tuple[bytes, str]:
+        """What the first rank has made for all to find each other by; empty if it cannot."""
+        told, problem = None, ""
+        if self._host.place == 0:
+            from .nccl import unique_id  # noqa: PLC0415  where there is no GPU there is no CuPy
+
+            try:
+                told = [np.frombuffer(unique_id(), np.uint8)]
+            except CollectiveError as error:
+                told, problem = [np.empty(0, np.uint8)], str(error)
+        return self._host.broadcast(told, 0)[0].tobytes(), problem
+
+    def _problem_of_any(self, problem: str) -> str:
+        """The first problem that a rank has, as all know it then."""
+        text = np.frombuffer(problem.encode() + b"\0", np.uint8)
+        problems = self._host.all_gather([text])[0].tobytes().decode()
+        return next(filter(None, problems.split("\0")), "")

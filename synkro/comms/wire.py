@@ -1,0 +1,86 @@
+"""What NCCL can carry, and how: dtypes it lacks, operations it does otherwise than NumPy.
+
+NCCL reduces int8, int32, int64, their unsigned kin, float16, float32 and float64, and nothing else.
+Partials of other dtypes travel as one of those, so that the result is what NumPy gives:
+
+    sum, prod of int16, uint16     as int32: what overflows is cut off when it comes back, as in NumPy
+    sum, mean of complex           as pairs of reals
+    max, min of bool               as uint8
+    max, min of floats             as integers in the order of the floats, with nan before or behind all:
+                                   NCCL's own drop nan, NumPy's keep it
+
+Sums and means of float16 need no entry: their partials are float32 (``ops``).  Products and orders of
+complex numbers, and long doubles, go through host memory.
+
+The functions take arrays of NumPy and of GPUs alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .ops import Array, Operation
+
+CARRIED = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
+"""The dtypes in which reductions travel."""
+
+_WIDER = {"i2": "i4", "u2": "i4"}
+_REALS = {"c8": "f4", "c16": "f8"}
+_ORDERED = {"f2": "i4", "f4": "i4", "f8": "i8"}
+_BITS = {"i4": (31, 0x7FFFFFFF), "i8": (63, 0x7FFFFFFFFFFFFFFF)}
+
+REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
+"""NCCL's name of each operation; partials of a mean are multiplied by their weights before."""
+
+
+def carrier(operation: Operation, partial: np.dtype[Any]) -> str | None:
+    """The dtype in which partials of dtype *partial* travel, or None if there is none."""
+    code = partial.str[1:]
+    if operation.name in ("max", "min"):
+        code = {"b1": "u1", **_ORDERED}.get(code, "" if partial.kind in "fc" else code)
+    elif operation.name != "prod":
+        code = _REALS.get(code, code)
+    code = _WIDER.get(code, code)
+    return code if code in CARRIED else None
+
+
+def carried_as_is(operation: Operation, partial: np.dtype[Any]) -> bool:
+    """Whether partials travel without a cast or a view."""
+    return carrier(operation, partial) == partial.str[1:] and not _reordered(operation, partial.str[1:])
+
+
+def encode(operation: Operation, vector: Array) -> Array:
+    """A contiguous vector of partials as it travels; a view of it where that is possible."""
+    code = vector.dtype.str[1:]
+    wire = carrier(operation, vector.dtype)
+    assert wire is not None
+    if _reordered(operation, code):
+        return _ordered(vector, wire, greatest=operation.name == "max")
+    return vector.astype(wire) if code in _WIDER else vector.view(wire)
+
+
+def decode(operation: Operation, carried: Array, dtype: np.dtype[Any]) -> Array:
+    """What ``encode`` made of a vector of *dtype*, after the reduction, as a vector of that dtype."""
+    code = dtype.str[1:]
+    if _reordered(operation, code):
+        shift, mask = _BITS[carried.dtype.str[1:]]
+        bits = carried ^ ((carried >> shift) & mask)
+        floats: Array = bits.view("f8" if code == "f8" else "f4")
+        return floats.astype(dtype, copy=False)
+    return carried.astype(dtype) if code in _WIDER else carried.view(dtype)
+
+
+def _reordered(operation: Operation, code: str) -> bool:
+    return operation.name in ("max", "min") and code in _ORDERED
+
+
+def _ordered(vector: Array, wire: str, greatest: bool) -> Array:
+    """Floats as signed integers that compare as they do; nan as the greatest or the least of all."""
+    wide = vector.astype("f8" if wire == "i8" else "f4", copy=False)
+    shift, mask = _BITS[wire]
+    bits = wide.view(wire)
+    keys: Array = bits ^ ((bits >> shift) & mask)
+    keys[wide != wide] = mask if greatest else -mask - 1  # noqa: PLR0124  nan alone is not itself
+    return keys

@@ -1,0 +1,423 @@
+"""A GPU as a device, through CuPy.
+
+    segment (host) ─ pinned ────────────────────────▶ buffer A │ B (GPU) ─▶ function ─▶ outputs (GPU)
+                   └ rows picked, or not pinnable ─▶ ring ─▶┘                              │
+    outbox, results (host, pinned) ◀───────────────────────────────────────────────────────┘
+
+Functions compute on CuPy's current stream, which is CUDA's legacy default stream: other libraries'
+work is ordered with it.  Inputs come on a stream of their own, into two buffers in turn, so that a
+piece is copied while the one before computes.  Events keep the two streams from overtaking each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+from numpy.typing import NDArray
+
+from ..errors import NotAvailable
+from ..machine import readable_bytes
+from .base import Array, Device, Source
+from .pins import Pins
+from .portions import portions
+
+_RING_BYTES = 1 << 22
+_RING_BUFFERS = 3
+_THREADS = 4  # that pick rows, at most
+
+
+class CudaDevice(Device):
+    """One GPU, current in this process from now on; the others stay untouched."""
+
+    pins = True
+
+    def __init__(self, index: int, preallocate: float | None) -> None:
+        """*preallocate* is the fraction of its memory that CuPy's pool takes at once.
+
+        Raises: NotAvailable if there is not so much.
+        """
+        self._device = cupy.cuda.Device(index)
+        self._device.use()
+        self._pins = Pins(self._register, runtime.hostUnregister)
+        self._inputs = cupy.cuda.Stream(non_blocking=True)
+        self._ring: _Ring | None = None
+        self._loader: ThreadPoolExecutor | None = None
+        self._kept = _Kept(self.memory()[1] // 16)
+        if preallocate is not None:
+            self._preallocate(preallocate)
+
+    def _preallocate(self, fraction: float) -> None:
+        free, total = self.memory()
+        try:
+            cupy.get_default_memory_pool().malloc(int(total * fraction))  # given back at once, it stays
+        except cupy.cuda.memory.OutOfMemoryError:
+            raise NotAvailable(
+                f"preallocate={fraction:g} of {readable_bytes(total)} on cuda:{self._device.id}, but "
+                f"{readable_bytes(free)} are free: ask for less, or end the programs that use the GPU "
+                f"(nvidia-smi lists them)."
+            ) from None
+
+    @property
+    def xp(self) -> Any:
+        return cupy
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free on the GPU, and all that it has."""
+        free, total = self._device.mem_info
+        return free, total
+
+    # ── arrays ───────────────────────────────────────────────────────────────────────────────────
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        array: Array = cupy.empty(shape, dtype)
+        return array
+
+    def adopt(self, value: Any) -> Array | None:
+        if isinstance(value, cupy.ndarray):
+            array: Array = value if value.device == self._device else cupy.asarray(value)
+            return array
+        if getattr(value, "requires_grad", False):  # PyTorch's: without its history
+            value = value.detach()
+        return cupy.asarray(value) if hasattr(value, "__cuda_array_interface__") else None
+
+    def assign(self, target: Array, source: Any) -> None:
+        here, there = isinstance(target, cupy.ndarray), isinstance(source, cupy.ndarray)
+        if there and not here:
+            self.copy_out([(target, source)])
+        elif here and not there:
+            source = np.asarray(source)
+            if source.shape == target.shape and target.flags.c_contiguous:
+                self._copy_in(Source(source.astype(target.dtype, copy=False)), target)
+            else:
+                target[...] = cupy.asarray(source)
+        else:
+            target[...] = source
+
+    def take(self, array: Array, indices: NDArray[np.int64]) -> Array:
+        if isinstance(array, cupy.ndarray):
+            rows: Array = cupy.take(array, cupy.asarray(indices), axis=0)
+        else:
+            rows = np.take(array, indices, axis=0)
+        return rows
+
+    # ── from the host ────────────────────────────────────────────────────────────────────────────
+
+    def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+        feeding = _Feeding(self, pieces)
+        try:
+            for number in range(len(pieces)):
+                yield feeding.take(number)
+                feeding.computed(number)
+        finally:
+            feeding.close()
+
+    def _copy_in(self, source: Source, target: Array) -> None:
+        """Copy *source* into *target*, ordered with what the current stream does."""
+        stream = cupy.cuda.get_current_stream()
+        self._inputs.wait_event(stream.record())
+        self.load(source, target)
+        stream.wait_event(self._inputs.record())
+        self._inputs.synchronize()  # the host's memory may change from now on
+
+    def load(self, source: Source, target: Any) -> None:
+        """Queue a copy of *source* into *target*, of its shape and dtype, on the stream of inputs."""
+        if not target.nbytes:
+            return
+        if self.direct(source):
+            _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self._inputs)
+            return
+        if self._ring is None:
+            self._ring = _Ring(self._inputs)
+        self._ring.load(source, target.data.ptr)
+
+    def direct(self, source: Source) -> bool:
+        """Whether *source* is one pinned block."""
+        array = source.array
+        return source.indices is None and array.flags.c_contiguous and self._pins.pinned(array)
+
+    def load_later(self, loads: Sequence[tuple[Source, Array]]) -> Future[None]:
+        """Do the loads in a thread of their own."""
+        if self._loader is None:
+            self._loader = ThreadPoolExecutor(1, "synkro-inputs", initializer=self._device.use)
+
+        def load_all() -> None:
+            for source, target in loads:
+                self.load(source, target)
+
+        return self._loader.submit(load_all)
+
+    def kept(self, source: Source) -> Array | None:
+        """A copy of an input that is still on the device and has not changed; None if there is none."""
+        return self._kept.find(source)
+
+    def keep(self, source: Source, array: Array) -> None:
+        """Remember that *array* is a copy of *source*."""
+        self._kept.add(source, array)
+
+    @property
+    def inputs(self) -> Any:
+        """The stream of inputs."""
+        return self._inputs
+
+    # ── to the host ──────────────────────────────────────────────────────────────────────────────
+
+    def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
+        stream = cupy.cuda.get_current_stream()
+        sources = []
+        for target, source in pairs:
+            if not isinstance(source, cupy.ndarray):
+                target[...] = source
+            elif not target.nbytes:
+                continue
+            elif target.flags.c_contiguous and target.dtype == source.dtype:
+                self._pins.pinned(target)
+                sources.append(cupy.ascontiguousarray(source))  # alive until it is copied
+                _copy(target.ctypes.data, sources[-1].data.ptr, target.nbytes, False, stream)
+            else:
+                target[...] = source.get()
+        if sources:
+            stream.synchronize()
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+    def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
+        self._pins.mapped(number, memory)
+
+    def forget(self, number: int) -> None:
+        self._inputs.synchronize()
+        self._kept.clear()
+        self._pins.forget(number)
+
+    def _register(self, address: int, nbytes: int) -> bool:
+        try:
+            runtime.hostRegister(address, nbytes, 0)
+        except runtime.CUDARuntimeError:
+            return False  # it works without as well, through the ring
+        return True
+
+    # ── when things go wrong ─────────────────────────────────────────────────────────────────────
+
+    def settle(self) -> None:
+        runtime.deviceSynchronize()
+
+    def lost(self, error: BaseException) -> str | None:
+        try:
+            runtime.deviceSynchronize()
+        except runtime.CUDARuntimeError as broken:  # an error that lasts: all that follows fails with it
+            return str(broken)
+        return None
+
+    def advice(self, error: BaseException) -> str:
+        if type(error).__name__ != "OutOfMemoryError":  # CuPy's, PyTorch's
+            return ""
+        pool = cupy.get_default_memory_pool()
+        held = pool.used_bytes()
+        self._kept.clear()
+        pool.free_all_blocks()
+        free, total = self.memory()
+        return (
+            f" (the GPU has {readable_bytes(total)}, of which CuPy's arrays held {readable_bytes(held)} "
+            f"and {readable_bytes(free)} are free now: compute the rows in pieces, with num_slices=, or "
+            f"use more GPUs)"
+        )
+
+
+class _Feeding:
+    """The inputs of one call on their way to the device, one piece ahead of the computation."""
+
+    def __init__(self, device: CudaDevice, pieces: Sequence[Sequence[Any]]) -> None:
+        self._device = device
+        self._pieces = pieces
+        self._stream = cupy.cuda.get_current_stream()
+        self._whole = self._load_whole()
+        self._buffers = self._allocated()
+        self._free = self._stream.record()  # when the buffers may be written
+        self._computed: list[Any] = [self._free, self._free]  # … by a later piece
+        self._arrived: list[Any] = [None, None]
+        self._pending: Future[None] | None = None
+        self._begin(0)
+
+    def _columns(self) -> Iterator[tuple[int, list[Source]]]:
+        for column, value in enumerate(self._pieces[0]):
+            if isinstance(value, Source):
+                yield column, [piece[column] for piece in self._pieces]
+
+    def _load_whole(self) -> dict[int, Array]:
+        """The inputs that are the same for all pieces: copied once, or still there."""
+        device, whole = self._device, {}
+        for column, sources in self._columns():
+            source = sources[0]
+            if len(sources) > 1 and any(other is not source for other in sources):
+                continue
+            if source.stamp == 0 and len(sources) == 1:
+                continue
+            original = device.kept(source)
+            if original is None:
+                original = device.empty(_shape(source), source.array.dtype)
+                device._copy_in(source, original)
+                device.keep(source, original)
+            # functions may write to what they get
+            whole[column] = original if source.stamp == 0 else original.copy()
+        return whole
+
+    def _allocated(self) -> list[dict[int, Any]]:
+        """For each buffer, and each input that changes with the piece: memory for the largest."""
+        sizes = {
+            column: max(_nbytes(source) for source in sources)
+            for column, sources in self._columns()
+            if column not in self._whole
+        }
+        return [
+            {column: cupy.empty(size, np.uint8) for column, size in sizes.items()}
+            for _ in range(min(2, len(self._pieces)))
+        ]
+
+    def _begin(self, number: int) -> None:
+        """Queue the copies of a piece, as soon as nobody computes on its buffer any more."""
+        device = self._device
+        device.inputs.wait_event(self._computed[number % 2])
+        loads = [
+            (self._pieces[number][column], self._target(number, column))
+            for column in self._buffers[number % 2]
+        ]
+        if number and not all(device.direct(source) for source, _ in loads):
+            self._pending = device.load_later(loads)
+            return
+        for source, target in loads:
+            device.load(source, target)
+        self._arrived[number % 2] = device.inputs.record()
+
+    def _target(self, number: int, column: int) -> Array:
+        source = self._pieces[number][column]
+        memory = self._buffers[number % 2][column].data
+        array: Array = cupy.ndarray(_shape(source), source.array.dtype, memory)
+        return array
+
+    def take(self, number: int) -> list[Any]:
+        """The arguments of a piece; computation that is queued from now on finds them complete."""
+        self._finish_pending(number)
+        self._stream.wait_event(self._arrived[number % 2])
+        if number + 1 < len(self._pieces):
+            self._begin(number + 1)
+        return [
+            self._whole[column]
+            if column in self._whole
+            else self._target(number, column)
+            if isinstance(value, Source)
+            else value
+            for column, value in enumerate(self._pieces[number])
+        ]
+
+    def computed(self, number: int) -> None:
+        """All that computes on the piece is queued."""
+        self._computed[number % 2] = self._stream.record()
+
+    def _finish_pending(self, number: int) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+            self._arrived[number % 2] = self._device.inputs.record()
+
+    def close(self) -> None:
+        """Nothing writes to the buffers any more."""
+        if self._pending is not None:
+            self._pending.exception()
+        self._device.inputs.synchronize()
+
+
+class _Ring:
+    """Small pinned buffers, filled by threads and copied to the device in turn."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._workers = max(1, min(_THREADS, len(os.sched_getaffinity(0))))
+        self._threads = ThreadPoolExecutor(self._workers, "synkro-rows")
+        self._memory = [cupy.cuda.alloc_pinned_memory(_RING_BYTES) for _ in range(_RING_BUFFERS)]
+        self._buffers = [np.frombuffer(memory, np.uint8, _RING_BYTES) for memory in self._memory]
+        self._copied = [cupy.cuda.Event(disable_timing=True) for _ in self._buffers]
+        self._next = 0
+
+    def load(self, source: Source, address: int) -> None:
+        for portion in portions(source, _RING_BYTES):
+            buffer, copied = self._buffers[self._next], self._copied[self._next]
+            self._next = (self._next + 1) % _RING_BUFFERS
+            copied.synchronize()
+            portion.fill(buffer, self._threads, self._workers)
+            _copy(address, buffer.ctypes.data, portion.nbytes, True, self._stream)
+            copied.record(self._stream)
+            address += portion.nbytes
+
+
+class _Kept:
+    """Copies of broadcast inputs on the device, by where they lie in host memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._copies: dict[Any, tuple[int, Array]] = {}
+
+    def find(self, source: Source) -> Array | None:
+        stamp, array = self._copies.get(_place(source), (0, None))
+        return array if source.stamp and stamp == source.stamp else None
+
+    def add(self, source: Source, array: Array) -> None:
+        self._copies.pop(_place(source), None)
+        if not source.stamp or array.nbytes > self._limit:
+            return
+        while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self._limit:
+            del self._copies[next(iter(self._copies))]
+        self._copies[_place(source)] = (source.stamp, array)
+
+    def clear(self) -> None:
+        self._copies.clear()
+
+
+def _place(source: Source) -> Any:
+    array = source.array
+    return array.ctypes.data, array.shape, array.dtype, array.strides
+
+
+def _shape(source: Source) -> tuple[int, ...]:
+    if source.indices is None:
+        return source.array.shape
+    return (len(source.indices), *source.array.shape[1:])
+
+
+def _nbytes(source: Source) -> int:
+    count = source.array.itemsize
+    for length in _shape(source):
+        count *= length
+    return count
+
+
+def _copy(target: int, source: int, nbytes: int, to_device: bool, stream: Any) -> None:
+    kind = runtime.memcpyHostToDevice if to_device else runtime.memcpyDeviceToHost
+    runtime.memcpyAsync(target, source, nbytes, kind, stream.ptr)
+
+
+def describe() -> None:
+    """Print what this process sees, as JSON: the GPUs and NCCL's version, or why there are none."""
+    try:
+        found = [_properties(index) for index in range(runtime.getDeviceCount())]
+    except (runtime.CUDARuntimeError, ImportError) as error:
+        print(json.dumps({"reason": str(error)}))
+        return
+    nccl = importlib.import_module("cupy.cuda.nccl")  # there is a stand-in where it cannot be loaded
+    version = nccl.get_version() if getattr(nccl, "available", True) else 0
+    print(json.dumps({"gpus": found, "nccl": version}))
+
+
+def _properties(index: int) -> dict[str, Any]:
+    properties = runtime.getDeviceProperties(index)
+    return {
+        "name": properties["name"].decode(),
+        "address": runtime.deviceGetPCIBusId(index),
+        "nbytes": properties["totalGlobalMem"],
+    }

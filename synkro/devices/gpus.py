@@ -1,0 +1,108 @@
+"""Which GPUs there are.  The main process never touches them: another process looks, and tells."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..machine import interpreter
+
+_PATIENCE = 60.0  # seconds that CUDA may take to come up
+_SEVERAL_RANKS = 23_000
+"""NCCL's version from which on several ranks may share a GPU."""
+
+SOCKETS = "SYNKRO_NCCL_SOCKETS"
+"""Set to 1: several ranks on a GPU use NCCL over loopback sockets also where it is older.  For tests."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A visible GPU: its index among them, its name, PCI address, and memory in bytes."""
+
+    index: int
+    name: str
+    address: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The GPUs that this process may use, NCCL's version (0: none), or a *reason* for no GPU."""
+
+    gpus: tuple[Gpu, ...]
+    nccl: int
+    reason: str
+
+
+def visible() -> Visible:
+    """What CuPy finds in a process like this one."""
+    try:
+        found = importlib.util.find_spec("cupy") is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        return Visible((), 0, "CuPy is not installed (pip install synkro[cuda12] or synkro[cuda13])")
+    return _look(tuple(sys.path), tuple(sorted(os.environ.items())))
+
+
+@functools.lru_cache(8)
+def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Visible:
+    command = interpreter("from synkro.devices.cuda import describe; describe()")
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Visible((), 0, f"CUDA did not come up within {_PATIENCE:g} s")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return Visible((), 0, f"CuPy cannot be used ({last})")
+    told = json.loads(done.stdout.splitlines()[-1])
+    if "reason" in told:
+        return Visible((), 0, f"CUDA finds no GPU ({told['reason']})")
+    gpus = tuple(Gpu(index, **properties) for index, properties in enumerate(told["gpus"]))
+    return Visible(gpus, told["nccl"], "" if gpus else "CUDA finds no GPU")
+
+
+def why_not_nccl(gpus: Sequence[Gpu], version: int, environment: Mapping[str, str]) -> str:
+    """Why NCCL cannot connect ranks on these GPUs, one a rank; an empty text if it can."""
+    if not version:
+        return "CuPy finds no NCCL (pip install nvidia-nccl-cu12 or nvidia-nccl-cu13)"
+    shared = len({gpu.address for gpu in gpus}) < len(gpus)
+    if shared and version < _SEVERAL_RANKS and not environment.get(SOCKETS):
+        number = f"{version // 10_000}.{version % 10_000 // 100}"
+        return f"NCCL {number} takes one rank a GPU, 2.30 takes several"
+    return ""
+
+
+def nccl_environment(gpus: Sequence[Gpu], version: int, rank: int) -> dict[str, str]:
+    """The variables by which NCCL serves this rank (NCCL's user guide, "Environment Variables").
+
+    Its ranks find each other through sockets: these stay on the machine's loopback interface.
+    """
+    wanted = {"NCCL_SOCKET_IFNAME": "lo"}
+    if len({gpu.address for gpu in gpus}) == len(gpus):
+        return wanted
+    wanted["NCCL_NVLS_ENABLE"] = "0"
+    if version >= _SEVERAL_RANKS:
+        return {**wanted, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return {  # each rank is a host of its own
+        **wanted,
+        "NCCL_HOSTID": f"synkro-{rank}",
+        "NCCL_NET": "Socket",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_MNNVL_ENABLE": "0",
+    }
