@@ -44,15 +44,15 @@ def nearest(pixels, centroids):
 @synk.function(bcast_inputs="centroids", outputs="sum")
 def clusters(pixels, centroids):
     """Of each centroid's pixels the sums (k, 3) and counts (k,), and the sum of all squares."""
-    k = len(centroids)
-    sums, counts, squares = np.zeros((k, 3)), np.zeros(k), 0.0
+    xp, k = synk.xp(), len(centroids)  # NumPy, or CuPy on GPUs
+    sums, counts, squares = xp.zeros((k, 3)), xp.zeros(k), 0.0
     for start in range(0, len(pixels), 2048):  # so many scores fit in a core's cache
         block = pixels[start : start + 2048]
         labels = nearest(block, centroids)
-        counts += np.bincount(labels, minlength=k)
+        counts += xp.bincount(labels, minlength=k)
         for channel in range(3):
-            sums[:, channel] += np.bincount(labels, block[:, channel], minlength=k)
-        squares += float(np.vdot(block, block))
+            sums[:, channel] += xp.bincount(labels, block[:, channel], minlength=k)
+        squares += float(xp.vdot(block, block))
     return sums, counts, squares
 
 

@@ -31,21 +31,22 @@ momenta = [[synk.shared(np.zeros(p.shape)) for p in model] for model in (softmax
 
 def cross_entropy_slope(scores, t):
     """The derivative of the mean cross-entropy by *scores* (rows, 10), for the digits *t*."""
-    p = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return (p / p.sum(axis=1, keepdims=True) - np.eye(10)[t]) / len(t)
+    xp = synk.xp()  # NumPy, or CuPy on GPUs
+    p = xp.exp(scores - scores.max(axis=1, keepdims=True))
+    return (p / p.sum(axis=1, keepdims=True) - xp.eye(10)[t]) / len(t)
 
 
 def descend(parameters, momenta, gradients, weight, rate):
     """The step of all ranks, along the mean of their *gradients*."""
     means = synk.all_reduce(gradients, weight=weight)
     for parameter, momentum, mean in zip(parameters, momenta, means, strict=True):
-        momentum[...] = 0.9 * momentum - rate * mean
-        parameter[...] += momentum
+        momentum[...] = 0.9 * momentum.value - rate * mean
+        parameter[...] += momentum.value
 
 
 @synk.function(bcast_inputs="rate", outputs=[])
 def softmax_step(x, t, rate):
-    w, b = softmax
+    w, b = (variable.value for variable in softmax)
     slope = cross_entropy_slope(x @ w + b, t)
     by_w = x.T @ slope + w / rows  # the latter is of scikit-learn's penalty, |w|² / (2 rows)
     descend(softmax, momenta[0], [by_w, slope.sum(0)], len(x), rate)
@@ -53,16 +54,16 @@ def softmax_step(x, t, rate):
 
 @synk.function(bcast_inputs="rate", outputs=[])
 def network_step(x, t, rate):
-    w1, b1, w2, b2 = network
+    w1, b1, w2, b2 = (variable.value for variable in network)
     h = np.tanh(x @ w1 + b1)
     slope = cross_entropy_slope(h @ w2 + b2, t)
-    below = slope @ np.transpose(w2) * (1 - h**2)
+    below = slope @ w2.T * (1 - h**2)
     descend(network, momenta[1], [x.T @ below, below.sum(0), h.T @ slope, slope.sum(0)], len(x), rate)
 
 
 @synk.function(outputs="mean")
 def accuracy(x, t):
-    (w, b), (w1, b1, w2, b2) = softmax, network
+    (w, b), (w1, b1, w2, b2) = ([variable.value for variable in each] for each in (softmax, network))
     return [np.mean(s.argmax(axis=1) == t) for s in (x @ w + b, np.tanh(x @ w1 + b1) @ w2 + b2)]
 
 

@@ -67,6 +67,11 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
         return np.asarray(value)
     except ValueError as error:
         raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
+    except TypeError as error:  # CuPy's arrays, PyTorch's tensors
+        raise InvalidType(
+            f"{called} is no array in host memory: copy it there first (with .get() in CuPy, .cpu() in "
+            f"PyTorch). {error}"
+        ) from None
 
 
 def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:

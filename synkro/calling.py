@@ -62,6 +62,8 @@ class Rank(Protocol):
 
     def array(self, region: Region) -> Array: ...
 
+    def stamp(self, region: Region) -> int: ...
+
     def begin(self, ranks: tuple[int, ...]) -> None: ...
 
     def keep(self, outputs: list[list[Array]]) -> None: ...
@@ -82,15 +84,15 @@ class PreparedCall:
         self._spans = _pieces(plan, replica.rank)
         self._sliced = [replica.variables[number] for number in plan.sliced]
         self._given = (*plan.args, *dict(plan.kwargs).values())
-        picked = isinstance(plan.selection, Picked)
-        self._pieces = None if picked else self._sources()
+        changing = isinstance(plan.selection, Picked) or replica.device.pins
+        self._pieces = None if changing else self._sources()
         self._fixed = list(self._arguments()) if self._stands() else None
         self._layout = Layout()
 
     def _stands(self) -> bool:
         """Whether the arguments are the same in every call: views of shared memory, and constants."""
         changing = any(isinstance(argument, Held | Replicated) for argument in self._given)
-        return not (changing or self._pieces is None or self._replica.device.pins)
+        return self._pieces is not None and not changing
 
     def run(self) -> Done:
         """Compute all pieces, merge them, and lay the outputs out."""
@@ -167,7 +169,9 @@ class PreparedCall:
     def _sources(self) -> list[list[Source | None]]:
         """Of each piece, where those of its arguments come from that lie in shared memory."""
         whole: dict[Argument, Source] = {
-            argument: Source(self._replica.array(argument.region))
+            argument: Source(
+                self._replica.array(argument.region), stamp=self._replica.stamp(argument.region)
+            )
             for argument in self._given
             if isinstance(argument, Broadcast)
         }

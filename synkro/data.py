@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, SupportsIndex
@@ -54,6 +55,7 @@ class Data(NDArrayOperatorsMixin):
         self._ndim = ndim
         self._segment: Segment | None = None
         self._region: Region | None = None
+        self._was_shared = False
         self._array: Array = np.empty((0,) * ndim, self._dtype)
         if ndim == 0:
             self._resize((), 1.0)
@@ -66,6 +68,7 @@ class Data(NDArrayOperatorsMixin):
     @property
     def data(self) -> Array:
         """The array itself: a view of the shared memory."""
+        self._touch()
         return self._array
 
     @property
@@ -99,10 +102,14 @@ class Data(NDArrayOperatorsMixin):
         return len(self._array)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._array[key]
+        found = self._array[key]
+        if isinstance(found, np.ndarray):  # perhaps a view, which may be written to
+            self._touch()
+        return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._array[key] = value
+        self._touch()
 
     def __contains__(self, value: Any) -> bool:
         return value in self._array
@@ -127,11 +134,13 @@ class Data(NDArrayOperatorsMixin):
         raise AttributeError(f"a Data has no attribute {name!r}{hint}")
 
     def __iter__(self) -> Iterator[Any]:
+        self._touch()
         return iter(self._array)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy:
             return np.array(self._array, dtype)
+        self._touch()
         converted = np.asarray(self._array, dtype)
         if copy is False and converted.dtype != self._dtype:
             raise ValueError(f"{self._called()} of {self._dtype} as {dtype} needs a copy.")
@@ -141,7 +150,11 @@ class Data(NDArrayOperatorsMixin):
         out = kwargs.get("out", ())
         if out:
             kwargs["out"] = tuple(o.data if isinstance(o, Data) else o for o in out)
-        plain = [value.data if isinstance(value, Data) else value for value in inputs]
+        changes = method == "at"  # its first input
+        plain = [
+            (value.data if changes else value._array) if isinstance(value, Data) else value
+            for value in inputs
+        ]
         result = getattr(ufunc, method)(*plain, **kwargs)
         return out[0] if len(out) == 1 else result
 
@@ -167,6 +180,7 @@ class Data(NDArrayOperatorsMixin):
         if array.shape != self.shape or self._region is None or not self._array.flags.writeable:
             self._resize(array.shape, oversize)
         self._array[...] = array
+        self._touch()
 
     def condition_data(self, value: ArrayLike, force_cast: bool = False) -> Array:
         """*value* as an array of this Data's dtype and number of dimensions; changes nothing.
@@ -243,6 +257,7 @@ class Data(NDArrayOperatorsMixin):
     def _point(self, segment: Segment, region: Region) -> None:
         array = segment.array(region)  # which may raise
         self._segment, self._region, self._array = segment, region, array
+        self._touch()
 
     def map_file(self, array: np.memmap[Any, Any]) -> bool:
         """Become *array*, the map of a file, without a copy; False if that cannot be done."""
@@ -265,6 +280,23 @@ class Data(NDArrayOperatorsMixin):
         self._engine.adopt(segment)
         self._point(segment, Region(segment.number, offset, array.shape, array.dtype.str, array.strides))
         return True
+
+    # ── whether it has changed ───────────────────────────────────────────────────────────────────
+
+    def _touch(self) -> None:
+        """The contents change, or somebody gets a view and may change them."""
+        if self._segment is not None:
+            self._engine.touch(self._segment)
+
+    def touch_if_shared(self) -> None:
+        """Before a call: the contents may have changed through a view that still lives."""
+        if self._segment is None:
+            return
+        # the segment's own reference, our array's, and the argument's; ours, and the argument's
+        shared = sys.getrefcount(self._segment.base) > 3 or sys.getrefcount(self._array) > 2
+        if shared or self._was_shared:  # what lived then may have been written to until it went
+            self._touch()
+        self._was_shared = shared
 
     # ── as an input ──────────────────────────────────────────────────────────────────────────────
 

@@ -23,6 +23,8 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
+from numpy.typing import NDArray
+
 from .comms.shm import shared_file
 from .errors import CallTimeout, InternalError, SessionBroken, SessionClosed, SessionError
 from .failures import call_timeout, ranks_in_words, worker_died, worker_error
@@ -68,6 +70,7 @@ class Engine:
     Attributes:
         size: the number of workers.
         lock: held during a call; whoever makes several commands one call holds it around them.
+        stamps: None, or numbers in shared memory by which workers tell what has changed (``touch``).
         say: prints a status line.
     """
 
@@ -81,6 +84,7 @@ class Engine:
         self.size = len(environments)
         self.lock = threading.RLock()
         self.say = say
+        self.stamps: NDArray[Any] | None = None
         self._timeout = timeout
         self._state = State.STARTING
         self._numbers = count(1)
@@ -182,6 +186,14 @@ class Engine:
         """Tell the workers when *segment* is gone."""
         self._gone_segments.watch(segment, segment.number)
         return segment
+
+    def touch(self, segment: Segment) -> None:
+        """The contents of *segment* may have changed since the last call.
+
+        Workers on GPUs keep copies of some; several segments may share a number, which only costs.
+        """
+        if self.stamps is not None:
+            self.stamps[segment.number % len(self.stamps)] += 1
 
     def drop_function_with(self, owner: object, number: int) -> None:
         """Tell the workers that function *number* is gone when *owner* is."""

@@ -266,14 +266,16 @@ def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
 
     Raises: InvalidValue if their number or a shape is not that of the parameters.
     """
-    given = [np.asarray(array) for array in arrays]
+    xp = api.xp()
+    given = [xp.asarray(array) for array in arrays]
     wanted = [param.shape for param in params]
     if [array.shape for array in given] != wanted:
         raise InvalidValue(
             f"the gradients have the shapes {[array.shape for array in given]}, and the parameters "
             f"{wanted}: return one gradient for each parameter, in their order."
         )
-    return np.concatenate([array.reshape(-1) for array in given])
+    flat: Vector = xp.concatenate([array.reshape(-1) for array in given])
+    return flat
 
 
 def make_train_function(

@@ -126,6 +126,10 @@ class Function:
         """
         with self._engine.lock:
             self._engine.require_ready()
+            if self._engine.stamps is not None:
+                for arg in (*args, *kwargs.values()):
+                    if isinstance(arg, Data):
+                        arg.touch_if_shared()
             planned = None
             whole = type(num_slices) is int and num_slices == 1
             if whole and batch is None and batch_s is None and not kwargs and output_subset is None:

@@ -68,12 +68,14 @@ class Gpus:
     """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
 
     *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
-    rank takes at once.
+    rank takes at once.  Of *stamps*, the one at a segment's number (modulo how many there are) changes
+    whenever the segment's contents may have changed.
     """
 
     indices: tuple[int, ...]
     linked: bool
     preallocate: float | None
+    stamps: Region
 
 
 @dataclass(frozen=True)

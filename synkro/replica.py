@@ -105,6 +105,7 @@ class Replica:
         self._unmapped: dict[int, tuple[int, Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
+        self._stamps: NDArray[Any] = np.empty(0, np.uint64)
 
     def keep_house(self, housekeeping: Housekeeping) -> None:
         """Forget what the main process has freed, and take what it has created."""
@@ -125,6 +126,12 @@ class Replica:
     def array(self, region: Region) -> Array:
         """The array that *region* describes."""
         return self._segment(region.segment).array(region)
+
+    def stamp(self, region: Region) -> int:
+        """A number that changes with the contents of *region*; 0 if nobody can tell."""
+        if not len(self._stamps) or not self._segment(region.segment).base.flags.writeable:
+            return 0  # a file may be written by anybody
+        return 1 + int(self._stamps[region.segment % len(self._stamps)])
 
     def _segment(self, number: int) -> Segment:
         """A segment, mapped when it is first used: what fails can be tried again."""
@@ -206,6 +213,7 @@ class Replica:
         from .devices.cuda import CudaDevice  # noqa: PLC0415
 
         index = gpus.indices[self.rank]
+        self._stamps = self.array(gpus.stamps)
         self.device = CudaDevice(index, gpus.preallocate)
         assert isinstance(self.comm, ShmCommunicator)
 

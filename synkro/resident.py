@@ -78,6 +78,11 @@ class Resident(Variable):
         self.value = value
 
     @property
+    def __cuda_array_interface__(self) -> Any:
+        """By which libraries for GPUs take it as an array, if it lies on one."""
+        return self.value.__cuda_array_interface__  # type: ignore[attr-defined]
+
+    @property
     def whole(self) -> Array:
         """The replica, with all its rows."""
         return self._array

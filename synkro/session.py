@@ -37,6 +37,9 @@ process, whose work grows with the ranks; others by all ranks, at the cost of tw
 the two ways cost the same is measured in ``benchmarks/reduction.py``."""
 
 
+_STAMPS = 1 << 12  # numbers that segments share, by which workers on GPUs tell what has changed
+
+
 class Session:
     """One worker process a device, and all that runs on them.
 
@@ -93,15 +96,22 @@ class Session:
         own = np.random.SeedSequence(seed).spawn(engine.size + 1)[engine.size]  # after the workers'
         rng = np.random.default_rng(own)
         variables = Variables(engine, outputs, new_token(), self.master_rank, rng)
+        segments, gpus = [(segment, Access.WRITE)], None
+        if placement.gpus:
+            stamps = engine.allocate(8 * _STAMPS)
+            segments.append((stamps, Access.READ))
+            region = Region(stamps.number, 0, (_STAMPS,), "<u8")
+            engine.stamps = stamps.array(region)
+            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, region)
         start = Start(
             variables.token,
             seed,
             self.master_rank,
             outbox,
             tuple(assignment.core for assignment in placement.assignments),
-            Gpus(placement.indices, placement.linked, placement.preallocate) if placement.gpus else None,
+            gpus,
         )
-        replies = engine.run(start, [(segment, Access.WRITE)], timeout=start_timeout)
+        replies = engine.run(start, segments, timeout=start_timeout)
         placement.problem = placement.problem or replies[0].problem
         outputs.linked = bool(placement.gpus) and not placement.problem
         return Functions(engine, outputs, variables)
