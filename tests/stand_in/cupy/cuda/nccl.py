@@ -1,0 +1,279 @@
+"""NCCL between processes and threads that share a folder.
+
+Where FAKE_NCCL is 'none' the module has nothing but `available`, as the real one where the library
+is missing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+
+from . import _machine, _queues, _ranks, runtime
+
+available = os.environ.get("FAKE_NCCL") != "none"
+
+_UNHANDLED_CUDA, _SYSTEM, _INVALID_ARGUMENT, _INVALID_USAGE = 1, 2, 4, 5
+_ERRORS = {
+    0: "NCCL_ERROR_SUCCESS: no error",
+    1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    2: "NCCL_ERROR_SYSTEM_ERROR: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    3: "NCCL_ERROR_INTERNAL_ERROR: internal error - please report this issue to the NCCL developers",
+    4: "NCCL_ERROR_INVALID_ARGUMENT: invalid argument (run with NCCL_DEBUG=WARN for details)",
+    5: "NCCL_ERROR_INVALID_USAGE: invalid usage (run with NCCL_DEBUG=WARN for details)",
+    6: "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error",
+}
+_MULTI_RANK_SINCE = 23000
+
+NCCL_INT8 = NCCL_CHAR = 0
+NCCL_UINT8 = 1
+NCCL_INT32 = NCCL_INT = 2
+NCCL_UINT32 = 3
+NCCL_INT64 = 4
+NCCL_UINT64 = 5
+NCCL_FLOAT16 = NCCL_HALF = 6
+NCCL_FLOAT32 = NCCL_FLOAT = 7
+NCCL_FLOAT64 = NCCL_DOUBLE = 8
+NCCL_BFLOAT16 = 9
+
+NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
+
+_group = threading.local()  # `depth`, and the `operations` that a group has so far
+_communicators = weakref.WeakSet()
+
+
+class NcclError(RuntimeError):
+    """NCCL's error: `status` is its number."""
+
+    def __init__(self, status):
+        self.status = status
+        super().__init__(_ERRORS[status])
+
+    def __reduce__(self):
+        return (type(self), (self.status,))
+
+
+def get_version():
+    """The version of the library."""
+    return int(os.environ.get("FAKE_NCCL_VERSION", "23203"))
+
+
+def get_build_version():
+    """The version that CuPy was built with."""
+    return get_version()
+
+
+def get_unique_id():
+    """The name of a communicator to be, for its ranks to tell each other."""
+    return os.urandom(128)
+
+
+def groupStart():
+    """From now on operations are collected."""
+    _group.depth = getattr(_group, "depth", 0) + 1
+    if _group.depth == 1:
+        _group.operations = []
+
+
+def groupEnd():
+    """Issue what has been collected as one operation, in which each part may come first."""
+    if not getattr(_group, "depth", 0):
+        raise NcclError(_INVALID_USAGE)
+    _group.depth -= 1
+    if _group.depth:
+        return
+    operations, _group.operations = _group.operations, []
+    queues = {queue: None for _, queue, _ in operations}
+    for queue in queues:
+        _launch(queue, [(comm, operation) for comm, own, operation in operations if own is queue])
+
+
+def _launch(queue, parts):
+    """Queue operations as one."""
+
+    def work():
+        steps = [operation.step() for _, operation in parts]  # all of them make one
+        return all(steps)
+
+    with _machine.lock:
+        point = _queues.push(queue, work)
+        for comm, _ in parts:
+            comm._pending.append((queue, point))
+        _queues.urgent.add(queue)
+        if not _machine.lazy():
+            _queues.advance(queue, point)
+
+
+class NcclCommunicator:
+    """One rank of a communicator; its device is the one that is current when it is made."""
+
+    def __init__(self, ndev, commId, rank, config=None):
+        self._session = None
+        self._pending = []
+        if config is not None or not 0 <= rank < ndev or not isinstance(commId, bytes):
+            raise NcclError(_INVALID_ARGUMENT)
+        if os.environ.get("FAKE_NCCL") == "broken":
+            raise NcclError(_SYSTEM)
+        try:
+            self._device = runtime.getDevice()
+        except runtime.CUDARuntimeError:
+            raise NcclError(_UNHANDLED_CUDA) from None
+        _machine.touch(self._device)
+        folder = _ranks.Folder(commId, ndev, rank)
+        shared = (
+            get_version() >= _MULTI_RANK_SINCE and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+        )
+        host = os.environ.get("NCCL_HOSTID", "")
+        physical = _machine.devices()[self._device]
+        folder.write(f"rank-{rank}", {"device": [host, physical], "shared": shared})
+        while not folder.has_all("rank"):
+            time.sleep(0.001)
+        ranks = [folder.read(f"rank-{other}")[0] for other in range(ndev)]
+        taken = {tuple(other["device"]) for other in ranks}
+        if len(taken) < ndev and not all(other["shared"] for other in ranks):
+            folder.leave()
+            raise NcclError(_INVALID_USAGE)
+        self._session = _ranks.Session(folder)
+        _communicators.add(self)
+
+    def __del__(self):
+        if self._session is not None:
+            self.abort()
+
+    def _open(self):
+        """The session, of a communicator that is neither destroyed nor aborted."""
+        if self._session is None:
+            raise NcclError(_INVALID_ARGUMENT)
+        return self._session
+
+    def rank_id(self):
+        """The number of this rank."""
+        return self._open().rank
+
+    def size(self):
+        """How many ranks there are."""
+        return self._open().size
+
+    def device_id(self):
+        """The device of this rank."""
+        self._open()
+        return self._device
+
+    def check_async_error(self):
+        """The number of the error that spoilt the communicator, 0 if it is well."""
+        return self._open().error()
+
+    def abort(self):
+        """Leave at once; what is still to be done completes without a result."""
+        with _machine.lock:
+            session, self._session = self._open(), None
+            session.over = True
+        session.folder.leave()
+
+    def destroy(self):
+        """Leave when what has been issued is done."""
+        session = self._open()
+        if not session.error():
+            for queue, point in self._pending:
+                _queues.finish(queue, point)
+        self.abort()
+
+    def _issue(self, operation, stream):
+        """Queue an operation on a stream, or add it to the group."""
+        self._pending = [(queue, point) for queue, point in self._pending if queue.completed < point]
+        queue = _queues.lookup(stream, self._device)
+        if queue.device != self._device:
+            raise NcclError(_UNHANDLED_CUDA)
+        if getattr(_group, "depth", 0):
+            _group.operations.append((self, queue, operation))
+        else:
+            _launch(queue, [(self, operation)])
+
+    def _check(self, datatype, op=NCCL_SUM, root=0):
+        """The session and the dtype, if the arguments are valid and the device is well."""
+        session = self._open()
+        dtype = _ranks.dtype_of(datatype)
+        if dtype is None or not 0 <= op <= NCCL_AVG or not 0 <= root < session.size:
+            raise NcclError(_INVALID_ARGUMENT)
+        try:
+            _machine.check()
+        except runtime.CUDARuntimeError:
+            raise NcclError(_UNHANDLED_CUDA) from None
+        return session, dtype
+
+    @staticmethod
+    def _buffer(address, nbytes):
+        """Device memory, which it must be."""
+        buffer = _ranks.Buffer(address, nbytes)
+        if not buffer.valid:
+            raise NcclError(_INVALID_ARGUMENT)
+        return buffer
+
+    def _collective(self, kind, send, receive, counts, datatype, stream, *, op=NCCL_SUM, root=0):
+        """Issue an operation of all ranks; `counts` are those of what is sent and received."""
+        session, dtype = self._check(datatype, op, root)
+        if not counts[0]:
+            return  # NCCL discards it, too
+        header = {"kind": kind, "count": counts[0], "datatype": datatype, "op": op, "root": root}
+        sends = None if send is None else self._buffer(send, counts[0] * dtype.itemsize)
+        receives = None if receive is None else self._buffer(receive, counts[1] * dtype.itemsize)
+        self._issue(_ranks.Collective(session, header, dtype, sends, receives), stream)
+
+    def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
+        """Combine the arrays of all ranks, for all."""
+        self._collective("allReduce", sendbuf, recvbuf, (count, count), datatype, stream, op=op)
+
+    def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
+        """Combine the arrays of all ranks, for one."""
+        receive = recvbuf if self._open().rank == root else None
+        self._collective("reduce", sendbuf, receive, (count, count), datatype, stream, op=op, root=root)
+
+    def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
+        """Give all ranks the array of one."""
+        send = sendbuff if self._open().rank == root else None
+        self._collective("broadcast", send, recvbuff, (count, count), datatype, stream, root=root)
+
+    def bcast(self, buff, count, datatype, root, stream):
+        """Give all ranks the array of one, in place."""
+        self.broadcast(buff, buff, count, datatype, root, stream)
+
+    def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
+        """Combine the arrays of all ranks, and give each its share."""
+        counts = (recvcount * self._open().size, recvcount)
+        self._collective("reduceScatter", sendbuf, recvbuf, counts, datatype, stream, op=op)
+
+    def allGather(self, sendbuf, recvbuf, count, datatype, stream):
+        """Give all ranks the arrays of all, one after the other."""
+        counts = (count, count * self._open().size)
+        self._collective("allGather", sendbuf, recvbuf, counts, datatype, stream)
+
+    def send(self, sendbuf, count, datatype, peer, stream):
+        """Send an array to another rank."""
+        session, dtype = self._check(datatype, root=peer)
+        buffer = self._buffer(sendbuf, count * dtype.itemsize)
+        self._issue(_ranks.Send(session, {"count": count, "datatype": datatype}, buffer, peer), stream)
+
+    def recv(self, recvbuf, count, datatype, peer, stream):
+        """Receive an array from another rank."""
+        session, dtype = self._check(datatype, root=peer)
+        buffer = self._buffer(recvbuf, count * dtype.itemsize)
+        self._issue(
+            _ranks.Receive(session, {"count": count, "datatype": datatype}, buffer, peer), stream
+        )
+
+
+def _at_exit():
+    """Nothing stays behind in the folder of a process that forgot its communicators."""
+    for communicator in list(_communicators):
+        if communicator._session is not None:
+            communicator.abort()
+
+
+atexit.register(_at_exit)
+
+if not available:
+    for _name in [name for name in globals() if not name.startswith("_") and name != "available"]:
+        del globals()[_name]

@@ -1,0 +1,268 @@
+"""What GPU workers need that can be checked without a GPU: tables, bookkeeping, arithmetic."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from synkro.comms.ops import OPERATIONS
+from synkro.comms.wire import CARRIED, carrier, decode, encode
+from synkro.devices.base import Source
+from synkro.devices.choice import Assignment, choose
+from synkro.devices.gpus import SOCKETS, Gpu, Visible, nccl_environment, why_not_nccl
+from synkro.devices.pins import PINNED_FROM, Pins
+from synkro.devices.placement import Placement
+from synkro.devices.portions import portions
+from synkro.errors import InvalidType, InvalidValue, NotAvailable
+
+pytestmark = pytest.mark.quick
+
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+H200 = tuple(Gpu(index, "NVIDIA H200", f"0000:8{index}:00.0", 141 << 30) for index in range(3))
+
+
+class TestWire:
+    """What a reduction over carried dtypes gives is what NumPy gives over the partials themselves."""
+
+    @staticmethod
+    def nccl(operation, one, other):
+        """NCCL's own arithmetic on carried vectors: max and min of integers, sums, products."""
+        if operation.name in ("max", "min"):
+            assert one.dtype.kind in "iu", "NCCL's max and min of floats drop nan"
+        return operation.ufunc(one, other)
+
+    @pytest.mark.parametrize("op", OPERATIONS)
+    @pytest.mark.parametrize("code", DTYPES)
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(data=st.data())
+    def test_carries_every_dtype_as_numpy_would_reduce_it(self, op, code, data):
+        operation = OPERATIONS[op]
+        partial = operation.partial_dtype(np.dtype(code))
+        elements = hnp.from_dtype(np.dtype(code))
+        shape = data.draw(st.integers(0, 7))
+        pair = [data.draw(hnp.arrays(code, shape, elements=elements)).astype(partial) for _ in "ab"]
+        if carrier(operation, partial) is None:
+            assert partial.kind == "c"
+            assert op in ("prod", "max", "min")
+            return
+        with np.errstate(all="ignore"):
+            want = operation.merge(pair[0].copy(), pair[1])
+            carried = [encode(operation, vector.copy()) for vector in pair]
+            assert all(vector.dtype.str[1:] in CARRIED for vector in carried)
+            got = decode(operation, self.nccl(operation, *carried), partial)
+        assert got.dtype == partial
+        np.testing.assert_array_equal(got, want)
+
+    def test_what_has_no_way(self):
+        assert carrier(OPERATIONS["prod"], np.dtype("c8")) is None
+        assert carrier(OPERATIONS["sum"], np.dtype(np.longdouble)) is None
+        assert carrier(OPERATIONS["max"], np.dtype("c16")) is None
+
+    def test_partials_that_travel_as_they_are_are_not_copied(self):
+        for code in CARRIED:
+            vector = np.ones(3, code)
+            assert np.shares_memory(encode(OPERATIONS["sum"], vector), vector)
+
+
+class TestPins:
+    def make(self, refuses=()):
+        calls = []
+
+        def register(address, nbytes):
+            calls.append(("pin", address, nbytes))
+            return address not in refuses
+
+        return Pins(register, lambda address: calls.append(("unpin", address))), calls
+
+    def test_a_segment_is_pinned_whole_when_it_is_first_copied_and_once(self):
+        pins, calls = self.make()
+        memory = np.zeros(PINNED_FROM + 64, np.uint8)
+        pins.mapped(7, memory)
+        assert calls == []
+        assert pins.pinned(memory[64:128])
+        assert pins.pinned(memory[:64])
+        assert calls == [("pin", memory.ctypes.data, memory.nbytes)]
+        pins.forget(7)
+        assert calls[1:] == [("unpin", memory.ctypes.data)]
+        assert not pins.pinned(memory[:64])
+        pins.forget(7)
+        assert len(calls) == 2
+
+    def test_what_cannot_be_pinned_is_tried_once_and_never_undone(self):
+        memory = np.zeros(PINNED_FROM, np.uint8)
+        pins, calls = self.make(refuses=[memory.ctypes.data])
+        pins.mapped(1, memory)
+        assert not pins.pinned(memory)
+        assert not pins.pinned(memory)
+        pins.forget(1)
+        assert len(calls) == 1
+
+    def test_files_small_segments_and_foreign_memory_are_not_pinned(self):
+        pins, calls = self.make()
+        file = np.zeros(PINNED_FROM, np.uint8)
+        file.flags.writeable = False
+        pins.mapped(1, file)
+        pins.mapped(2, small := np.zeros(PINNED_FROM - 1, np.uint8))
+        assert not pins.pinned(file)
+        assert not pins.pinned(small)
+        assert not pins.pinned(np.zeros(PINNED_FROM, np.uint8))
+        assert calls == []
+
+    def test_an_array_that_reaches_beyond_its_segment_is_not_in_it(self):
+        pins, _ = self.make()
+        memory = np.zeros(4 * PINNED_FROM, np.uint8)
+        pins.mapped(1, memory[: 2 * PINNED_FROM])
+        pins.mapped(2, memory[2 * PINNED_FROM :])
+        assert pins.pinned(memory[2 * PINNED_FROM :])
+        assert not pins.pinned(memory[PINNED_FROM : 3 * PINNED_FROM])
+
+
+@st.composite
+def sources(draw):
+    """Arrays of all layouts, with and without indices."""
+    dtype = draw(st.sampled_from(["?", "u1", "f4", "c16"]))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9))
+    array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    if array.ndim and draw(st.booleans()):
+        array = array[:: draw(st.sampled_from([1, 2, -1, -3]))]
+    if array.ndim > 1 and draw(st.booleans()):
+        array = array.swapaxes(0, -1)
+    indices = None
+    if array.ndim and len(array) and draw(st.booleans()):
+        indices = np.array(draw(st.lists(st.integers(0, len(array) - 1), max_size=12)), np.int64)
+    return Source(array, indices)
+
+
+class TestPortions:
+    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(source=sources(), limit=st.integers(16, 300))
+    def test_together_they_are_the_rows_in_their_order(self, source, limit):
+        rows = source.array if source.indices is None else source.array[source.indices]
+        made = b""
+        with ThreadPoolExecutor(2) as threads:
+            for portion in portions(source, limit):
+                assert 0 < portion.nbytes <= limit
+                buffer = np.zeros(limit, np.uint8)
+                portion.fill(buffer, threads, 2)
+                made += buffer[: portion.nbytes].tobytes()
+        assert made == rows.tobytes()
+
+    def test_threads_share_a_large_portion(self):
+        array = np.random.default_rng(0).integers(0, 256, (5000, 1000), np.uint8)
+        indices = np.random.default_rng(1).permutation(5000)
+        buffer = np.zeros(array.nbytes, np.uint8)
+        (portion,) = portions(Source(array, indices), array.nbytes)
+        with ThreadPoolExecutor(3) as threads:
+            portion.fill(buffer, threads, 3)
+        np.testing.assert_array_equal(buffer.reshape(array.shape), array[indices])
+
+
+@pytest.fixture
+def three_gpus(monkeypatch):
+    found = Visible(H200, 22_900, "")
+    monkeypatch.setattr("synkro.devices.choice.visible", lambda: found)
+    monkeypatch.setattr("synkro.devices.placement.visible", lambda: found)
+
+
+class TestPlacement:
+    @pytest.mark.parametrize(
+        ("n", "devices", "want"),
+        [
+            (None, None, [0, 1, 2]),
+            (2, None, [0, 1]),
+            (None, "cuda", [0, 1, 2]),
+            (1, "cuda", [0]),
+            (None, "cuda:1", [1]),
+            (None, "cuda2", [2]),
+            (None, ["cuda:1", "cuda:1"], [1, 1]),
+            (None, "cuda:2,cuda:0", [2, 0]),
+            (None, "dev0->cuda0;dev1->cuda2", [0, 2]),
+        ],
+    )
+    def test_gpus_by_name(self, three_gpus, n, devices, want):
+        assert [assignment.gpu.index for assignment in choose(n, devices, None)] == want
+        if devices is not None:
+            assert [assignment.gpu.index for assignment in choose(n, None, devices)] == want or (
+                not isinstance(devices, str)
+            )
+
+    def test_cpus_are_there_for_the_asking(self, three_gpus):
+        assert [assignment.gpu for assignment in choose(1, "cpu", None)] == [None]
+
+    @pytest.mark.parametrize(
+        ("n", "devices", "message"),
+        [
+            (4, None, r'4 workers .* 3 GPUs are visible: list a GPU more than once.*devices="cpu"'),
+            (4, "cuda", "4 workers .* 3 GPUs are visible"),
+            (None, "cuda:3", r"'cuda:3', but 3 GPUs are visible .*cuda:0, cuda:1, cuda:2.*CUDA_VIS"),
+            (None, ["cuda:0", "cpu"], r"CPUs and GPUs \(cuda0, cpu\): .*one kind"),
+        ],
+    )
+    def test_what_cannot_be(self, three_gpus, n, devices, message):
+        with pytest.raises(InvalidValue, match=message):
+            choose(n, devices, None)
+
+    def test_no_gpu(self, monkeypatch):
+        monkeypatch.setattr("synkro.devices.choice.visible", lambda: Visible((), 0, "none is here"))
+        with pytest.raises(NotAvailable, match="devices= asks for GPUs, but none is here"):
+            choose(None, "cuda", None)
+
+    def test_status_lines(self, three_gpus):
+        placement = Placement(choose(None, "dev0->cuda0;dev1->cuda1", None), 0.7)
+        assert list(placement.before()) == [
+            "Synkro attempting to use 2 of 3 detected GPUs...",
+            "Preallocating 101068/144384 MB (0.700) on cuda0",
+            "Preallocating 101068/144384 MB (0.700) on cuda1",
+        ]
+        assert list(placement.after(1)) == [
+            "Mapped name dev0 to device cuda0: NVIDIA H200 (0000:80:00.0)",
+            "Mapped name dev1 to device cuda1: NVIDIA H200 (0000:81:00.0)",
+            "Synkro: 2 GPU workers initialized, master rank: 1",
+        ]
+
+    def test_ranks_that_share_a_gpu_go_through_host_memory_where_nccl_is_old(self, three_gpus):
+        placement = Placement(choose(None, ["cuda:0", "cuda:0"], None), None)
+        assert not placement.linked
+        assert any(
+            "reduced through host memory, as NCCL 2.29 takes one rank a GPU" in line
+            for line in placement.after(0)
+        )
+
+    @pytest.mark.parametrize(
+        ("preallocate", "error"),
+        [(1.5, InvalidValue), (-0.1, InvalidValue), (float("nan"), InvalidValue), ("0.7", InvalidType)],
+    )
+    def test_what_is_no_fraction(self, three_gpus, preallocate, error):
+        with pytest.raises(error, match=r"preallocate must be a fraction .* from 0 to 1; got"):
+            Placement(choose(1, "cuda", None), preallocate)
+
+    def test_there_is_nothing_to_preallocate_on_cpus(self):
+        with pytest.raises(InvalidValue, match="preallocate= is for GPUs"):
+            Placement([Assignment("cpu")], 0.5)
+
+
+class TestNcclEnvironment:
+    def test_each_gpu_once(self):
+        assert why_not_nccl(H200, 21_000, {}) == ""
+        assert nccl_environment(H200, 21_000, 1) == {"NCCL_SOCKET_IFNAME": "lo"}
+
+    def test_a_gpu_twice(self):
+        twice = (H200[0], H200[0])
+        assert "NCCL 2.28 takes one rank a GPU" in why_not_nccl(twice, 22_809, {})
+        assert why_not_nccl(twice, 22_809, {SOCKETS: "1"}) == ""
+        assert why_not_nccl(twice, 23_000, {}) == ""
+        assert nccl_environment(twice, 23_000, 0)["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+        hosts = {nccl_environment(twice, 22_809, rank)["NCCL_HOSTID"] for rank in range(2)}
+        assert len(hosts) == 2
+
+    def test_without_nccl(self):
+        assert "CuPy finds no NCCL" in why_not_nccl(H200, 0, {})
+
+    def test_what_the_user_has_set_stays(self, three_gpus):
+        placement = Placement(choose(None, "cuda", None), None)
+        environments = placement.environments({"NCCL_SOCKET_IFNAME": "eth0", "HOME": "/"})
+        assert [each["NCCL_SOCKET_IFNAME"] for each in environments] == ["eth0"] * 3

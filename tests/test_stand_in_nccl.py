@@ -1,0 +1,223 @@
+"""The stand-in for NCCL: every operation, and what it does to those who misuse it."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from stand_in import loading
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """The stand-in, imported for this file alone."""
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    with loading.loaded(FAKE_CUDA_DEVICES="3", FAKE_CUDA_FOLDER=folder) as cupy:
+        yield cupy
+
+
+@pytest.fixture
+def cp(imported):
+    """The stand-in; no memory stays behind."""
+    yield imported
+    gc.collect()
+    assert imported.get_default_memory_pool().used_bytes() == 0
+
+
+def ranks(cp, count, work, end="destroy"):
+    """What `work(communicator, stream, rank)` returns on every rank, each a thread with its device."""
+    nccl = cp.cuda.nccl
+    name, results = nccl.get_unique_id(), [None] * count
+
+    def rank(number):
+        with cp.cuda.Device(number):
+            communicator = nccl.NcclCommunicator(count, name, number)
+            stream = cp.cuda.Stream(non_blocking=True)
+            try:
+                with stream:
+                    results[number] = work(communicator, stream.ptr, number)
+                if end is not None:
+                    getattr(communicator, end)()
+            except BaseException as error:
+                results[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not os.listdir(os.environ["FAKE_CUDA_FOLDER"])
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def place(array):
+    """The address of an array."""
+    return array.data.ptr
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_all_of_them(cp, count):
+    def work(c, s, rank):
+        mine = cp.arange(3 * count, dtype=cp.float32) + rank
+        total, share = cp.empty_like(mine), cp.empty(3, np.float32)
+        c.allReduce(place(mine), place(total), mine.size, 7, 0, s)
+        c.reduceScatter(place(mine), place(share), 3, 7, 2, s)
+        every = cp.empty((count, 3), np.float32)
+        c.allGather(place(share), place(every), 3, 7, s)
+        root = cp.full(2, rank, np.int64)
+        c.bcast(place(root), 2, 4, count - 1, s)
+        given = cp.full(2, -1, np.int64)
+        c.broadcast(place(root), place(given), 2, 4, 0, s)
+        one = cp.full(2, rank, np.int64)
+        c.reduce(place(one), place(one), 2, 4, 0, 0, s)
+        return [x.tolist() for x in (total, share, every, root, given, one)]
+
+    base = np.arange(3 * count, dtype=np.float32)
+    total = (base * count + sum(range(count))).tolist()
+    largest = base + count - 1
+    for rank, got in enumerate(ranks(cp, count, work)):
+        assert got[0] == total
+        assert got[1] == largest[3 * rank : 3 * rank + 3].tolist()
+        assert got[2] == largest.reshape(count, 3).tolist()
+        assert got[3] == got[4] == [count - 1] * 2
+        assert got[5] == ([sum(range(count))] * 2 if rank == 0 else [rank] * 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_group_does_not_deadlock(cp, count):
+    def work(c, s, rank):
+        mine, got = cp.full(2, rank, np.int32), cp.empty((count, 2), np.int32)
+        cp.cuda.nccl.groupStart()
+        for peer in range(count):
+            c.send(place(mine), 2, 2, peer, s)
+            c.recv(place(got[peer]), 2, 2, peer, s)
+        cp.cuda.nccl.groupEnd()
+        return got[:, 0].tolist()
+
+    assert ranks(cp, count, work) == [list(range(count))] * count
+
+
+def test_the_order_of_a_sum_rotates(cp):
+    parts = [np.full(3, value, np.float32) for value in (1e8, 1, -1e8)]
+
+    def work(c, s, rank):
+        mine = cp.asarray(parts[rank])
+        c.allReduce(place(mine), place(mine), 3, 7, 0, s)
+        return mine.tolist()
+
+    assert ranks(cp, 3, work) == [[0, 0, 1]] * 3
+
+
+def test_halves_and_what_is_no_number(cp):
+    def work(c, s, rank):
+        mine = cp.array([np.nan if rank else 2, 1 + rank], dtype=np.float16)
+        largest, mean = cp.empty_like(mine), cp.empty(2, np.int32)
+        c.allReduce(place(mine), place(largest), 2, 6, 2, s)
+        whole = cp.array([-3, 3 + 2 * rank], dtype=np.int32)
+        c.allReduce(place(whole), place(mean), 2, 2, 4, s)
+        return largest.tolist() + mean.tolist()
+
+    assert ranks(cp, 2, work) == [[2, 2, -3, 4]] * 2
+
+
+def test_abort_releases_who_waits(cp):
+    def work(c, s, rank):
+        mine = cp.ones(2, np.float32)
+        if rank == 0:
+            c.allReduce(place(mine), place(mine), 2, 7, 0, s)
+            event = cp.cuda.get_current_stream().record()
+            assert not event.done
+            c.abort()
+            event.synchronize()
+            with pytest.raises(cp.cuda.nccl.NcclError, match="INVALID_ARGUMENT"):
+                c.rank_id()
+        else:
+            c.abort()
+        return mine.tolist()
+
+    assert ranks(cp, 2, work, end=None) == [[1, 1]] * 2
+
+
+def test_a_mismatch_spoils_all_ranks(cp, capsys):
+    def work(c, s, rank):
+        mine = cp.ones(4, np.float32)
+        c.allReduce(place(mine), place(mine), 3 + rank, 7, 0, s)
+        while not c.check_async_error():
+            pass
+        return c.check_async_error()
+
+    assert ranks(cp, 2, work, end="abort") == [5, 5]
+    assert "does not match" in capsys.readouterr().err
+
+
+def test_one_device_for_two_ranks(cp, monkeypatch):
+    nccl = cp.cuda.nccl
+
+    def outcome():
+        name, seen = nccl.get_unique_id(), []
+
+        def rank(number):
+            try:
+                nccl.NcclCommunicator(2, name, number).destroy()
+                seen.append(0)
+            except nccl.NcclError as error:
+                seen.append(error.status)
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return seen
+
+    assert outcome() == [5, 5]
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert outcome() == [0, 0]
+    monkeypatch.setenv("FAKE_NCCL_VERSION", "22900")
+    assert outcome() == [5, 5]
+    monkeypatch.setenv("FAKE_NCCL", "broken")
+    assert outcome() == [2, 2]
+    assert not os.listdir(os.environ["FAKE_CUDA_FOLDER"])
+
+
+def test_two_processes_of_which_one_never_asks(tmp_path):
+    """A device works on its own: what one process has issued must not wait for its next call."""
+    code = """if True:
+        import sys, time, cupy
+        from cupy.cuda import nccl
+        name, rank = bytes.fromhex(sys.argv[1]), int(sys.argv[2])
+        comm = nccl.NcclCommunicator(2, name, rank)
+        x = cupy.full(1000, rank + 1, cupy.float64)
+        for _ in range(3):
+            comm.allReduce(x.data.ptr, x.data.ptr, x.size, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, 0)
+        print("issued", flush=True)
+        if rank == 0:
+            sys.stdin.read()
+        print(x.get()[-1], flush=True)
+        comm.destroy()
+    """
+    env = {**os.environ, "PYTHONPATH": str(loading.FOLDER), "FAKE_CUDA_FOLDER": str(tmp_path)}
+    env["FAKE_CUDA_DEVICES"] = "2"
+    name = os.urandom(128).hex()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, name, str(rank)],
+            env={**env, "CUDA_VISIBLE_DEVICES": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert processes[0].stdout.readline() == "issued\n"
+    assert processes[1].stdout.read() == "issued\n12.0\n"
+    assert processes[0].communicate(timeout=20)[0] == "12.0\n"
+    processes[1].communicate(timeout=20)
+    assert os.listdir(tmp_path) == []
