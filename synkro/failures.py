@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +29,7 @@ def worker_error(replies: Sequence[Any]) -> SynkroError:
     original: BaseException | None = None
     if first.pickled is not None:
         with contextlib.suppress(Exception):
-            original = pickle.loads(first.pickled)
+            original = _Familiar(io.BytesIO(first.pickled)).load()
     if first.usage and isinstance(original, SynkroError):
         return original
     name = f" in the function {first.function!r}" if first.function else ""
@@ -40,6 +42,18 @@ def worker_error(replies: Sequence[Any]) -> SynkroError:
     )
     error.__cause__ = RemoteTraceback(first.traceback)
     return error
+
+
+class _Familiar(pickle.Unpickler):
+    """Loads what is made of modules that this process has imported: it imports none for an error.
+
+    An error of CuPy's would otherwise bring CUDA to where no GPU is to be touched.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in sys.modules:
+            raise ImportError(f"{module} is not imported here")
+        return super().find_class(module, name)
 
 
 def worker_died(rank: int, pid: int, status: int, stderr: str) -> WorkerDied:

@@ -300,7 +300,7 @@ class Replica:
             if self._kept:
                 pieces, self._kept[kept.leaf] = self._kept[kept.leaf], []
             # referred to by this list and getrefcount's argument alone: nobody can change it any more
-            alone = len(pieces) == 1 and pieces[0].base is None and sys.getrefcount(pieces[0]) <= 2
+            alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sys.getrefcount(pieces[0]) <= 2
             array = pieces[0] if alone else self._joined(pieces, kept)
             self.variables[kept.number] = self._resident(None, array, shared=not alone)
         return Ack()

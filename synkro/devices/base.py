@@ -50,6 +50,10 @@ class Device(ABC):
         """*value*, if it lies on a device, as an array of this one's library; else None."""
 
     @abstractmethod
+    def owns(self, array: Array) -> bool:
+        """Whether *array* lies on the device, in memory that is not another array's."""
+
+    @abstractmethod
     def assign(self, target: Array, source: Any) -> None:
         """``target[...] = source``, wherever the two lie."""
 

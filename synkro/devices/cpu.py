@@ -27,6 +27,9 @@ class CpuDevice(Device):
             return array
         return None
 
+    def owns(self, array: Array) -> bool:
+        return array.base is None
+
     def assign(self, target: Array, source: Any) -> None:
         target[...] = source
 

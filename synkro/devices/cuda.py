@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import NotAvailable
 from ..machine import readable_bytes
+from ..variable import Variable
 from .base import Array, Device, Source
 from .pins import Pins
 from .portions import portions
@@ -81,12 +82,19 @@ class CudaDevice(Device):
         return array
 
     def adopt(self, value: Any) -> Array | None:
+        if isinstance(value, Variable):
+            value = value.value
         if isinstance(value, cupy.ndarray):
             array: Array = value if value.device == self._device else cupy.asarray(value)
             return array
         if getattr(value, "requires_grad", False):  # PyTorch's: without its history
             value = value.detach()
         return cupy.asarray(value) if hasattr(value, "__cuda_array_interface__") else None
+
+    def owns(self, array: Array) -> bool:
+        if isinstance(array, cupy.ndarray):
+            return array.base is None and isinstance(array.data.mem, cupy.cuda.memory.PooledMemory)
+        return False
 
     def assign(self, target: Array, source: Any) -> None:
         here, there = isinstance(target, cupy.ndarray), isinstance(source, cupy.ndarray)
@@ -264,8 +272,7 @@ class _Feeding:
                 original = device.empty(_shape(source), source.array.dtype)
                 device._copy_in(source, original)
                 device.keep(source, original)
-            # functions may write to what they get
-            whole[column] = original if source.stamp == 0 else original.copy()
+            whole[column] = original
         return whole
 
     def _allocated(self) -> list[dict[int, Any]]:
@@ -308,7 +315,7 @@ class _Feeding:
         if number + 1 < len(self._pieces):
             self._begin(number + 1)
         return [
-            self._whole[column]
+            self._whole[column].copy()  # a function may write to what it gets
             if column in self._whole
             else self._target(number, column)
             if isinstance(value, Source)
