@@ -127,11 +127,11 @@ class Replica:
         """The array that *region* describes."""
         return self._segment(region.segment).array(region)
 
-    def stamp(self, region: Region) -> int:
-        """A number that changes with the contents of *region*; 0 if nobody can tell."""
+    def stamp(self, region: Region) -> tuple[int, int] | None:
+        """The segment of *region* and a number that changes with its contents, if anybody can tell."""
         if not len(self._stamps) or not self._segment(region.segment).base.flags.writeable:
-            return 0  # a file may be written by anybody
-        return 1 + int(self._stamps[region.segment % len(self._stamps)])
+            return None  # a file may be written by anybody
+        return region.segment, int(self._stamps[region.segment % len(self._stamps)])
 
     def _segment(self, number: int) -> Segment:
         """A segment, mapped when it is first used: what fails can be tried again."""

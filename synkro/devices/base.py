@@ -16,13 +16,14 @@ Array = NDArray[Any]
 class Source(NamedTuple):
     """Rows of an input in host memory, which a piece of a call computes on.
 
-    ``array`` is a view of the rows or, with *indices*, what they are to be taken from.  ``stamp`` is
-    another whenever the contents may have changed, and 0 where nobody can tell.
+    ``array`` is a view of the rows or, with *indices*, what they are to be taken from.  ``stamp``, the
+    number of its segment and another, changes when the contents may have changed; it is None where
+    nobody can tell.
     """
 
     array: Array
     indices: NDArray[np.int64] | None = None
-    stamp: int = 0
+    stamp: tuple[int, int] | None = None
 
 
 class Device(ABC):

@@ -201,7 +201,7 @@ class CudaDevice(Device):
 
     def forget(self, number: int) -> None:
         self._inputs.synchronize()
-        self._kept.clear()
+        self._kept.forget(number)
         self._pins.forget(number)
 
     def _register(self, address: int, nbytes: int) -> bool:
@@ -265,7 +265,7 @@ class _Feeding:
             source = sources[0]
             if len(sources) > 1 and any(other is not source for other in sources):
                 continue
-            if source.stamp == 0 and len(sources) == 1:
+            if source.stamp is None and len(sources) == 1:
                 continue
             original = device.kept(source)
             if original is None:
@@ -329,8 +329,8 @@ class _Feeding:
 
     def _finish_pending(self, number: int) -> None:
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
+            self._pending.result()
+            self._pending = None
             self._arrived[number % 2] = self._device.inputs.record()
 
     def close(self) -> None:
@@ -368,19 +368,24 @@ class _Kept:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._copies: dict[Any, tuple[int, Array]] = {}
+        self._copies: dict[Any, tuple[tuple[int, int], Array]] = {}
 
     def find(self, source: Source) -> Array | None:
-        stamp, array = self._copies.get(_place(source), (0, None))
-        return array if source.stamp and stamp == source.stamp else None
+        stamp, array = self._copies.get(_place(source), (None, None))
+        return None if stamp is None or stamp != source.stamp else array
 
     def add(self, source: Source, array: Array) -> None:
         self._copies.pop(_place(source), None)
-        if not source.stamp or array.nbytes > self._limit:
+        if source.stamp is None or array.nbytes > self._limit:
             return
         while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self._limit:
-            del self._copies[next(iter(self._copies))]
+            del self._copies[next(iter(self._copies))]  # the oldest
         self._copies[_place(source)] = (source.stamp, array)
+
+    def forget(self, number: int) -> None:
+        """The segment of this number goes."""
+        for place in [place for place, (stamp, _) in self._copies.items() if stamp[0] == number]:
+            del self._copies[place]
 
     def clear(self) -> None:
         self._copies.clear()
