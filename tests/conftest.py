@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 import synkro as synk
 import synkro.session
 from synkro import world
+from synkro.devices.gpus import visible
 
 INLINE = 1 << 17
 """Outputs of more bytes than this go through Store and Reduce in the tests' sessions."""
@@ -19,6 +21,11 @@ INLINE = 1 << 17
 synkro.session._OUTBOXES = INLINE
 
 ROOT = Path(__file__).resolve().parent.parent
+
+if visible().gpus:  # the tests are of CPU workers, but for those in tests/gpu
+    os.environ.setdefault("SYNKRO_DEVICES", "cpu")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session):

@@ -16,9 +16,10 @@ K = 32  # the colours that demo 5 is left with
 def run_demo(run_python):
     """Run a demo; returns the lines that it printed, when all its processes have gone."""
 
-    def run(demo, *args):
+    def run(demo, *args, **environment):
         mark = uuid.uuid4().hex  # in the environment of the demo and of every process it starts
-        done = run_python(str(demo), *args, env={"SYNKRO_TEST_MARK": mark}, timeout=100)
+        environment["SYNKRO_TEST_MARK"] = mark
+        done = run_python(str(demo), *args, env=environment, timeout=100)
         assert wait_until(lambda: not processes_with(mark)), processes_with(mark)
         return done.stdout.splitlines()
 
@@ -55,6 +56,14 @@ def test_runs_to_its_end(demo, run_demo, tmp_path):
     assert len(lines) > 1
     if "photo" in demo.stem:
         check_photo(folder)
+
+
+@pytest.mark.parametrize("number", [1, 6, 7, 9])
+def test_runs_on_gpus_as_it_is(number, run_demo):
+    (demo,) = (demo for demo in DEMOS if demo.stem.startswith(f"demo_{number}"))
+    path = f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"
+    lines = run_demo(demo, PYTHONPATH=path, FAKE_CUDA_DEVICES="2")
+    assert lines[-1] == "All assertions passed."
 
 
 def check_photo(folder):
