@@ -337,7 +337,7 @@ class Merger:
                 f"{describe(tree)} for another: it must return the same for every slice."
             )
         for index, array in enumerate(arrays):
-            self._merge(index, array, weight)
+            self._merge(index, array, weight, device)
         self._first = False
 
     def _begin(self, tree: Tree, arrays: list[Array]) -> None:
@@ -349,7 +349,7 @@ class Merger:
         self.dtypes = [array.dtype for array in arrays]
         self.leaves = [[] for _ in arrays]
 
-    def _merge(self, index: int, array: Array, weight: int) -> None:
+    def _merge(self, index: int, array: Array, weight: int, device: Device) -> None:
         mode, pieces = self.modes[index], self.leaves[index]
         if array.dtype != self.dtypes[index]:
             raise self._error(
@@ -367,6 +367,8 @@ class Merger:
             return
         operation = OPERATIONS[mode]
         partial = operation.lift(array, weight)
+        if pieces:  # which may be in host memory for one slice, on the device for another
+            partial = device.beside(partial, pieces[0])
         if not pieces:
             # the function may hand out the same array for every slice
             pieces.append(partial.copy() if self._several and partial is array else partial)

@@ -11,7 +11,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,9 @@ from .messages import (
 )
 from .plan.call import Access, Region
 from .resident import Resident
+
+if TYPE_CHECKING:
+    from .comms.nccl import Link
 
 Array = NDArray[Any]
 
@@ -209,8 +212,7 @@ class Replica:
 
     def _move_to_gpu(self, gpus: Gpus) -> str:
         """Compute on this rank's GPU from now on; returns why NCCL does not connect it to the others."""
-        from .comms.nccl import Link  # noqa: PLC0415  only here is CuPy needed
-        from .devices.cuda import CudaDevice  # noqa: PLC0415
+        from .devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
         index = gpus.indices[self.rank]
         self._stamps = self.array(gpus.stamps)
@@ -218,6 +220,8 @@ class Replica:
         assert isinstance(self.comm, ShmCommunicator)
 
         def connect(identity: bytes, place: int, count: int) -> Link:
+            from .comms.nccl import Link  # noqa: PLC0415  and only here NCCL
+
             return Link(identity, place, count, index)
 
         self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)

@@ -55,6 +55,10 @@ class Device(ABC):
         """Whether *array* lies on the device, in memory that is not another array's."""
 
     @abstractmethod
+    def beside(self, array: Array, other: Array) -> Array:
+        """*array* where *other* lies: on the device, or in host memory."""
+
+    @abstractmethod
     def assign(self, target: Array, source: Any) -> None:
         """``target[...] = source``, wherever the two lie."""
 

@@ -96,6 +96,12 @@ class CudaDevice(Device):
             return array.base is None and isinstance(array.data.mem, cupy.cuda.memory.PooledMemory)
         return False
 
+    def beside(self, array: Array, other: Array) -> Array:
+        if isinstance(other, cupy.ndarray) == isinstance(array, cupy.ndarray):
+            return array
+        there: Array = cupy.asarray(array) if isinstance(other, cupy.ndarray) else cupy.asnumpy(array)
+        return there
+
     def assign(self, target: Array, source: Any) -> None:
         here, there = isinstance(target, cupy.ndarray), isinstance(source, cupy.ndarray)
         if there and not here:
@@ -226,15 +232,12 @@ class CudaDevice(Device):
     def advice(self, error: BaseException) -> str:
         if type(error).__name__ != "OutOfMemoryError":  # CuPy's, PyTorch's
             return ""
-        pool = cupy.get_default_memory_pool()
-        held = pool.used_bytes()
         self._kept.clear()
-        pool.free_all_blocks()
+        cupy.get_default_memory_pool().free_all_blocks()
         free, total = self.memory()
         return (
-            f" (the GPU has {readable_bytes(total)}, of which CuPy's arrays held {readable_bytes(held)} "
-            f"and {readable_bytes(free)} are free now: compute the rows in pieces, with num_slices=, or "
-            f"use more GPUs)"
+            f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free once the "
+            f"call is over: compute the rows in pieces, with num_slices=, or use more GPUs)"
         )
 
 
