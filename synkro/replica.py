@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calling import Layout, Merger, PreparedCall, taken
+from .comms.agreement import Guard
 from .comms.base import Communicator
 from .comms.gpu import GpuCommunicator
 from .comms.ops import OPERATIONS
@@ -219,10 +220,10 @@ class Replica:
         self.device = CudaDevice(index, gpus.preallocate)
         assert isinstance(self.comm, ShmCommunicator)
 
-        def connect(identity: bytes, place: int, count: int) -> Link:
+        def connect(identity: bytes, place: int, count: int, guard: Guard) -> Link:
             from .comms.nccl import Link  # noqa: PLC0415  and only here NCCL
 
-            return Link(identity, place, count, index)
+            return Link(identity, place, count, guard, index)
 
         self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)
         self.group = Group(comm, self.group.rng, self.device)

@@ -109,6 +109,10 @@ class Guard:
         """Whether another rank's function has failed since."""
         return self._meeting.failed()
 
+    def overtaken(self) -> bool:
+        """Whether another rank is done with it, or has given it up."""
+        return self._meeting.overtaken()
+
     def overdue(self, seconds: float) -> CollectiveError:
         """What to raise if the collective is not complete after so many seconds."""
         missing = self._meeting.behind()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import CollectiveError
+from .agreement import Guard
 from .ops import OPERATIONS
 from .records import Record
 from .shm import ShmCommunicator
@@ -20,8 +21,8 @@ from .shm import ShmCommunicator
 if TYPE_CHECKING:
     from .nccl import Link
 
-    Connect = Callable[[bytes, int, int], Link]
-    """Makes this rank's end of a link, from its identity, the rank's place, and the number of ranks."""
+    Connect = Callable[[bytes, int, int, Guard], Link]
+    """Makes this rank's end of a link: its identity, the rank's place of how many, and who watches."""
 
 _UNKNOWN, _IMPOSSIBLE, _ALONE = 0, -1, -2
 """Numbers of no link: none yet; NCCL cannot; none is needed, as there is only one rank."""
@@ -35,6 +36,7 @@ class Links:
         self._host = host
         self._connect = connect
         self._meeting = host.agreement.meeting
+        self._guard = Guard(self._meeting)
         self._known: dict[tuple[int, ...], tuple[int, Link | None]] = {}
         self._made = 0
 
@@ -66,7 +68,7 @@ class Links:
         link = None
         if identity:
             try:
-                link = self._connect(identity, self._host.place, self._host.count)
+                link = self._connect(identity, self._host.place, self._host.count, self._guard)
             except CollectiveError as error:
                 problem = str(error)
         problem = self._problem_of_any(problem)

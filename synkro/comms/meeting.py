@@ -211,6 +211,11 @@ class Meeting:
         mine = self._words[self._line + _REACHED]
         return [line // _LINE for line in self._others if self._words[line + _REACHED] < mine]
 
+    def overtaken(self) -> bool:
+        """Whether another rank has come further than this one."""
+        mine = self._words[self._line + _REACHED]
+        return any(self._words[line + _REACHED] > mine for line in self._others)
+
     def failed(self) -> bool:
         """Whether the function of another rank has failed in this call."""
         words = self._words

@@ -63,10 +63,10 @@ def unique_id() -> bytes:
 class Link:
     """A communicator of some ranks.  Arrays are contiguous; reduced ones are of ``wire.CARRIED``."""
 
-    def __init__(self, identity: bytes, place: int, count: int, device: int) -> None:
+    def __init__(self, identity: bytes, place: int, count: int, guard: Guard, device: int) -> None:
         """Be rank *place* of *count*; returns when all are there.
 
-        Raises: CollectiveError if that fails, or takes longer than a watchdog's patience.
+        Raises: CollectiveError if that fails, if another rank gives up, or if it takes too long.
         """
         self._count = count
         self._comm: Any = None
@@ -82,11 +82,17 @@ class Link:
         # NCCL waits for the others in C, where nothing can interrupt it: so in a thread that can be left
         thread = threading.Thread(target=create, name="synkro-nccl", daemon=True)
         thread.start()
-        thread.join(PATIENCE)
+        begun = time.monotonic()
+        deadline = begun + PATIENCE
+        while thread.is_alive():
+            thread.join(_CHECKED)
+            now = time.monotonic()
+            if guard.overtaken():
+                deadline = min(deadline, now + _GRACE)
+            if now > deadline:
+                raise CollectiveError(f"NCCL did not connect {count} ranks within {now - begun:.0f} s")
         if failure:
             raise CollectiveError(f"NCCL: {failure[0]}")
-        if thread.is_alive():
-            raise CollectiveError(f"NCCL could not connect {count} ranks within {PATIENCE:g} s")
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
