@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 from typing import Any
 
@@ -14,6 +15,28 @@ Array = NDArray[Any]
 
 NUMERIC_KINDS = "biufc"
 """The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of *dtype* have arithmetic: NumPy's kinds, and the bfloat16 of ml_dtypes."""
+    return dtype.kind in NUMERIC_KINDS or dtype.name == "bfloat16"
+
+
+def code_of(dtype: np.dtype[Any]) -> str:
+    """What a dtype is called between processes: ``np.dtype`` understands it wherever it arrives."""
+    return dtype.str if dtype.kind in NUMERIC_KINDS else _Extension(dtype.name)
+
+
+class _Extension(str):
+    """The name of a dtype that NumPy knows only after an import."""
+
+    def __reduce__(self) -> Any:
+        return _imported, (str(self),)
+
+
+def _imported(name: str) -> _Extension:
+    importlib.import_module("ml_dtypes")
+    return _Extension(name)
 
 
 def cast(
@@ -31,7 +54,7 @@ def cast(
     Raises: InvalidType.
     """
     given = as_numeric(value, called)
-    if given.dtype.kind not in NUMERIC_KINDS:
+    if not is_numeric(given.dtype):
         checked_dtype(given.dtype, called)
     if given.dtype == dtype:
         return given
@@ -83,7 +106,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
         known = np.dtype(dtype)
     except TypeError as error:
         raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
-    if known.kind not in NUMERIC_KINDS:
+    if not is_numeric(known):
         raise InvalidType(
             f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
             f"numbers. (Other things can be fixed in a function with functools.partial.)"

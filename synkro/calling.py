@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import code_of
 from .comms.base import Communicator
 from .comms.ops import OPERATIONS
 from .devices.base import Device, Source
@@ -424,9 +425,9 @@ class Layout:
             merger.tree,
             tuple(
                 Leaf(
-                    dtype.str,
+                    code_of(dtype),
                     tuple(
-                        Piece(array.shape, array.dtype.str, offsets.get((leaf, piece)))
+                        Piece(array.shape, code_of(array.dtype), offsets.get((leaf, piece)))
                         for piece, array in enumerate(pieces)
                     ),
                 )

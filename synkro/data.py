@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike
 
-from .arrays import Array, as_numeric, cast, checked_dtype, checked_oversize, checked_shape
+from .arrays import Array, as_numeric, cast, checked_dtype, checked_oversize, checked_shape, code_of
 from .engine import Engine, State
 from .errors import InvalidType, InvalidValue, SharedMemoryError
 from .ipc.mapped import file_of
@@ -252,7 +252,7 @@ class Data(NDArrayOperatorsMixin):
                 raise SharedMemoryError(
                     f"no memory for {self._called()} of shape {shape} and dtype {self._dtype}: {error}"
                 ) from None
-        self._point(segment, Region(segment.number, 0, shape, self._dtype.str))
+        self._point(segment, Region(segment.number, 0, shape, code_of(self._dtype)))
 
     def _point(self, segment: Segment, region: Region) -> None:
         array = segment.array(region)  # which may raise
@@ -278,7 +278,9 @@ class Data(NDArrayOperatorsMixin):
             os.close(fd)
             raise
         self._engine.adopt(segment)
-        self._point(segment, Region(segment.number, offset, array.shape, array.dtype.str, array.strides))
+        self._point(
+            segment, Region(segment.number, offset, array.shape, code_of(array.dtype), array.strides)
+        )
         return True
 
     # ── whether it has changed ───────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import world
-from .arrays import NUMERIC_KINDS, Array
+from .arrays import Array, is_numeric
 from .comms.base import Communicator
 from .comms.ops import OPERATIONS, Operation
 from .devices.base import Device
@@ -161,7 +161,7 @@ class Group:
         here = self.device.xp
         if array is None:
             array, here = np.asarray(value), np
-        if array.dtype.kind not in NUMERIC_KINDS:
+        if not is_numeric(array.dtype):
             raise InvalidType(
                 f"a collective takes arrays of bools, integers, floats or complex numbers; got "
                 f"{value!r}."

@@ -97,7 +97,8 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
             f"same variables with shared(…, name=…) first."
         )
     for name, replicas in stored.items():
-        for replica in replicas:
+        stored[name] = [_typed(replica, known[name]) for replica in replicas]
+        for replica in stored[name]:
             _check_fit(known[name], replica)
     for name, replicas in stored.items():
         for rank, replica in enumerate(replicas):
@@ -130,6 +131,12 @@ def _entry(wanted: str, taken: dict[str, Any]) -> str:
 def _npz(path: str | os.PathLike[str]) -> Path:
     name = os.fsdecode(path)
     return Path(name if name.endswith(".npz") else f"{name}.npz")
+
+
+def _typed(value: Array, variable: Shared) -> Array:
+    """What was read, in the variable's dtype if that is one which NumPy's files have no name for."""
+    nameless = value.dtype.kind == "V" and value.dtype.itemsize == variable.dtype.itemsize
+    return value.view(variable.dtype) if nameless else value
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -57,6 +57,18 @@ class TestWire:
         assert got.dtype == partial
         np.testing.assert_array_equal(got, want)
 
+    @pytest.mark.parametrize("op", ["max", "min"])
+    def test_carries_bfloat16_with_its_nan(self, op):
+        bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+        one, other = (
+            np.array(v, bfloat16) for v in ([1, -2, np.nan, -np.inf, 0], [-1, -3, 4, 5, np.nan])
+        )
+        carried = [encode(OPERATIONS[op], vector) for vector in (one, other)]
+        got = decode(OPERATIONS[op], self.nccl(OPERATIONS[op], *carried), one.dtype)
+        np.testing.assert_array_equal(
+            got.astype("f4"), OPERATIONS[op].merge(one, other).astype("f4"), strict=True
+        )
+
     def test_what_has_no_way(self):
         assert carrier(OPERATIONS["prod"], np.dtype("c8")) is None
         assert carrier(OPERATIONS["sum"], np.dtype(np.longdouble)) is None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ..arrays import code_of
 from ..devices.base import Device
 from ..plan.split import split
 from .agreement import Guard
@@ -437,7 +438,7 @@ def _in_host_memory(array: Array) -> bool:
 
 
 def _described(arrays: Sequence[Array]) -> tuple[tuple[tuple[int, ...], str], ...]:
-    return tuple([(array.shape, array.dtype.str) for array in arrays])
+    return tuple([(array.shape, code_of(array.dtype)) for array in arrays])
 
 
 def _carried(arrays: Sequence[Array], operation: Operation) -> bool:

@@ -30,7 +30,7 @@ class Operation:
         ufunc: merges two partials.
         weighted: a partial counts as often as it has rows, and the result is divided by all of them.
         accumulates: rounding or range can be lost in merging, so that bool is counted in int64 and
-            float16 accumulates in float32, as in NumPy's own sums.
+            float16 and bfloat16 accumulate in float32, as in NumPy's own sums.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Operation:
         """The dtype that outputs of *dtype* accumulate in."""
         if not self.accumulates:
             return dtype
-        if dtype == _HALF:
+        if dtype == _HALF or dtype.name == "bfloat16":
             return np.dtype(np.float32)
         return self.result_dtype(dtype)
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import code_of
 from ..errors import InternalError
 from ..ipc.arena import Arena
 from ..ipc.mapping import map_file
@@ -168,7 +169,7 @@ class ShmCommunicator(Communicator):
 
     def _lifted(self, record: Record, arrays: Sequence[Array]) -> list[Record]:
         """Enter a reduction with partials of *arrays* on the stage, one vector a dtype."""
-        record = record._replace(given=tuple([(array.shape, array.dtype.str) for array in arrays]))
+        record = record._replace(given=tuple([(array.shape, code_of(array.dtype)) for array in arrays]))
         layout = layout_of(record)
         vectors = self._staged(layout.sizes, layout.dtypes)
         for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
@@ -260,7 +261,7 @@ class ShmCommunicator(Communicator):
         sent = self._sent.setdefault(rank, deque())
         while sent and sent[0][0] < self._meeting.received(rank):
             sent.popleft()
-        head = pickle.dumps((array.shape, array.dtype.str, on_gpu))
+        head = pickle.dumps((array.shape, code_of(array.dtype), on_gpu))
         start = aligned(8 + len(head))
         message = self._arena.empty((start + array.nbytes,), np.uint8)
         message[:8] = memoryview(struct.pack("=q", len(head)))
@@ -318,7 +319,7 @@ class ShmCommunicator(Communicator):
         return self._where(shown)
 
     def _where(self, arrays: Sequence[Array]) -> tuple[Shown, ...]:
-        return tuple(Shown(array.shape, array.dtype.str, self._place_of(array)) for array in arrays)
+        return tuple(Shown(array.shape, code_of(array.dtype), self._place_of(array)) for array in arrays)
 
     def _place_of(self, array: Array) -> int:
         at = self._arena.locate(array)

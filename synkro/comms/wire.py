@@ -9,8 +9,8 @@ Partials of other dtypes travel as one of those, so that the result is what NumP
     max, min of floats             as integers in the order of the floats, with nan before or behind all:
                                    NCCL's own drop nan, NumPy's keep it
 
-Sums and means of float16 need no entry: their partials are float32 (``ops``).  Products and orders of
-complex numbers, and long doubles, go through host memory.
+Sums and means of float16 and bfloat16 need no entry: their partials are float32 (``ops``).  Products
+and orders of complex numbers, and long doubles, go through host memory.
 
 The functions take arrays of NumPy and of GPUs alike.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import code_of
 from .ops import Array, Operation
 
 CARRIED = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
@@ -28,7 +29,7 @@ CARRIED = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
 
 _WIDER = {"i2": "i4", "u2": "i4"}
 _REALS = {"c8": "f4", "c16": "f8"}
-_ORDERED = {"f2": "i4", "f4": "i4", "f8": "i8"}
+_ORDERED = {"f2": "i4", "bfloat16": "i4", "f4": "i4", "f8": "i8"}
 _BITS = {"i4": (31, 0x7FFFFFFF), "i8": (63, 0x7FFFFFFFFFFFFFFF)}
 
 REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
@@ -37,7 +38,7 @@ REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": 
 
 def carrier(operation: Operation, partial: np.dtype[Any]) -> str | None:
     """The dtype in which partials of dtype *partial* travel, or None if there is none."""
-    code = partial.str[1:]
+    code = _code(partial)
     if operation.name in ("max", "min"):
         code = {"b1": "u1", **_ORDERED}.get(code, "" if partial.kind in "fc" else code)
     elif operation.name != "prod":
@@ -48,12 +49,13 @@ def carrier(operation: Operation, partial: np.dtype[Any]) -> str | None:
 
 def carried_as_is(operation: Operation, partial: np.dtype[Any]) -> bool:
     """Whether partials travel without a cast or a view."""
-    return carrier(operation, partial) == partial.str[1:] and not _reordered(operation, partial.str[1:])
+    code = _code(partial)
+    return carrier(operation, partial) == code and not _reordered(operation, code)
 
 
 def encode(operation: Operation, vector: Array) -> Array:
     """A contiguous vector of partials as it travels; a view of it where that is possible."""
-    code = vector.dtype.str[1:]
+    code = _code(vector.dtype)
     wire = carrier(operation, vector.dtype)
     assert wire is not None
     if _reordered(operation, code):
@@ -63,13 +65,18 @@ def encode(operation: Operation, vector: Array) -> Array:
 
 def decode(operation: Operation, carried: Array, dtype: np.dtype[Any]) -> Array:
     """What ``encode`` made of a vector of *dtype*, after the reduction, as a vector of that dtype."""
-    code = dtype.str[1:]
+    code = _code(dtype)
     if _reordered(operation, code):
         shift, mask = _BITS[carried.dtype.str[1:]]
         bits = carried ^ ((carried >> shift) & mask)
         floats: Array = bits.view("f8" if code == "f8" else "f4")
         return floats.astype(dtype, copy=False)
     return carried.astype(dtype) if code in _WIDER else carried.view(dtype)
+
+
+def _code(dtype: np.dtype[Any]) -> str:
+    """A dtype's kind and size, whatever the byte order, which is the machine's."""
+    return code_of(dtype).lstrip("<>|=")
 
 
 def _reordered(operation: Operation, code: str) -> bool:

@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import NUMERIC_KINDS
+from ..arrays import is_numeric
 from ..errors import InvalidType, OutputError
 from .base import Buffer, FrontEnd
 
@@ -61,7 +61,7 @@ class PlainFrontEnd(FrontEnd):
                 f"expected an array or a number, got {_shown(value)}; a function that returns "
                 f"nothing useful says outputs=[]."
             )
-        if array.dtype.kind not in NUMERIC_KINDS:
+        if not is_numeric(array.dtype):
             raise OutputError(
                 f"expected bools, integers, floats or complex numbers, got an array of dtype "
                 f"{array.dtype}."
