@@ -38,6 +38,8 @@ class Visible:
     gpus: tuple[Gpu, ...]
     nccl: int
     reason: str
+    installed: bool = True
+    """Whether there is a CuPy to ask."""
 
 
 def visible() -> Visible:
@@ -47,7 +49,8 @@ def visible() -> Visible:
     except (ImportError, ValueError):
         found = False
     if not found:
-        return Visible((), 0, "CuPy is not installed (pip install synkro[cuda12] or synkro[cuda13])")
+        hint = "pip install 'synkro[cuda12]', or [cuda13]"
+        return Visible((), 0, f"CuPy is not installed ({hint})", installed=False)
     return _look(tuple(sys.path), tuple(sorted(os.environ.items())))
 
 

@@ -23,13 +23,19 @@ class Placement:
         problem: why NCCL does not connect the ranks, or an empty text.
     """
 
-    def __init__(self, assignments: Sequence[Assignment], preallocate: float | None) -> None:
-        """Raises: InvalidType, InvalidValue for what is no fraction, or on CPUs."""
+    def __init__(
+        self, assignments: Sequence[Assignment], preallocate: float | None, asked: bool = True
+    ) -> None:
+        """*asked* says whether the user has chosen the devices.
+
+        Raises: InvalidType, InvalidValue for what is no fraction, or on CPUs.
+        """
         self.assignments = tuple(assignments)
         self.gpus: tuple[Gpu, ...] = tuple([each.gpu for each in assignments if each.gpu is not None])
         self.indices = tuple(gpu.index for gpu in self.gpus)
         self.preallocate = _fraction(preallocate, bool(self.gpus))
         self.problem = ""
+        self._asked = asked
         if len(self.gpus) > 1:
             self.problem = why_not_nccl(self.gpus, visible().nccl, os.environ)
 
@@ -52,6 +58,8 @@ class Placement:
         count = len(self.assignments)
         if not self.gpus:
             cores = available_cores()
+            if not self._asked and visible().installed:
+                yield f"Synkro uses CPUs, as {visible().reason}"
             yield f"Synkro attempting to use {count} workers on {cores} detected CPU cores..."
             return
         found = len(visible().gpus)
