@@ -1,0 +1,1 @@
+"""The verification of GPU workers, on a machine that has a GPU."""

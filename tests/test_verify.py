@@ -1,0 +1,296 @@
+"""The verification of GPUs, on the stand-in for CuPy: it runs, and says that this was no GPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT, children, wait_until
+
+STAND_IN = ROOT / "tests" / "stand_in"
+RUN = ("-m", "benchmarks.gpu.verify", "--quick")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """The environment of a machine with one make-believe GPU."""
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), str(ROOT)]))
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "1")
+    return monkeypatch
+
+
+@pytest.fixture
+def verify(machine):
+    from benchmarks.gpu import verify
+
+    return verify
+
+
+@pytest.fixture
+def sections(machine):
+    from benchmarks.gpu import sections
+
+    return sections
+
+
+@pytest.fixture
+def section(sections, tmp_path):
+    """A section that has just begun, of a machine with one GPU that torch sees."""
+    return sections.Section("some", "Asks?", "test", 60, str(tmp_path / "found.json"), 1, True)
+
+
+def run(*args):
+    return subprocess.run(
+        [sys.executable, *RUN, *args], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+class TestTheProgram:
+    def test_a_record_of_the_stand_in_is_none_of_a_gpu(self, machine, tmp_path):
+        out = tmp_path / "record.json"
+        done = run("--only", "transfer,memory", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        record = json.loads(out.read_text())
+        assert record["finished"]
+        assert not record["is_gpu"]
+        assert record["machine"]["gpus"] == ["Stand-in"]
+        assert {"date", "commit", "changed_files", "python", "versions"} <= set(record["environment"])
+        assert {"numpy", "cupy", "cuda driver"} <= set(record["environment"]["versions"])
+        assert list(record["sections"]) == ["transfer", "memory"]
+        for found in record["sections"].values():
+            assert found["checks"]
+            assert all(check["ok"] for check in found["checks"])
+            assert any("target" in figure for figure in found["figures"])
+            assert not any("met" in figure for figure in found["figures"])
+        assert record["sections"]["transfer"]["tables"][0]["samples"]["Synkro"]
+        head = done.stdout.splitlines().index(f"record: {out}") + 1
+        table = done.stdout.splitlines()[head:]
+        assert len(table) <= 60
+        assert "NOT A GPU" in table[1]
+        assert not any(line.endswith((" met", " missed")) for line in table)
+
+    def test_several_ranks_and_many_sessions(self, machine, tmp_path):
+        machine.setenv("FAKE_NCCL", "none")
+        out = tmp_path / "record.json"
+        done = run("--only", "endurance,collectives,training", "--cycles", "1", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]
+        assert "through host memory" in found["collectives"]["path"]
+        assert any(
+            "growth of device memory" in figure["name"] for figure in found["endurance"]["figures"]
+        )
+        assert any("all-reduce" in figure["name"] for figure in found["collectives"]["figures"])
+        missing = [miss["name"] for miss in found["training"]["not_measured"]]
+        assert missing == ["ResNet-50"]
+
+    def test_refuses_where_there_is_no_gpu(self, machine):
+        machine.setenv("CUDA_VISIBLE_DEVICES", "")
+        done = run()
+        assert done.returncode == 2
+        assert "no GPU" in done.stderr
+
+    def test_what_does_not_fit_is_listed(self, machine, tmp_path):
+        out = tmp_path / "record.json"
+        done = run("--only", "overlap,call", "--seconds", "4", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "only" in json.loads(out.read_text())["sections"]["overlap"]["not_measured"][0]["reason"]
+        assert "call        not measured: all of it: of 4 s only" in done.stdout
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+    def test_ends_what_it_started(self, machine, number):
+        process = subprocess.Popen(
+            [sys.executable, *RUN, "--only", "endurance", "--cycles", "100000"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        with process:
+            while "the last call is right" not in process.stdout.readline():
+                assert process.poll() is None
+            started = descendants(process.pid)
+            assert started
+            process.send_signal(number)
+            process.stdout.read()
+        assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), 10)
+
+
+def descendants(pid):
+    """The process ids of a process's children, and theirs."""
+    found = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            for child in map(int, file.read().split()):
+                found |= {child, *descendants(child)}
+    return found
+
+
+GIVEN = {"name": "endurance", "scale": "test", "seconds": 60, "gpus": 1, "torch": False}
+
+
+class TestSections:
+    def test_one_that_takes_too_long_is_ended_and_what_it_found_stays(self, verify):
+        before = children()
+        given = {**GIVEN, "settings": {"calls": 8, "cycles": 1000}}
+        record = verify.run_section(given, 5.0)
+        assert record["not_measured"][-1]["reason"].startswith("it was stopped after")
+        assert record["checks"] == [{"name": "the last call is right", "ok": True, "detail": ""}]
+        assert children() <= before
+
+    def test_one_that_breaks_has_failed(self, verify, capfd):
+        record = verify.run_section({**GIVEN, "settings": {}}, 20.0)
+        (check,) = record["checks"]
+        assert not check["ok"]
+        assert "TypeError" in check["detail"]
+        assert "TypeError" in capfd.readouterr().out
+
+    def test_outcomes_of_tests_are_told(self, sections, section, tmp_path):
+        file = tmp_path / "test_some.py"
+        file.write_text(
+            "import pytest\n"
+            "def test_good(): pass\n"
+            "def test_bad(): assert 1 == 2\n"
+            "@pytest.mark.skip('no such thing here')\n"
+            "def test_later(): pass\n"
+        )
+        sections.tests(section, "none", str(file), [])
+        figures = {figure["name"]: figure["value"] for figure in section.record["figures"]}
+        assert figures == {"tests passed": 1, "tests failed": 1, "tests skipped": 1}
+        (check,) = section.record["checks"]
+        assert check["name"].endswith("test_some.py::test_bad")
+        assert not check["ok"]
+        assert "1 == 2" in section.record["tests"]["failures"][check["name"]]
+        assert "1 skipped: Skipped: no such thing here" in section.record["notes"]
+
+    def test_a_test_that_fails_only_beside_others_is_told(self, sections, section, tmp_path):
+        file = tmp_path / "test_some.py"
+        file.write_text(
+            "import pathlib\n"
+            "def test_good_at_last():\n"
+            "    mark = pathlib.Path(__file__).with_name('mark')\n"
+            "    there = mark.exists()\n"
+            "    mark.touch()\n"
+            "    assert there\n"
+        )
+        sections.tests(section, "none", str(file), [])
+        assert not section.record["checks"]
+        assert section.record["tests"]["recovered"] == ["test_some.py::test_good_at_last"]
+        assert any("passed alone" in note for note in section.record["notes"])
+
+    def test_tests_that_do_not_end_are_told(self, sections, section, monkeypatch, tmp_path):
+        file = tmp_path / "test_some.py"
+        file.write_text(
+            "import time\ndef test_a(): pass\ndef test_b(): time.sleep(99)\ndef test_c(): pass\n"
+        )
+        monkeypatch.setattr(section, "left", lambda: 5.0)
+        sections.tests(section, "none", str(file), [])
+        assert not section.record["checks"]
+        (miss,) = section.record["not_measured"]
+        assert miss["name"] == "test_some.py: 2 of 3 tests"
+        assert miss["reason"].endswith("test_some.py::test_b")
+
+    def test_a_pytest_that_does_not_start_has_failed(self, sections, section, tmp_path):
+        (tmp_path / "test_some.py").touch()
+        sections.tests(section, "none", str(tmp_path / "test_*.py"), ["--no-such-option"])
+        assert not section.record["checks"][0]["ok"]
+
+    def test_outcomes_of_demos_are_told(self, sections, section, monkeypatch, tmp_path):
+        (tmp_path / "demos").mkdir()
+        for name, text in {
+            "a_good": "import os\nassert os.environ['SYNKRO_DEVICES'] == 'cuda:0,cuda:0'\n"
+            "print('All assertions passed.')\n",
+            "b_bad": "raise ValueError('this one')\n",
+            "c_lacks": "import no_such_library\n",
+            "d_long": "import time\ntime.sleep(99)\n",
+        }.items():
+            (tmp_path / "demos" / f"demo_{name}.py").write_text(text)
+        monkeypatch.setattr(sections, "ROOT", tmp_path)
+        monkeypatch.setattr(sections, "DEMO_SECONDS", 2.0)
+        sections.demos(section, "demo_*.py")
+        told = {check["name"]: (check["ok"], check["detail"]) for check in section.record["checks"]}
+        assert told.pop("demo_a_good")[0]
+        assert told == {
+            "demo_b_bad": (False, "exit status 1: ValueError: this one"),
+            "demo_d_long": (False, "stopped after 2 s: it said nothing"),
+        }
+        (miss,) = section.record["not_measured"]
+        assert miss["name"] == "demo_c_lacks"
+        assert "no_such_library" in miss["reason"]
+
+    def test_training_is_judged_by_its_peers(self, sections, section, monkeypatch):
+        place = {"layout": "1 GPU", "ranks": 1, "what": "ResNet"}
+        record = {
+            "checks": [{"layout": "1 GPU", "peer": "bare torch", "agree": True}],
+            "rows": [
+                {**place, "side": "Synkro", "unit": "images/s", "median": 98.0},
+                {**place, "side": "Synkro ÷ bare torch", "unit": "×", "median": 0.98},
+                {**place, "side": "Synkro ÷ DDP, nccl", "unit": "×", "median": 0.99},
+            ],
+            "not_measured": [{**place, "side": "Synkro", "reason": "it burnt"}],
+        }
+
+        def run_program(command, seconds):
+            with open(command[command.index("--out") + 1], "w") as file:
+                json.dump(record, file)
+            return 0, ""
+
+        monkeypatch.setattr(sections, "run_program", run_program)
+        sections.training(section, [])
+        met = {figure["name"]: figure.get("met") for figure in section.record["figures"]}
+        assert met == {
+            "1 GPU: Synkro": None,
+            "1 GPU: Synkro ÷ bare torch": True,
+            "1 GPU: Synkro ÷ DDP, nccl": False,
+        }
+        assert [check["ok"] for check in section.record["checks"]] == [True, False]
+
+
+class TestTheTable:
+    def record(self, figures, **more):
+        section = {"question": "call", "checks": [], "figures": figures, "not_measured": [], **more}
+        surroundings = {
+            "versions": {},
+            "commit": "c0ffee",
+            "changed_files": 0,
+            "python": "3",
+            "date": "",
+        }
+        return {
+            "is_gpu": True,
+            "scale": "full",
+            "seconds": 1.0,
+            "machine": {"gpus": ["NVIDIA H200"], "driver": "580"},
+            "environment": surroundings,
+            "sections": {"call": section},
+        }
+
+    def test_figures_without_a_target_give_way(self, verify):
+        light = [{"name": f"light {number}", "unit": "s", "value": 1.0} for number in range(60)]
+        heavy = [
+            {"name": f"heavy {number}", "unit": "bytes", "value": 3.0, "target": "≤ 1024", "met": True}
+            for number in range(30)
+        ]
+        table = verify.table(self.record([*light, *heavy]))
+        assert len(table) <= 60
+        assert sum("heavy" in line for line in table) == 30
+        shown = sum("light" in line for line in table) + 30
+        assert table[-1] == f"… {90 - shown} more in the record"
+        assert "≤ 1.0 KB met" in table[-2]
+        assert "NVIDIA H200" in table[1]
+        assert "NOT A GPU" not in "".join(table)
+
+    def test_failures_and_reasons_are_shown(self, verify):
+        checks = [
+            {"name": "right", "ok": True, "detail": ""},
+            {"name": "sum", "ok": False, "detail": "no"},
+        ]
+        misses = [{"name": f"size {number}", "reason": "torch is missing"} for number in range(3)]
+        table = verify.table(self.record([], checks=checks, not_measured=misses))
+        assert any(line.startswith("call        checks") and line.endswith("1 ok") for line in table)
+        assert any("sum: no" in line and line.endswith("FAILED") for line in table)
+        assert table[-1] == "call        not measured: size 0 and 2 more: torch is missing"
