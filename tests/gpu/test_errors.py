@@ -1,0 +1,269 @@
+"""Errors of the device in the user's words; and functions that mix devices and hosts."""
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from failing import Watch
+from gpu.conftest import crews, serving
+from synkro import world
+from synkro.engine import State
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module", params=crews("one", "two", "four"))
+def session(request):
+    with serving(request.param) as session:
+        yield session
+
+
+# ── out of memory ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_out_of_memory_is_told_and_the_next_call_works(make_believe):
+    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
+    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+        f = session.function(lambda x: (x * 2 + 1).sum(axis=0), outputs="sum")
+        x = session.data(np.ones((4096, 1024)))  # 16 MB a rank, and twice for what is computed
+        for _ in range(3):
+            with Watch(), pytest.raises(synk.WorkerError) as caught:
+                f(x)
+            message = str(caught.value)
+            assert "num_slices" in message
+            assert "16.0 MB" in message  # what the device has
+            assert "OutOfMemoryError" in message or "out of memory" in message.lower()
+            assert (f(x, num_slices=32) == 3 * 4096).all()
+        assert session.state is State.READY
+
+
+def test_out_of_memory_in_the_function(machine):
+    with machine.session() as session:
+        f = session.function(lambda: synk.xp().empty(1 << 46, "u1"), outputs="sum")
+        g = session.function(lambda x: x.sum(), outputs="sum")
+        for _ in range(2):
+            with Watch(), pytest.raises(synk.WorkerError, match="num_slices") as caught:
+                f()
+            assert "70,368,744,177,664" in str(caught.value)  # how much was asked for
+            assert g(np.ones(5)) == 5
+
+
+def test_out_of_memory_says_what_arrays_hold(make_believe):
+    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
+    with make_believe.session(["cuda:0"]) as session:
+        w = session.shared(np.zeros(MB))  # 8 MB
+        f = session.function(lambda: w.value.sum() + synk.xp().empty(2 * MB).sum(), outputs="sum")
+        with pytest.raises(synk.WorkerError, match=r"8\.0 MB"):
+            f()
+
+
+def test_out_of_memory_while_a_collective_is_prepared(make_believe):
+    """Room for what is given, none for what is to come of it, on one rank."""
+    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
+    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+
+        def f(keep):
+            xp = synk.xp()
+            held = xp.zeros(MB if synk.rank() else 1)
+            given = xp.ones(3 * MB // 4)
+            synk.all_reduce(given, "sum")
+            return held.sum() + keep
+
+        f = session.function(f, outputs="sum", bcast_inputs=["keep"])
+        for _ in range(3):
+            with Watch(), pytest.raises(synk.WorkerError, match="num_slices") as caught:
+                f(1)
+            assert caught.value.rank == 1
+            one = session.function(
+                lambda: synk.all_reduce(synk.xp().ones(3), "sum").sum(), outputs="max"
+            )
+            assert one() == 6
+
+
+def test_a_variable_that_does_not_fit(make_believe):
+    make_believe.set(FAKE_CUDA_MEMORY=4 * MB)
+    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+        with pytest.raises(synk.SynkroError, match="memory"):
+            session.shared(np.zeros(MB))  # 8 MB
+        w = session.shared(np.ones(1000))
+        f = session.function(lambda: w.value.sum(), outputs="sum")
+        assert f() == 2000
+
+
+# ── errors that last ─────────────────────────────────────────────────────────────────────────────
+
+
+STICKY = ["cudaErrorIllegalAddress", "cudaErrorLaunchFailure", "cudaErrorAssert"]
+
+
+@pytest.mark.parametrize("name", STICKY)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_an_error_that_lasts_is_the_workers_end(make_believe, name, culprit):
+    def f(x, spoilt):
+        if spoilt and synk.rank() == culprit:
+            synk.xp().cuda.runtime.fail(name)
+        return x.sum(axis=0)
+
+    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+        f = session.function(f, outputs="sum", bcast_inputs=["spoilt"])
+        x = session.data(np.ones((6, 2)))
+        assert f(x, False).tolist() == [6, 6]
+        with Watch(), pytest.raises(synk.WorkerDied, match=name) as caught:
+            f(x, True)
+        assert caught.value.rank == culprit
+        assert session.state is State.BROKEN
+        assert (x[:] == 1).all()
+
+
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+def test_an_error_that_lasts_near_collectives(make_believe, where):
+    def f():
+        xp = synk.xp()
+        ones = xp.ones(1000)
+        fail = xp.cuda.runtime.fail
+        for turn in range(3):
+            if synk.rank() and turn == ["before", "between"].index(where) if where != "after" else 0:
+                fail("cudaErrorIllegalAddress")
+            synk.all_reduce(ones, "sum")
+        if synk.rank():
+            fail("cudaErrorIllegalAddress")
+
+    for devices, version in ((["cuda:0", "cuda:1"], 22800), (["cuda:0", "cuda:0"], 22800)):
+        make_believe.set(FAKE_NCCL_VERSION=version)
+        with make_believe.session(devices) as session:
+            with Watch(), pytest.raises(synk.WorkerDied, match="cudaErrorIllegalAddress") as caught:
+                session.function(f, outputs=[])()
+            assert caught.value.rank == 1
+
+
+def test_an_error_that_lasts_raised_and_caught(make_believe):
+    """A function that swallows the error does not hide it: the next use of the device finds it."""
+
+    def f():
+        xp = synk.xp()
+        xp.cuda.runtime.fail("cudaErrorIllegalAddress")
+        try:
+            xp.ones(3).sum()
+        except xp.cuda.runtime.CUDARuntimeError:
+            return 1
+        return 2
+
+    with make_believe.session(["cuda:0"]) as session:
+        f = session.function(f, outputs="sum")
+        with Watch(), pytest.raises(synk.WorkerDied, match="cudaErrorIllegalAddress"):
+            [f() for _ in range(2)]
+
+
+def test_an_error_that_passes_is_an_exception(machine):
+    """Asking for a device that is not there spoils nothing."""
+
+    def f():
+        synk.xp().cuda.Device(99).use()
+
+    with machine.session() as session:
+        for _ in range(2):
+            with Watch(), pytest.raises(synk.WorkerError, match="cudaErrorInvalidDevice"):
+                session.function(f, outputs=[])()
+            assert session.function(lambda x: x.sum(), outputs="sum")(np.ones(5)) == 5
+
+
+def test_a_death_by_the_device_can_be_followed_by_fork(make_believe):
+    for _ in range(2):
+        synk.fork(devices="cuda", verbose=False, timeout=60)
+        f = synk.function(lambda x: x.sum(), outputs="sum")
+        assert f(np.ones(3)) == 3
+        spoil = synk.function(lambda: synk.xp().cuda.runtime.fail(STICKY[0]), outputs=[])
+        with pytest.raises(synk.WorkerDied):
+            [call() for call in (spoil, lambda: f(np.ones(3)))]
+
+
+# ── hosts and devices ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min"])
+@pytest.mark.parametrize("width", [2, 50_000])
+def test_functions_may_return_arrays_of_the_host(session, op, width):
+    array = np.random.default_rng(0).uniform(0.5, 1.5, (4 * session.n_parallel + 1, width))
+    f = session.function(lambda x: getattr(x.get(), op)(axis=0), outputs=op)
+    for slices in (1, 3):
+        got = f(array, num_slices=slices)
+        assert isinstance(got, np.ndarray)
+        assert np.allclose(got, getattr(array, op)(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["gather", "keep", None])
+def test_rows_of_the_host(session, mode):
+    array = np.arange(30.0).reshape(15, 2)
+    got = session.function(lambda x: x.get() * 2, outputs=mode)(array, num_slices=2)
+    got = np.concatenate(got) if mode is None else np.asarray(got)
+    assert np.array_equal(got, array * 2)
+
+
+def test_python_numbers(session):
+    f = session.function(
+        lambda x: (len(x), float(x.sum()), bool(x.min() > 0), complex(len(x))),
+        outputs=("sum", "sum", "min", "sum"),
+    )
+    array = np.arange(1.0, 14)
+    for slices in (1, 2):
+        assert f(array, num_slices=slices) == (13, 91, True, 13 + 0j)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "gather", None])
+def test_some_ranks_on_the_host_some_on_the_device(session, op):
+    """What one rank computes on its GPU another may have on its host; so may two slices."""
+
+    def by_rank(x):
+        y = x * 2
+        return y.get() if world.current.rank % 2 else y
+
+    def by_slice(x):
+        y = x * 2
+        return y.get() if int(x[0, 0]) % 3 else y
+
+    array = np.arange(60.0).reshape(30, 2)
+    for fn in (by_rank, by_slice):
+        for slices in (1, 4):
+            if op in ("sum", "mean"):
+                g = session.function(lambda x, fn=fn: getattr(fn(x), op)(axis=0), outputs=op)
+                want = getattr(array * 2, op)(axis=0)
+            else:
+                g, want = session.function(fn, outputs=op), array * 2
+            got = g(array, num_slices=slices)
+            got = np.concatenate(got) if op is None else got
+            assert np.allclose(got, want, rtol=1e-14)
+
+
+def test_mixed_outputs(session):
+    def f(x):
+        return {"here": x.sum(axis=0), "there": x.get().sum(axis=0), "count": len(x), "rows": x}
+
+    modes = {"here": "sum", "there": "sum", "count": "sum", "rows": "gather"}
+    array = np.random.default_rng(0).standard_normal((11, 40_000))
+    got = session.function(f, outputs=modes)(array, num_slices=2)
+    assert np.allclose(got["here"], array.sum(axis=0))
+    assert np.allclose(got["there"], array.sum(axis=0))
+    assert got["count"] == 11
+    assert np.array_equal(got["rows"], array)
+
+
+def test_a_function_written_for_both_is_serial_here(session):
+    def f(x):
+        xp = synk.xp()
+        return xp.exp(x).mean(axis=0), xp.stack([x, x], axis=1)
+
+    array = np.random.default_rng(0).standard_normal((7, 3))
+    g = session.function(f, outputs=("mean", "gather"))
+    for one, other in zip(g(array), g.as_serial(array), strict=True):
+        assert isinstance(one, np.ndarray)
+        assert np.allclose(one, other)
+
+
+def test_what_is_neither_is_refused(session):
+    with pytest.raises((synk.OutputError, synk.WorkerError), match=r"str|text"):
+        session.function(lambda x: "text")(np.ones(4))

@@ -1,0 +1,379 @@
+"""Inputs on their way to GPUs: all kinds, never stale, never disturbed, and in bounded memory."""
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from gpu.conftest import crews, serving
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+
+@pytest.fixture(scope="module", params=crews("one", "two", "four"))
+def session(request):
+    with serving(request.param) as session:
+        yield session
+
+
+def total(x):
+    assert isinstance(x, synk.xp().ndarray), type(x)
+    return x.sum(axis=0)
+
+
+def rows(x):
+    assert isinstance(x, synk.xp().ndarray), type(x)
+    return x
+
+
+@pytest.fixture(scope="module")
+def gathered(session):
+    return session.function(rows, outputs="gather")
+
+
+@pytest.fixture(scope="module")
+def summed(session):
+    return session.function(total, outputs="sum")
+
+
+@pytest.fixture(scope="module")
+def scaled(session):
+    """Sums of rows times a broadcast factor."""
+    return session.function(lambda x, y: (x * y).sum(axis=0), outputs="sum", bcast_inputs=["y"])
+
+
+# ── kinds of inputs ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (5, 3), (64, 1000), (3, 0), (9, 2, 2), (300_001,)])
+def test_shapes(session, gathered, shape):
+    array = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    for given in (array, session.data(array)):
+        for slices in (1, 3):
+            got = gathered(given, num_slices=slices)
+            assert got.dtype == array.dtype
+            assert np.array_equal(got, array)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a[::2],
+        lambda a: a[::-1],
+        lambda a: a[:, ::-1],
+        lambda a: a.T,
+        lambda a: np.asfortranarray(a),
+        lambda a: np.broadcast_to(a[0], a.shape),
+        lambda a: a.astype(">f8"),
+        lambda a: a.tolist(),
+        lambda a: a[3:7, 2:5],
+    ],
+)
+def test_arrays_however_they_lie(session, gathered, view):
+    array = view(np.arange(120.0).reshape(12, 10))
+    assert np.array_equal(gathered(array), np.asarray(array))
+    assert np.array_equal(gathered(array, num_slices=2), np.asarray(array))
+
+
+@pytest.mark.parametrize("count", [10, 4099])
+@pytest.mark.parametrize("slices", [1, 4])
+def test_selections(session, gathered, count, slices):
+    array = np.arange(3.0 * count).reshape(count, 3)
+    x = session.data(array)
+    rng = np.random.default_rng(0)
+    for batch, index in [
+        (7, slice(7)),
+        (slice(None, None, -1), slice(None, None, -1)),
+        (slice(1, -1, 3), slice(1, -1, 3)),
+        (slice(-2, None, -4), slice(-2, None, -4)),
+        (rng.permutation(count), None),
+        (rng.integers(-count, count, 3 * count), None),
+        (rng.random(count) < 0.5, None),
+        ([3], None),
+    ]:
+        chosen = array[batch if index is None else index]
+        for given in (x, array):
+            assert np.array_equal(gathered(given, batch=batch, num_slices=slices), chosen)
+
+
+def test_minibatch_data_are_indexed_relative_to_the_lowest_row(session):
+    array = np.arange(40.0).reshape(20, 2)
+    f = session.function(lambda x, m: (x, m), outputs="gather")
+    x, part = session.data(array), session.data(array[5:12] * 10, minibatch=True)
+    for batch in (slice(5, 12), [7, 5, 11, 7], np.array([6, 5])):
+        whole, mini = f(x, part, batch=batch, num_slices=2)
+        assert np.array_equal(whole, array[batch])
+        assert np.array_equal(mini, array[batch] * 10)
+
+
+def test_no_rows_no_dimensions_and_numbers(session, scaled):
+    x = np.ones((6, 2))
+    assert scaled(x, 3).tolist() == [18, 18]
+    assert scaled(x, 2.5).tolist() == [15, 15]
+    assert scaled(x, np.float32(2)).tolist() == [12, 12]
+    assert scaled(x, np.array(2.0)).tolist() == [12, 12]
+    assert scaled(x, session.data(np.array(2.0))).tolist() == [12, 12]
+    none = session.function(lambda x, y: y.sum() + len(y), outputs="max", bcast_inputs=["y"])
+    assert none(x, np.zeros((0, 3))) == 0
+    assert none(x, session.data(np.zeros((4, 0)))) == 4
+
+
+def test_numbers_arrive_as_they_are(session):
+    def kinds(n, b, z):
+        assert type(n) is int
+        assert type(b) is bool
+        assert type(z) is float
+        return n
+
+    assert session.function(kinds, outputs="max", bcast_inputs=["n", "b", "z"])(3, True, 0.5) == 3
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+@pytest.mark.parametrize("offset", [0, 24])
+def test_files_are_mapped_by_the_workers(session, gathered, summed, tmp_path, mode, offset):
+    array = np.arange(60_000.0).reshape(-1, 4)
+    path = tmp_path / "table"
+    path.write_bytes(bytes(offset) + array.tobytes())
+    file = np.memmap(path, "f8", mode, offset, array.shape)
+    x = session.data(file)
+    for slices in (1, 5):
+        assert np.array_equal(gathered(x, num_slices=slices), array)
+        chosen = np.random.default_rng(slices).permutation(len(array))[:999]
+        assert np.array_equal(gathered(x, batch=chosen, num_slices=slices), array[chosen])
+        assert np.array_equal(gathered(x, batch=slice(None, None, -7), num_slices=slices), array[::-7])
+    assert np.allclose(summed(file), array.sum(axis=0))
+
+
+def test_a_saved_array_is_mapped(session, summed, tmp_path):
+    array = np.random.default_rng(0).standard_normal((1000, 3)).astype("f4")
+    np.save(tmp_path / "a.npy", array)
+    x = session.data(np.load(tmp_path / "a.npy", mmap_mode="r"))
+    assert np.allclose(summed(x), array.sum(axis=0), atol=1e-3)
+
+
+# ── never stale ──────────────────────────────────────────────────────────────────────────────────
+
+
+def by_index(x, value):
+    x[...] = value
+
+
+def by_slice(x, value):
+    x[:] = value
+
+
+def by_row(x, value):
+    for index in range(len(x)):
+        x[index] = value
+
+
+def by_set_value(x, value):
+    x.set_value(np.full(x.shape, value, x.dtype))
+
+
+def by_data(x, value):
+    x.data[...] = value
+
+
+def by_data_row(x, value):
+    for row in x.data:
+        row[...] = value
+
+
+def by_out(x, value):
+    np.add(np.zeros(x.shape), value, out=x.data)
+
+
+def by_copyto(x, value):
+    np.copyto(x.data, value)
+
+
+def by_in_place(x, value):
+    x.data.fill(0)
+    x[:] += value
+
+
+def by_asarray(x, value):
+    np.asarray(x)[...] = value
+
+
+def by_memoryview(x, value):
+    memoryview(x.data).cast("B")[:] = np.full(x.shape, value, x.dtype).tobytes()
+
+
+def by_growing(x, value):
+    length = len(x)
+    x.set_length(3 * length + 1)
+    x[:] = value
+    x.set_length(length)
+
+
+def by_freeing(x, value):
+    shape, dtype = x.shape, x.dtype
+    x.free_memory()
+    x.set_value(np.full(shape, value, dtype))
+
+
+def by_condition(x, value):
+    x.set_value(x.condition_data(np.full(x.shape, value, x.dtype)))
+
+
+WRITERS = [by_index, by_slice, by_row, by_set_value, by_data, by_data_row, by_out, by_copyto]
+WRITERS += [by_in_place, by_asarray, by_memoryview, by_growing, by_freeing, by_condition]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("shape", [(5, 2), (300, 301)])
+def test_broadcast_data_are_as_they_were_written_last(session, scaled, write, shape):
+    x, y = np.ones((4, *shape)), session.data(np.zeros(shape))
+    for value in (1.0, 2.0, 3.0):
+        write(y, value)
+        for _ in range(2):
+            assert np.array_equal(scaled(x, y), np.full(shape, 4 * value))
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_scattered_data_are_as_they_were_written_last(session, summed, write):
+    x = session.data(np.zeros((6, 50)))
+    for value in (1.0, 2.0, 3.0):
+        write(x, value)
+        assert np.array_equal(summed(x, num_slices=2), np.full(50, 6 * value))
+
+
+def test_views_that_the_user_keeps_write_through(session, scaled):
+    y = session.data(np.zeros((4, 3)))
+    views = [y.data, y[:], y.data[1], np.asarray(y), y.data.T, y.data.reshape(-1)[::2]]
+    views = [view for view in views if np.shares_memory(view, y.data)]
+    assert len(views) >= 4
+    x = np.ones((4, 4, 3))
+    for number, view in enumerate(views):
+        scaled(x, y)
+        view[...] = number + 1
+        assert np.array_equal(scaled(x, y), 4 * y.data)
+
+
+def test_a_view_from_before_a_call_writes_after_many(session, scaled):
+    """A written page must not depend on when the user took hold of it."""
+    y = session.data(np.zeros(3))
+    held = y.data
+    for turn in range(20):
+        held[turn % 3] += 1
+        for _ in range(3):
+            assert np.array_equal(scaled(np.ones((4, 3)), y), 4 * held)
+
+
+def test_plain_arrays_are_as_they_are_at_the_call(session, scaled):
+    y = np.zeros((200, 100))
+    x = np.ones((4, 200, 100))
+    for turn in range(4):
+        y += 1
+        assert np.array_equal(scaled(x, y), np.full((200, 100), 4.0 * (turn + 1)))
+    y = y[::2]  # another array of another shape, in the same parameter
+    assert np.array_equal(scaled(x[:, ::2], y), np.full((100, 100), 16.0))
+
+
+def test_data_of_two_that_took_turns_in_memory(session, scaled):
+    """The next one may lie where the last one lay."""
+    x = np.ones((4, 1000))
+    for value in range(12):
+        y = session.data(np.full(1000, float(value)))
+        assert np.array_equal(scaled(x, y), np.full(1000, 4.0 * value))
+        del y
+
+
+def test_files_that_change_are_read_anew(session, tmp_path):
+    file = np.memmap(tmp_path / "y", "f8", "w+", shape=(1000,))
+    y = session.data(file)
+    f = session.function(lambda x, y: (x * y).sum(axis=0), outputs="sum", bcast_inputs=["y"])
+    for value in (1.0, 2.0, 3.0):
+        file[:] = value
+        file.flush()
+        for _ in range(2):
+            assert np.array_equal(f(np.ones((4, 1000)), y), np.full(1000, 4 * value))
+
+
+# ── never disturbed ──────────────────────────────────────────────────────────────────────────────
+
+
+def spoiling(x, y):
+    """A function that writes where it should only read."""
+    result = (x * y).sum(axis=0)
+    x *= 0
+    y *= 0
+    return result
+
+
+@pytest.mark.parametrize("width", [3, 60_000])
+def test_writing_into_inputs_disturbs_no_later_call(session, width):
+    f = session.function(spoiling, outputs="sum", bcast_inputs=["y"])
+    x, y = session.data(np.ones((8, width))), session.data(np.full(width, 2.0))
+    for _ in range(4):
+        assert np.array_equal(f(x, y), np.full(width, 16.0))
+    assert (x[:] == 1).all()
+    assert (y[:] == 2).all()
+
+
+def test_writing_into_inputs_disturbs_no_other_function(session, scaled):
+    f = session.function(spoiling, outputs="sum", bcast_inputs=["y"])
+    x, y = session.data(np.ones((8, 40))), session.data(np.full(40, 2.0))
+    for _ in range(3):
+        f(x, y)
+        assert np.array_equal(scaled(x, y), np.full(40, 16.0))
+
+
+def test_writing_into_inputs_disturbs_no_later_slice(session):
+    f = session.function(spoiling, outputs="sum", bcast_inputs=["y"])
+    x, y = session.data(np.ones((8, 40))), session.data(np.full(40, 2.0))
+    assert np.array_equal(f(x, y, num_slices=2), np.full(40, 16.0))
+
+
+def test_an_input_that_a_variable_keeps_stays_as_it_was(session):
+    """A replica may be an input's own array: later calls must not write into it."""
+    kept = session.shared(np.zeros((0, 2)))
+
+    def keep(x):
+        kept.value = x
+        return x.sum()
+
+    f = session.function(keep, outputs="sum")
+    first = np.arange(16.0).reshape(8, 2)
+    f(first)
+    for value in range(3):
+        f2 = session.function(lambda x: x.sum(), outputs="sum")
+        f2(np.full((8, 2), float(value)), num_slices=2)
+        assert np.array_equal(session.variables.gather(kept, nd_up=0), first)
+
+
+def test_outputs_that_are_inputs_are_those_of_their_slice(session, gathered):
+    """Buffers take turns; what a slice returned must not be the next one's rows."""
+    array = np.arange(40_000.0).reshape(4000, 10)
+    for slices in (2, 3, 8):
+        assert np.array_equal(gathered(array, num_slices=slices), array)
+        pieces = session.function(rows, outputs=None)(array, num_slices=slices)
+        assert np.array_equal(np.concatenate(pieces), array)
+        kept = session.function(rows, outputs="keep")(array, num_slices=slices)
+        gathered(-array, num_slices=slices)
+        assert np.array_equal(np.asarray(kept), array)
+        views = session.function(lambda x: x[1:, ::-1], outputs="gather")(array, num_slices=slices)
+        assert len(views) == 4000 - slices * session.n_parallel
+
+
+@pytest.mark.parametrize("when", [0, 1, 2])
+def test_a_variable_keeps_what_its_slice_saw(session, when):
+    kept, turn = session.shared(np.zeros((0, 64))), session.shared(0)
+    array = np.arange(4096.0 * session.n_parallel).reshape(-1, 64)
+
+    def keep(x):
+        if int(turn.value) == when:
+            kept.value = x
+        turn.value += 1
+        return x.sum()
+
+    f = session.function(keep, outputs="sum")
+    assert f(array, num_slices=8) == array.sum()
+    first = np.concatenate(
+        [np.array_split(shard, 8)[when] for shard in np.array_split(array, session.n_parallel)]
+    )
+    assert np.array_equal(session.variables.gather(kept, nd_up=0), first)

@@ -1,0 +1,343 @@
+"""Variables that live on GPUs: read, written, updated, sliced, kept, saved, and moved from outside."""
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from gpu.conftest import MOST, crews, nothing_left, serving, settled, started
+from synkro import world
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+OPS = ["mean", "sum", "prod", "max", "min"]
+DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+SHAPES = [(), (1,), (0,), (2, 3), (70_001,)]
+
+
+@pytest.fixture(scope="module", params=MOST)
+def session(request):
+    with serving(request.param, seed=7) as session:
+        yield session
+
+
+@pytest.fixture
+def n(session):
+    world.current = session
+    yield session.n_parallel
+    world.current = None
+
+
+def per_rank(fn, *args):
+    """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    return synk.function(fn, outputs=None, bcast_inputs=list(names))(*args)
+
+
+def values(rank, shape, dtype):
+    """Small numbers, different for each rank, that all dtypes hold."""
+    rng = np.random.default_rng([rank, *shape])
+    numbers = rng.integers(0 if np.dtype(dtype).kind in "bu" else -3, 4, shape)
+    return np.asarray(numbers).astype(dtype)
+
+
+def filled(n, shape=(5, 2), dtype="f8", name=None):
+    """A variable with other values on every rank, and those values."""
+    variable = synk.shared(np.zeros(shape, dtype), name)
+    arrays = [values(rank, shape, dtype) for rank in range(n)]
+    for rank, array in enumerate(arrays):
+        synk.set_value(rank, variable, array)
+    return variable, arrays
+
+
+def replicas(variable, n):
+    return [synk.get_value(rank, variable) for rank in range(n)]
+
+
+def check(got, want):
+    want = np.asarray(want)
+    assert isinstance(got, np.ndarray | np.generic), type(got)
+    assert (np.shape(got), np.asarray(got).dtype) == (want.shape, want.dtype)
+    assert np.allclose(got, want, rtol=1e-3 if want.dtype == np.float16 else 1e-6, equal_nan=True)
+
+
+# ── reading and writing ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_come_back(n, dtype):
+    for shape in SHAPES:
+        want = values(3, shape, dtype)
+        w = synk.shared(want)
+        check(w.get_value(), want)
+        assert (w.shape, w.dtype, w.ndim) == (shape, np.dtype(dtype), len(shape))
+        w.set_value(np.zeros(shape, dtype))
+        for got in replicas(w, n):
+            assert not got.any()
+
+
+def test_inside_they_lie_on_the_device(n):
+    w, v = synk.shared(np.ones((3, 2))), synk.shared(np.float32(4))
+
+    def look():
+        xp = synk.xp()
+        assert isinstance(w.value, xp.ndarray)
+        assert isinstance(v.value, xp.ndarray)
+        assert w.value.device.id == xp.cuda.runtime.getDevice()
+        return w.value.sum() + v.value
+
+    assert per_rank(look) == [10] * n
+
+
+def test_every_way_to_write(n):
+    w = synk.shared(np.zeros(4))
+
+    def run():
+        xp, rank = synk.xp(), synk.rank()
+        seen = w.value
+        w[...] = 1
+        w[...] += rank
+        w[1] = 7.0
+        w[2:] = xp.arange(2.0)
+        assert seen is w.value or (seen == w.value).all()
+        first = w.value.copy()
+        w.value = xp.full(4, 2.0)
+        w.value *= 3
+        w.value -= np.float64(1)
+        return first, w.value
+
+    for rank, (first, second) in enumerate(per_rank(run)):
+        assert first.tolist() == [1 + rank, 7, 0, 1]
+        assert second.tolist() == [5] * 4
+    assert np.array_equal(w.get_value(), np.full(4, 5.0))
+
+
+def test_host_arrays_and_numbers_may_be_assigned(n):
+    w, v = synk.shared(np.zeros(3)), synk.shared(0)
+
+    def run():
+        w.value = np.arange(3.0) + synk.rank()
+        v.value = synk.rank()
+        assert isinstance(w.value, synk.xp().ndarray)
+        return w.value.sum(), v.value
+
+    assert [tuple(map(int, each)) for each in per_rank(run)] == [(3 + 3 * r, r) for r in range(n)]
+
+
+def test_an_assigned_array_is_not_the_functions_own(n):
+    """Memory that a variable was given is not that of somebody else, later."""
+    w = synk.shared(np.zeros(3))
+
+    def assign():
+        mine = synk.xp().ones(3)
+        w.value = mine
+        return w.value.sum()
+
+    assert per_rank(assign) == [3] * n
+    filler = synk.function(lambda x: x * 0 - 1, outputs="gather")
+    filler(np.ones((64, 3)))
+    check(w.get_value(), np.ones(3))
+
+
+def test_other_shapes_and_wrong_ones(n):
+    w = synk.shared(np.zeros((2, 2)))
+    w.set_value(np.ones((5, 3)))
+    assert w.shape == (5, 3)
+
+    def grow():
+        w.value = synk.xp().ones((synk.rank() + 1, 4))
+
+    synk.function(grow, outputs=[])()
+    assert synk.get_shapes(w) == [(rank + 1, 4) for rank in range(n)]
+    assert synk.get_lengths(w) == [rank + 1 for rank in range(n)]
+
+    def wrong():
+        w.value = synk.xp().ones(3)
+
+    with pytest.raises(synk.WorkerError):
+        synk.function(wrong, outputs=[])()
+
+
+# ── collectives of the main process ──────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["i4", "f2", "f4", "f8", "c16"])
+def test_reductions(n, op, dtype):
+    for shape in SHAPES:
+        w, arrays = filled(n, shape, dtype)
+        if op == "mean" and dtype == "i4":
+            want = np.mean(arrays, axis=0)
+            check(synk.reduce(w, op, in_place=False), want)
+            continue
+        wide = [a.astype("f4") for a in arrays] if dtype == "f2" else arrays
+        want = getattr(np, op)(wide, axis=0).astype(dtype)
+        check(synk.reduce(w, op, in_place=False), want)
+        for rank, got in enumerate(replicas(w, n)):
+            check(got, arrays[rank])
+        synk.all_reduce(w, op)
+        for got in replicas(w, n):
+            check(got, want)
+
+
+def test_reduce_in_place_changes_the_master_alone(n):
+    w, arrays = filled(n)
+    synk.reduce(w, "sum")
+    for rank, got in enumerate(replicas(w, n)):
+        check(got, np.sum(arrays, axis=0) if rank == 0 else arrays[rank])
+
+
+def test_broadcasts(n):
+    w, arrays = filled(n)
+    v, others = filled(n, (3,), "i4")
+    synk.broadcast([w, v])
+    for got, other in zip(replicas(w, n), replicas(v, n), strict=True):
+        check(got, arrays[0])
+        check(other, others[0])
+    synk.broadcast([w, v], [np.full((5, 2), 7.0), synk.data(np.arange(3, dtype="i4"))])
+    for got, other in zip(replicas(w, n), replicas(v, n), strict=True):
+        check(got, np.full((5, 2), 7.0))
+        check(other, np.arange(3, dtype="i4"))
+
+
+@pytest.mark.parametrize("dtype", ["?", "i2", "f4", "c8"])
+def test_scatters_and_gathers(n, dtype):
+    for rows in (0, 1, n, 3 * n + 1, 5001):
+        table = values(rows, (rows, 3), dtype)
+        w = synk.shared(np.zeros((0, 3), dtype))
+        for given in (table, synk.data(table)):
+            synk.scatter(w, given)
+            assert synk.get_lengths(w) == [len(part) for part in np.array_split(table, n)]
+            for got, part in zip(replicas(w, n), np.array_split(table, n), strict=True):
+                check(got, part)
+            check(synk.gather(w, nd_up=0), table)
+        synk.all_gather(w)
+        for got in replicas(w, n):
+            check(got, table)
+        check(synk.gather(w), np.stack([table] * n))
+    picked = np.array([2, 0, 5000, 5, 7])
+    synk.scatter(w, table, batch=picked)
+    check(synk.gather(w, nd_up=0), table[picked])
+
+
+def test_one_rank_at_a_time(n):
+    w, arrays = filled(n)
+    last = n - 1
+    synk.set_value(last, w, np.full((9, 2), 3.0), batch=[1, 4])
+    check(synk.get_value(last, w), np.full((2, 2), 3.0))
+    for rank in range(n - 1):
+        check(synk.get_value(rank, w), arrays[rank])
+
+
+def test_what_was_read_is_the_users(n):
+    w = synk.shared(np.ones(100_000))
+    got = w.get_value()
+    got[:] = 9
+    check(w.get_value(), np.ones(100_000))
+    w.set_value(np.zeros(100_000))
+    assert (got == 9).all()
+
+
+# ── in calls ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_updates_see_old_values_in_all_slices(n):
+    w, count = synk.shared(np.zeros(3)), synk.shared(0)
+    x = np.random.default_rng(0).standard_normal((4 * n + 3, 3))
+
+    def step(x):
+        return w.value.sum(), [x.mean(axis=0), len(x)]
+
+    f = synk.function(step, updates=[w, (count, "sum")])
+    for slices in (1, 3):
+        w.set_value(np.full(3, float(slices)))
+        assert np.isclose(f(x, num_slices=slices), 3 * slices)
+        shards = np.array_split(x, n)
+        for got, part in zip(replicas(w, n), shards, strict=True):
+            check(got, part.mean(axis=0))
+        assert [int(each) for each in replicas(count, n)] == [len(part) for part in shards]
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_variables_of_rows(n, slices):
+    table = np.random.default_rng(0).standard_normal((6 * n + 1, 4))
+    rows = synk.shared(np.zeros((0, 4)))
+    synk.scatter(rows, table)
+    mean = synk.function(lambda: rows.value.mean(axis=0), sliceable_shareds=[rows])
+    check(mean(num_slices=slices), table.mean(axis=0))
+    shards = np.array_split(table, n)
+    chosen = [[1, 0, 4]] * n
+    want = np.concatenate([part[[1, 0, 4]] for part in shards]).mean(axis=0)
+    check(mean(batch_s=chosen, num_slices=slices), want)
+    check(mean(batch_s=[1, 0, 4], num_slices=slices), want)
+    check(
+        mean(batch_s=slice(None, None, -2), num_slices=slices),
+        np.concatenate([part[::-2] for part in shards]).mean(axis=0),
+    )
+    with_x = synk.function(
+        lambda x: (x * rows.value).sum(axis=0), outputs="sum", sliceable_shareds=[rows]
+    )
+    check(with_x(table, num_slices=slices), (table**2).sum(axis=0))
+
+
+@pytest.mark.parametrize("width", [2, 60_000])
+def test_kept_outputs_are_inputs(n, width):
+    table = np.random.default_rng(0).standard_normal((3 * n + 1, width))
+    square = synk.function(lambda x: x * x, outputs="keep")
+    total = synk.function(lambda x: x.sum(axis=0), outputs="sum")
+    on_device = synk.function(lambda x: int(isinstance(x, synk.xp().ndarray)), outputs="min")
+    kept = square(table, num_slices=2)
+    assert on_device(kept) == 1
+    check(total(kept, num_slices=3), (table**2).sum(axis=0))
+    check(np.asarray(kept), table**2)
+    check(np.asarray(square(square(kept))), table**8)
+    assert not np.shares_memory(np.asarray(kept), np.asarray(kept))
+
+
+def test_variables_are_inputs(n):
+    rows = synk.shared(np.zeros((0, 2)))
+    table = np.arange(14.0 * n).reshape(-1, 2)
+    synk.scatter(rows, table)
+    check(synk.function(lambda x: x.sum(axis=0), outputs="sum")(rows), table.sum(axis=0))
+    check(synk.function(lambda x: x * 2, outputs="gather")(rows, num_slices=2), table * 2)
+
+
+def test_generators_are_each_ranks_own(n):
+    """And NumPy's: what they draw is on the host."""
+    first = per_rank(lambda: synk.rng().random(3))
+    assert len({tuple(each) for each in first}) == n
+    used = per_rank(lambda: synk.xp().asarray(synk.rng().random(3)))
+    assert not any(np.array_equal(one, other) for one, other in zip(first, used, strict=True))
+
+
+@pytest.mark.parametrize("crew", crews("two", "sockets"))
+def test_save_and_load(crew, tmp_path):
+    """A session goes on where another one of as many ranks was."""
+
+    def forked():
+        session = started(crew, devices, seed=3)
+        world.current = session
+        w, arrays = filled(session.n_parallel, (4, 2), "f4", "w")
+        return session, w, arrays, synk.shared(np.arange(3), name="v")
+
+    def draw():
+        return synk.rng().random(2)
+
+    with nothing_left(), settled(crew) as devices:
+        session, w, arrays, v = forked()
+        v.set_value(np.full(3, 5))
+        per_rank(draw)
+        synk.save(tmp_path / "model")
+        wanted = per_rank(draw)
+        session.close()
+        session, w, _, v = forked()
+        w.set_value(np.zeros((4, 2), "f4"))
+        synk.load(tmp_path / "model")
+        for got, want in zip(replicas(w, session.n_parallel), arrays, strict=True):
+            check(got, want)
+        assert v.get_value().tolist() == [5, 5, 5]
+        assert np.array_equal(per_rank(draw), wanted)
+        session.close()
+        world.current = None
