@@ -211,6 +211,8 @@ class TestPlacement:
             (4, None, r'4 workers .* 3 GPUs are visible: list a GPU more than once.*devices="cpu"'),
             (4, "cuda", "4 workers .* 3 GPUs are visible"),
             (None, "cuda:3", r"'cuda:3', but 3 GPUs are visible .*cuda:0, cuda:1, cuda:2.*CUDA_VIS"),
+            (None, ["cuda", "cuda"], "names 'cuda' among others: say which GPU"),
+            (None, ["cuda:"], "unknown device 'cuda:'"),
             (None, ["cuda:0", "cpu"], r"CPUs and GPUs \(cuda0, cpu\): .*one kind"),
         ],
     )
@@ -235,6 +237,8 @@ class TestPlacement:
             "Mapped name dev1 to device cuda1: NVIDIA H200 (0000:81:00.0)",
             "Synkro: 2 GPU workers initialized, master rank: 1",
         ]
+        unnamed = Placement(choose(1, "cuda:2", None), None)
+        assert next(unnamed.after(0)) == "Rank 0 is on device cuda2: NVIDIA H200 (0000:82:00.0)"
 
     def test_ranks_that_share_a_gpu_go_through_host_memory_where_nccl_is_old(self, three_gpus):
         placement = Placement(choose(None, ["cuda:0", "cuda:0"], None), None)
@@ -251,6 +255,11 @@ class TestPlacement:
     def test_what_is_no_fraction(self, three_gpus, preallocate, error):
         with pytest.raises(error, match=r"preallocate must be a fraction .* from 0 to 1; got"):
             Placement(choose(1, "cuda", None), preallocate)
+
+    def test_workers_that_share_a_gpu_share_its_memory(self, three_gpus):
+        assert Placement(choose(None, ["cuda:0", "cuda:0", "cuda:1"], None), 0.5).preallocate == 0.5
+        with pytest.raises(InvalidValue, match="2 workers share one: give at most 0.5"):
+            Placement(choose(None, ["cuda:0", "cuda:0", "cuda:1"], None), 0.7)
 
     def test_there_is_nothing_to_preallocate_on_cpus(self):
         with pytest.raises(InvalidValue, match="preallocate= is for GPUs"):

@@ -35,7 +35,7 @@ class Assignment:
 
     def __str__(self) -> str:
         what = cpu_name() if self.gpu is None else f"{self.gpu.name} ({self.gpu.address})"
-        return f"Mapped name {self.name} to device {self.device}: {what}"
+        return f"device {self.device}: {what}"
 
 
 def choose(
@@ -139,18 +139,20 @@ def _parse_map(text: str, source: str) -> list[Assignment]:
 
 def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
     """The device that *text* names, in its normal form, such as ``cpu`` or ``cuda0``."""
-    match = re.fullmatch(r"(cpu|cuda):?(\d*)", text.strip())
+    match = re.fullmatch(r"(cpu|cuda)(?::?(\d+))?", text.strip())
     if match is None:
         raise InvalidValue(f"{source} names the unknown device {text!r}: expected {_FORMS}.")
-    kind, index = match.groups()
+    kind, index = match.groups("")
     if kind == "cuda":
         gpus = _gpus(f"{source} names {text!r}").gpus
-        if int(index or 0) >= len(gpus):
+        if not index:
+            raise InvalidValue(f'{source} names {text!r} among others: say which GPU, as in "cuda:0".')
+        if int(index) >= len(gpus):
             raise InvalidValue(
                 f"{source} names {text!r}, but {_counted(len(gpus))} visible to this process "
                 f"({', '.join(f'cuda:{gpu.index}' for gpu in gpus)}; CUDA_VISIBLE_DEVICES says which)."
             )
-        gpu = gpus[int(index or 0)]
+        gpu = gpus[int(index)]
         return Assignment(f"cuda{gpu.index}", name, gpu)
     cores = len(os.sched_getaffinity(0))
     if index and int(index) >= cores:

@@ -230,6 +230,16 @@ class CudaDevice(Device):
         return None
 
     def advice(self, error: BaseException) -> str:
+        if isinstance(error, TypeError) and "numpy.ndarray" in str(error):
+            return (
+                " (a NumPy array met one on the GPU: make constants with synkro.xp().asarray(…), or "
+                "broadcast them, and use .value of variables)"
+            )
+        if isinstance(error, TypeError) and "conversion to a NumPy array" in str(error):
+            return (
+                " (a function for NumPy arrays got one on the GPU: take it from synkro.xp(), or copy "
+                "the array with .get())"
+            )
         if type(error).__name__ != "OutOfMemoryError":  # CuPy's, PyTorch's
             return ""
         self._kept.clear()
@@ -237,7 +247,7 @@ class CudaDevice(Device):
         free, total = self.memory()
         return (
             f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free once the "
-            f"call is over: compute the rows in pieces, with num_slices=, or use more GPUs)"
+            f"call is over: compute the rows in more pieces, with num_slices=, or use more GPUs)"
         )
 
 

@@ -75,7 +75,9 @@ def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Vi
         return Visible((), 0, f"CuPy cannot be used ({last})")
     told = json.loads(done.stdout.splitlines()[-1])
     if "reason" in told:
-        return Visible((), 0, f"CUDA finds no GPU ({told['reason']})")
+        shown = dict(environment).get("CUDA_VISIBLE_DEVICES")
+        hint = "" if shown is None else f", and CUDA_VISIBLE_DEVICES is {shown!r}"
+        return Visible((), 0, f"CUDA finds no GPU ({told['reason']}{hint})")
     gpus = tuple(Gpu(index, **properties) for index, properties in enumerate(told["gpus"]))
     return Visible(gpus, told["nccl"], "" if gpus else "CUDA finds no GPU")
 

@@ -34,6 +34,12 @@ class Placement:
         self.gpus: tuple[Gpu, ...] = tuple([each.gpu for each in assignments if each.gpu is not None])
         self.indices = tuple(gpu.index for gpu in self.gpus)
         self.preallocate = _fraction(preallocate, bool(self.gpus))
+        crowd = max((self.indices.count(index) for index in self.indices), default=0)
+        if self.preallocate is not None and self.preallocate * crowd > 1:
+            raise InvalidValue(
+                f"preallocate={self.preallocate:g} is what each worker takes of its GPU, and {crowd} "
+                f"workers share one: give at most {1 / crowd:.2g}."
+            )
         self.problem = ""
         self._asked = asked
         if len(self.gpus) > 1:
@@ -73,9 +79,11 @@ class Placement:
 
     def after(self, master_rank: int) -> Iterator[str]:
         """Status lines for when they have started."""
-        for assignment in self.assignments:
-            if assignment.name is not None or self.gpus:
-                yield str(assignment)
+        for rank, assignment in enumerate(self.assignments):
+            if assignment.name is not None:
+                yield f"Mapped name {assignment.name} to {assignment}"
+            elif self.gpus:
+                yield f"Rank {rank} is on {assignment}"
         if self.problem:
             yield f"Synkro: outputs and variables are reduced through host memory, as {self.problem}"
         kind = "GPU" if self.gpus else "CPU"
