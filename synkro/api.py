@@ -193,12 +193,13 @@ def broadcast(value: Any, values: Any = None, *, root: int | None = None) -> Any
     In the main process, ``broadcast(variables, values=None)`` writes *values* (arrays or ``Data``, one a
     variable) to all replicas, or without them the master rank's replica to the others.
 
-    Inside a function, ``broadcast(x, root=None)`` returns the root's *x* on every rank; what the others
+    Inside a function, ``broadcast(x, *, root=None)`` returns the root's *x* on every rank; what the others
     give does not matter.  The root is the master rank by default.
 
     Raises: InvalidType, InvalidValue; CollectiveError.
     """
     if (group := _group()) is not None:
+        _inside_only("broadcast", values=values)
         return group.broadcast(value, root)
     _main_only("broadcast", root=root)
     return _session("broadcast").variables.broadcast(value, values)
@@ -210,11 +211,12 @@ def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | No
     In the main process, ``scatter(variables, values, batch=None)`` makes each replica its rank's rows of
     *values*, or of the rows of them that *batch* selects.  Ranks may get none.
 
-    Inside a function, ``scatter(x, root=None)`` returns this rank's rows of the root's *x*.
+    Inside a function, ``scatter(x, *, root=None)`` returns this rank's rows of the root's *x*.
 
     Raises: InvalidType, InvalidValue, InvalidIndex; CollectiveError.
     """
     if (group := _group()) is not None:
+        _inside_only("scatter", values=values, batch=batch)
         return group.scatter(value, root)
     _main_only("scatter", root=root)
     return _session("scatter").variables.scatter(value, values, batch)
@@ -261,12 +263,13 @@ def reduce(
     In the main process, ``reduce(variables, op="mean", in_place=True)`` makes the master rank's replica
     the plain mean, "sum", "prod", "max" or "min" of all, or returns that with ``in_place=False``.
 
-    Inside a function, ``reduce(x, op="mean", root=None, weight=None)`` returns it on the root, and None
+    Inside a function, ``reduce(x, op="mean", *, root=None, weight=None)`` returns it on the root, and None
     on the others; *weight* as in ``all_reduce``.
 
     Raises: InvalidType, InvalidValue; CollectiveError.
     """
     if (group := _group()) is not None:
+        _inside_only("reduce", in_place=None if in_place is True else in_place)
         return group.reduce(value, op, root, weight)
     _main_only("reduce", root=root, weight=weight)
     return _session("reduce").variables.reduce(value, op, in_place)
@@ -443,6 +446,16 @@ def _inside(verb: str) -> Group:
             f"{verb}() is for use inside a function that runs on the workers; this is the main program."
         )
     return group
+
+
+def _inside_only(verb: str, **given: Any) -> None:
+    """Raises: InvalidType for arguments that have a meaning in the main program only."""
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidType(
+                f"{verb}() got {name}={value!r} inside a function, where it takes an array, and the root "
+                f"by name: {verb}(x, root=…)."
+            )
 
 
 def _main_only(verb: str, **given: Any) -> None:

@@ -1015,3 +1015,20 @@ def test_ctrl_c_during_a_collective_of_the_main_process(three):
         timer.join()
         synk.all_reduce(w)  # means of ones, even where one of them was left in the middle
         assert [float(synk.get_value(rank, w).sum()) for rank in range(3)] == [400_000] * 3
+
+
+@pytest.mark.parametrize(
+    "misplaced",
+    [
+        lambda: synk.broadcast(np.ones(2), 1),
+        lambda: synk.scatter(np.ones(2), 1),
+        lambda: synk.reduce(np.ones(2), "sum", 1),
+        lambda: synk.scatter(np.ones(2), batch=[0]),
+    ],
+    ids=["broadcast", "scatter", "reduce", "batch"],
+)
+def test_a_root_that_is_not_named_is_not_taken_for_something_else(session, misplaced):
+    with pytest.raises(
+        synk.WorkerError, match=r"inside a function, .* the root by name: \w+\(x, root=…\)"
+    ):
+        session.function(misplaced, outputs=[])()

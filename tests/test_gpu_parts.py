@@ -258,7 +258,7 @@ class TestPlacement:
 
     def test_workers_that_share_a_gpu_share_its_memory(self, three_gpus):
         assert Placement(choose(None, ["cuda:0", "cuda:0", "cuda:1"], None), 0.5).preallocate == 0.5
-        with pytest.raises(InvalidValue, match="2 workers share one: give at most 0.5"):
+        with pytest.raises(InvalidValue, match=r"2 workers share one: give at most 0\.5"):
             Placement(choose(None, ["cuda:0", "cuda:0", "cuda:1"], None), 0.7)
 
     def test_there_is_nothing_to_preallocate_on_cpus(self):
