@@ -193,8 +193,8 @@ def broadcast(value: Any, values: Any = None, *, root: int | None = None) -> Any
     In the main process, ``broadcast(variables, values=None)`` writes *values* (arrays or ``Data``, one a
     variable) to all replicas, or without them the master rank's replica to the others.
 
-    Inside a function, ``broadcast(x, *, root=None)`` returns the root's *x* on every rank; what the others
-    give does not matter.  The root is the master rank by default.
+    Inside a function, ``broadcast(x, *, root=None)`` returns the root's *x* on every rank; what the
+    others give does not matter.  The root is the master rank by default.
 
     Raises: InvalidType, InvalidValue; CollectiveError.
     """
@@ -263,8 +263,8 @@ def reduce(
     In the main process, ``reduce(variables, op="mean", in_place=True)`` makes the master rank's replica
     the plain mean, "sum", "prod", "max" or "min" of all, or returns that with ``in_place=False``.
 
-    Inside a function, ``reduce(x, op="mean", *, root=None, weight=None)`` returns it on the root, and None
-    on the others; *weight* as in ``all_reduce``.
+    Inside a function, ``reduce(x, op="mean", *, root=None, weight=None)`` returns it on the root, and
+    None on the others; *weight* as in ``all_reduce``.
 
     Raises: InvalidType, InvalidValue; CollectiveError.
     """
@@ -453,8 +453,8 @@ def _inside_only(verb: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise InvalidType(
-                f"{verb}() got {name}={value!r} inside a function, where it takes an array, and the root "
-                f"by name: {verb}(x, root=…)."
+                f"{verb}() got {name}={value!r} inside a function, where it takes an array, and the "
+                f"root by name: {verb}(x, root=…)."
             )
 
 
