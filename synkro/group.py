@@ -20,7 +20,7 @@ from .comms.ops import OPERATIONS, Operation
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .errors import InvalidType, InvalidValue
-from .plan.outputs import ALIASES, flatten, unflatten
+from .plan.outputs import ALIASES, by_name, flatten, unflatten
 from .resident import Resident
 from .variable import Variable
 
@@ -86,14 +86,18 @@ class Group:
         named = [id(leaf) for leaf in leaves if isinstance(leaf, Variable)]
         if len(set(named)) < len(named):
             raise InvalidValue("all_reduce got a variable twice: name each once.")
+        order, names = by_name(tree)
         if len(named) == len(leaves) and leaves and weight is None:
-            self.reduce_in_place(leaves, operation)
+            self.reduce_in_place([leaves[index] for index in order], operation)
             return value
         factor = _weight(weight, operation)
-        results: list[Any] = self.comm.all_reduce(list(map(self._array, leaves)), operation, factor)
-        for index, leaf in enumerate(leaves):
-            if isinstance(leaf, Variable):
-                results[index] = fitted(results[index], leaf, operation)
+        arrays = [self._array(leaves[index]) for index in order]
+        results: list[Any] = [None] * len(leaves)
+        for index, result in zip(
+            order, self.comm.all_reduce(arrays, operation, factor, names), strict=True
+        ):
+            leaf = leaves[index]
+            results[index] = fitted(result, leaf, operation) if isinstance(leaf, Variable) else result
         return unflatten(tree, map(_put, leaves, results))
 
     def reduce(self, value: Any, op: Any, root: Any, weight: Any) -> Any:

@@ -556,7 +556,7 @@ DIFFERENT = {
     ),
     "tree": (
         lambda r: synk.all_reduce([np.ones(2)] * (1 + r)),
-        r"rank 0 gave shape \(2,\) and dtype float64, but rank 1 shape \(2,\) and dtype float64; shape",
+        r'rank 0 is in all_reduce with "mean" of \[0\], but rank 1 in all_reduce with "mean" of \[0\], \[1\]',
     ),
     "row": (
         lambda r: synk.all_gather(np.ones((2, 1 + r))),
@@ -1032,3 +1032,30 @@ def test_a_root_that_is_not_named_is_not_taken_for_something_else(session, mispl
         synk.WorkerError, match=r"inside a function, .* the root by name: \w+\(x, root=…\)"
     ):
         session.function(misplaced, outputs=[])()
+
+
+def test_nested_values_meet_by_their_names_not_by_their_places(session):
+    def turned():
+        a, b = np.full(2, 1.0), np.full(2, 5.0)
+        return synk.all_reduce({"a": a, "b": b} if synk.rank() else {"b": b, "a": a}, op="sum")["a"]
+
+    assert session.function(turned, outputs=None)()[0].tolist() == [2, 2]
+    assert session.function(turned, outputs=None)()[1].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda: (
+            {"a": np.ones(2), "b": np.ones(2)} if synk.rank() else {"c": np.ones(2), "d": np.ones(2)}
+        ),
+        lambda: [[np.ones(2)], np.ones(2)] if synk.rank() else [np.ones(2), [np.ones(2)]],
+        lambda: {str(i): np.ones(1) for i in range(synk.rank(), 100 + synk.rank())},
+    ],
+    ids=["other keys", "other nesting", "very many"],
+)
+def test_values_of_other_nesting_do_not_meet(session, nested):
+    with pytest.raises(
+        synk.WorkerError, match=r"rank 0 is in all_reduce .* of .*, but rank 1 in all_reduce"
+    ):
+        session.function(lambda: synk.all_reduce(nested()), outputs=[])()

@@ -37,9 +37,11 @@ class Agreement:
         records = [record if payload == mine else self._record(payload) for payload in said]
         for place, other in enumerate(records):
             if other is not record and manner(other) != manner(record):
+                mixed = other.on_gpu != record.on_gpu
                 self.refuse(
                     f"rank {self.meeting.place} is in {described(record)}, but rank {place} in "
                     f"{described(other)}"
+                    + (": give arrays on the GPU on all ranks, or on none" if mixed else "")
                 )
         return records
 

@@ -58,10 +58,13 @@ class Communicator(ABC):
         """Wait until all ranks are here."""
 
     @abstractmethod
-    def all_reduce(self, arrays: Sequence[Array], operation: Operation, weight: float) -> list[Array]:
+    def all_reduce(
+        self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
+    ) -> list[Array]:
         """Each array reduced over the ranks, in their order; all give the same shapes and dtypes.
 
-        A mean counts a rank's arrays *weight* times.
+        A mean counts a rank's arrays *weight* times.  *names*, what the arrays are, has to be the same
+        on all ranks.
         """
 
     @abstractmethod

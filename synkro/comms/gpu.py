@@ -83,19 +83,23 @@ class GpuCommunicator(Communicator):
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def all_reduce(self, arrays: Sequence[Array], operation: Operation, weight: float) -> list[Array]:
+    def all_reduce(
+        self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
+    ) -> list[Array]:
         hosted = [array for array in arrays if _in_host_memory(array)]
         if hosted and len(hosted) < len(arrays):  # each kind by itself
-            first = iter(self._host.all_reduce(hosted, operation, weight))
+            kinds = "".join("h" if _in_host_memory(array) else "g" for array in arrays)
+            names = f"{names}, on the host (h) or the GPU (g): {kinds}"
+            first = iter(self._host.all_reduce(hosted, operation, weight, names))
             others = [array for array in arrays if not _in_host_memory(array)]
-            second = iter(self.all_reduce(others, operation, weight))
+            second = iter(self.all_reduce(others, operation, weight, names))
             return [next(first if _in_host_memory(array) else second) for array in arrays]
-        record = Record(KIND["all_reduce"], operation.name, -1, weight, None, on_gpu=True)
+        record = Record(KIND["all_reduce"], operation.name, -1, weight, None, on_gpu=True, names=names)
         results = self._reduced(record, arrays, operation)
         if results is not None:
             return results
         return self._through_host(
-            lambda copies: self._host.all_reduce(copies, operation, weight), arrays
+            lambda copies: self._host.all_reduce(copies, operation, weight, names), arrays
         )
 
     def reduce(

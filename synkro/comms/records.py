@@ -39,6 +39,7 @@ class Record(NamedTuple):
     in_place: bool = False
     given: tuple[tuple[tuple[int, ...], str], ...] = ()  # shapes and dtypes, where others are shown
     on_gpu: bool = False  # whether the arrays lie on a GPU
+    names: str = ""  # what the arrays are, where several are nested
     link: int = 0  # the number of the connection between the GPUs, 0 where there is none yet
 
 
@@ -84,7 +85,8 @@ def listed(record: Record) -> str:
 
 def manner(record: Record) -> tuple[Any, ...]:
     rooted = record.kind in _ROOTED  # only the root knows
-    return record.kind, record.operation, record.root, record.in_place, not rooted and record.on_gpu
+    on_gpu = not rooted and record.on_gpu
+    return record.kind, record.operation, record.root, record.in_place, on_gpu, record.names
 
 
 def described(record: Record) -> str:
@@ -92,4 +94,5 @@ def described(record: Record) -> str:
     root = f" from or to rank {record.root}" if record.root >= 0 else ""
     place = " in place" if record.in_place else ""
     gpu = " of arrays on the GPU" if record.on_gpu else ""
-    return f"{KINDS[record.kind]}{operation}{root}{place}{gpu}"
+    names = f" of {record.names}" if record.names else ""
+    return f"{KINDS[record.kind]}{operation}{root}{place}{gpu}{names}"

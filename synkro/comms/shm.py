@@ -106,8 +106,11 @@ class ShmCommunicator(Communicator):
         share = split(0, target.size, self.size)[self.rank]
         _reduce(operation, divisor, sources, [target], share)
 
-    def all_reduce(self, arrays: Sequence[Array], operation: Operation, weight: float) -> list[Array]:
-        records = self._reduced(Record(KIND["all_reduce"], operation.name, -1, weight, None), arrays)
+    def all_reduce(
+        self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
+    ) -> list[Array]:
+        record = Record(KIND["all_reduce"], operation.name, -1, weight, None, names=names)
+        records = self._reduced(record, arrays)
         results = self._collected(records, operation)
         self._meeting.part()
         return results

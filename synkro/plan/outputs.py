@@ -8,14 +8,18 @@ operation for a whole subtree, or a tuple, list or dict with an entry for each c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
+
+_NAMES = 200  # characters of names that are spelled out
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,20 @@ def leaf_paths(tree: Tree, path: str = "") -> list[str]:
         for key, child in zip(tree.keys, tree.children, strict=True)
         for name in leaf_paths(child, f"{path}[{key!r}]")
     ]
+
+
+@lru_cache(64)
+def by_name(tree: Tree) -> tuple[tuple[int, ...], str]:
+    """The leaves in the order of their names, whatever the order of dicts, and the names in one text.
+
+    Two values have the same text if they have the same leaves; it is empty for a leaf by itself.
+    """
+    names = leaf_paths(tree)
+    order = tuple(sorted(range(len(names)), key=names.__getitem__))
+    text = ", ".join(names[index] for index in order)
+    if len(text) > _NAMES:
+        text = f"{text[:_NAMES]}… ({len(names)} in all, {hashlib.sha1(text.encode()).hexdigest()[:8]})"
+    return order, text
 
 
 def check_modes(spec: Any) -> Any:
