@@ -117,6 +117,7 @@ class PreparedCall:
                 replica.in_function = True
                 value = spec.fn(*args, **kwargs)
                 replica.in_function = False
+                replica.device.settle()
                 if updates is not None:
                     value = updates.add(value, weight, replica.device)
                 if self._plan.subset is not None:
@@ -364,7 +365,9 @@ class Merger:
                 raise self._error(
                     self.tree, index, f'"{mode}" concatenates rows, got a scalar: {advice}'
                 )
-            pieces.append(array.copy() if self._several else array)
+            if self._several:
+                array = array.copy() if mode == "keep" else device.stow(array)
+            pieces.append(array)
             return
         operation = OPERATIONS[mode]
         partial = operation.lift(array, weight)

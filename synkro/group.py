@@ -161,6 +161,7 @@ class Group:
         """*value* as a contiguous array where it lies, on the device or in host memory."""
         if isinstance(value, Variable):
             value = value.value
+        self.device.resume()
         array = self.device.adopt(value)
         here = self.device.xp
         if array is None:

@@ -104,6 +104,7 @@ class Worker:
     def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
         replica = self._replica
         replica.in_function = False
+        replica.device.resume()
         replica.epoch = self._listener.number
         if housekeeping:
             self._prepared.clear()  # they hold views of what may have to go

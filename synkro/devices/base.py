@@ -59,6 +59,10 @@ class Device(ABC):
         """*array* where *other* lies: on the device, or in host memory."""
 
     @abstractmethod
+    def stow(self, array: Array) -> Array:
+        """A copy that a later piece can neither change nor crowd: in host memory."""
+
+    @abstractmethod
     def assign(self, target: Array, source: Any) -> None:
         """``target[...] = source``, wherever the two lie."""
 
@@ -90,8 +94,12 @@ class Device(ABC):
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
     @abstractmethod
+    def resume(self) -> None:
+        """Be the current device again, whatever a function has made of that."""
+
+    @abstractmethod
     def settle(self) -> None:
-        """Wait for what the device still computes; raises what went wrong with it."""
+        """``resume``, and wait for what the device still computes; raises what went wrong with it."""
 
     @abstractmethod
     def lost(self, error: BaseException) -> str | None:

@@ -33,6 +33,10 @@ class CpuDevice(Device):
     def beside(self, array: Array, other: Array) -> Array:
         return array
 
+    def stow(self, array: Array) -> Array:
+        copy: Array = array.copy()
+        return copy
+
     def assign(self, target: Array, source: Any) -> None:
         target[...] = source
 
@@ -56,6 +60,9 @@ class CpuDevice(Device):
         pass
 
     def forget(self, number: int) -> None:
+        pass
+
+    def resume(self) -> None:
         pass
 
     def settle(self) -> None:

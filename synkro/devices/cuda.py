@@ -4,9 +4,10 @@
                    └ rows picked, or not pinnable ─▶ ring ─▶┘                              │
     outbox, results (host, pinned) ◀───────────────────────────────────────────────────────┘
 
-Functions compute on CuPy's current stream, which is CUDA's legacy default stream: other libraries'
-work is ordered with it.  Inputs come on a stream of their own, into two buffers in turn, so that a
-piece is copied while the one before computes.  Events keep the two streams from overtaking each other.
+Inputs come on a stream of their own, into two buffers in turn, so that a piece is copied while the one
+before computes.  A function gets its piece when it has arrived, and its outputs are taken when all that
+it has queued on the device is computed: it may use streams of its own, and libraries that do.  Events
+keep the copies from overtaking the computation.
 """
 
 from __future__ import annotations
@@ -102,6 +103,11 @@ class CudaDevice(Device):
         there: Array = cupy.asarray(array) if isinstance(other, cupy.ndarray) else cupy.asnumpy(array)
         return there
 
+    def stow(self, array: Array) -> Array:
+        copy: Array = np.empty(array.shape, array.dtype)
+        self.copy_out([(copy, array)])
+        return copy
+
     def assign(self, target: Array, source: Any) -> None:
         here, there = isinstance(target, cupy.ndarray), isinstance(source, cupy.ndarray)
         if there and not here:
@@ -168,6 +174,11 @@ class CudaDevice(Device):
 
         return self._loader.submit(load_all)
 
+    @property
+    def keeps(self) -> int:
+        """The bytes from which on inputs are too large to be kept."""
+        return self._kept.limit
+
     def kept(self, source: Source) -> Array | None:
         """A copy of an input that is still on the device and has not changed; None if there is none."""
         return self._kept.find(source)
@@ -219,8 +230,13 @@ class CudaDevice(Device):
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
+    def resume(self) -> None:
+        if runtime.getDevice() != self._device.id:
+            self._device.use()
+
     def settle(self) -> None:
-        runtime.deviceSynchronize()
+        self.resume()
+        runtime.deviceSynchronize()  # functions may have streams of their own
 
     def lost(self, error: BaseException) -> str | None:
         try:
@@ -247,7 +263,7 @@ class CudaDevice(Device):
         free, total = self.memory()
         return (
             f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free once the "
-            f"call is over: compute the rows in more pieces, with num_slices=, or use more GPUs)"
+            f"call is over: if the rows fill it, compute them in more pieces, with num_slices=)"
         )
 
 
@@ -259,6 +275,7 @@ class _Feeding:
         self._pieces = pieces
         self._stream = cupy.cuda.get_current_stream()
         self._whole = self._load_whole()
+        self._lent: dict[int, Array] = {}  # what functions get of it, as they may write to it
         self._buffers = self._allocated()
         self._free = self._stream.record()  # when the buffers may be written
         self._computed: list[Any] = [self._free, self._free]  # … by a later piece
@@ -278,7 +295,8 @@ class _Feeding:
             source = sources[0]
             if len(sources) > 1 and any(other is not source for other in sources):
                 continue
-            if source.stamp is None and len(sources) == 1:
+            once = len(sources) == 1
+            if once and (source.stamp is None or _nbytes(source) > device.keeps):
                 continue
             original = device.kept(source)
             if original is None:
@@ -322,19 +340,29 @@ class _Feeding:
         return array
 
     def take(self, number: int) -> list[Any]:
-        """The arguments of a piece; computation that is queued from now on finds them complete."""
+        """The arguments of a piece, complete, on whatever stream a function computes."""
         self._finish_pending(number)
-        self._stream.wait_event(self._arrived[number % 2])
+        self._arrived[number % 2].synchronize()
         if number + 1 < len(self._pieces):
             self._begin(number + 1)
-        return [
-            self._whole[column].copy()  # a function may write to what it gets
+        arguments = [
+            self._lend(column)
             if column in self._whole
             else self._target(number, column)
             if isinstance(value, Source)
             else value
             for column, value in enumerate(self._pieces[number])
         ]
+        if self._whole:
+            self._stream.synchronize()
+        return arguments
+
+    def _lend(self, column: int) -> Array:
+        if column not in self._lent:
+            self._lent[column] = self._whole[column].copy()
+        else:
+            self._lent[column][...] = self._whole[column]
+        return self._lent[column]
 
     def computed(self, number: int) -> None:
         """All that computes on the piece is queued."""
@@ -380,7 +408,7 @@ class _Kept:
     """Copies of broadcast inputs on the device, by where they lie in host memory."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._copies: dict[Any, tuple[tuple[int, int], Array]] = {}
 
     def find(self, source: Source) -> Array | None:
@@ -389,9 +417,9 @@ class _Kept:
 
     def add(self, source: Source, array: Array) -> None:
         self._copies.pop(_place(source), None)
-        if source.stamp is None or array.nbytes > self._limit:
+        if source.stamp is None or array.nbytes > self.limit:
             return
-        while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self._limit:
+        while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self.limit:
             del self._copies[next(iter(self._copies))]  # the oldest
         self._copies[_place(source)] = (source.stamp, array)
 

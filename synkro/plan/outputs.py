@@ -163,7 +163,7 @@ def describe(tree: Tree) -> str:
     if tree is None:
         return "a single value"
     if tree.kind is dict:
-        return f"a dict with the keys {sorted(map(str, tree.keys))}"
+        return f"a dict with the keys {list(map(str, tree.keys))}, in this order"
     article = "a list" if tree.kind is list else "a tuple"
     return f"{article} of {len(tree.children)}"
 

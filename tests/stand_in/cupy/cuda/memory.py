@@ -81,7 +81,9 @@ class BaseMemory:
         """Settle the accounts."""
 
     def __del__(self):
-        if self.buffer is None or sys.is_finalizing():
+        if (
+            self.buffer is None or sys.is_finalizing() or self.ptr not in _blocks
+        ):  # interrupted in __init__
             return
         with _machine.lock:
             del _blocks[self.ptr]
