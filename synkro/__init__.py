@@ -6,11 +6,13 @@ The house has floors; a module imports only from lower ones, or from its own fol
     8  api         fork, close, data, function, distribute …, on the current session
     7  session     Session: an engine with the functions and data that belong to it
     6  function    Function: plan, run, collect
+       graphs      functions of PyTensor graphs
        planning    from a function's arguments to the plan of a call
        distribution  the functions of a session, and how they get to the workers
        collect     from all ranks' replies to the user's result
        variables   the variables of a session, and the collectives over them
        shared      Shared: a variable on the workers, as the main process has it
+       linked      PyTensor's shared variables, and the worker variables that stand for them
        saving      variables and generators, to a file and back
        alone       a function in the main process by itself
        data        Data: a typed array in shared memory

@@ -127,6 +127,7 @@ def function(
     givens: Any = None,
     sliceable_shareds: Any = None,
     name: str | None = None,
+    **options: Any,
 ) -> Any:
     """A function that runs on all workers at once; without *fn*, a decorator that makes one.
 
@@ -150,10 +151,16 @@ def function(
 
     Inputs are read-only inside the function.
 
+    The classic form has no *fn* but the variables of a PyTensor graph: lists of them as *inputs* and
+    *bcast_inputs*; one, a pair ``(variable, op)`` or a list of them as *outputs*; *updates*, a dict or
+    pairs ``(shared variable, new value)``, or triples with the operation; *givens*; shared variables as
+    *sliceable_shareds*.  *options* go to ``pytensor.function``: ``mode``, ``on_unused_input``,
+    ``allow_input_downcast`` …
+
     Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
     """
     return _session("function").function(
-        fn, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name
+        fn, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, **options
     )
 
 

@@ -23,6 +23,7 @@ from .data import Data, make_data
 from .distribution import Functions
 from .engine import Engine
 from .errors import InvalidType, InvalidValue, NotAvailable
+from .linked import Bridge
 from .plan.binding import Binder
 from .plan.call import (
     CallPlan,
@@ -65,6 +66,7 @@ class Function:
         self.output_modes = check_modes(outputs)
         self.updates = home.variables.check_updates(updates)
         self.finish: Callable[[int], None] | None = None  # see FunctionSpec; set before distribution
+        self.bridge: Bridge | None = None  # of a graph with shared variables
         self._sliced = home.variables.check_sliceable(sliceable_shareds)
         self._home = home
         self._engine = home.engine
@@ -80,6 +82,7 @@ class Function:
             self.number,
             self.output_modes,
             self._sliced,
+            getattr(self.fn, "input_types", {}),
         )
 
     @property
@@ -126,6 +129,8 @@ class Function:
         """
         with self._engine.lock:
             self._engine.require_ready()
+            if self.bridge is not None:
+                self.bridge.before()
             if self._engine.stamps is not None:
                 for arg in (*args, *kwargs.values()):
                     if isinstance(arg, Data):
@@ -140,9 +145,10 @@ class Function:
                 )
             if not planned.known:
                 self._home.bring(self)
-            if progress:
-                return self._run_with_bar(planned)
-            return self._run(planned)
+            result = self._run_with_bar(planned) if progress else self._run(planned)
+            if self.bridge is not None:
+                self.bridge.after()
+            return result
 
     def _run(self, planned: Planned, on_tick: Callable[[], None] | None = None) -> Any:
         replies = self._engine.run(planned.payload, planned.segments, on_tick=on_tick)
@@ -190,6 +196,8 @@ class Function:
         ``Data`` are read-only in it, as on the workers.
         """
         named = {key: _serial(arg) for key, arg in kwargs.items()}
+        if self.bridge is not None:
+            self.bridge.before()
         with alone(self._home.variables.rng):
             value = self.fn(*map(_serial, args), **named)
             if self.updates:
@@ -198,6 +206,8 @@ class Function:
                     variable.value = one
             if self.finish is not None:
                 self.finish(1)
+        if self.bridge is not None:
+            self.bridge.after()
         return value
 
     as_theano = as_serial
@@ -215,10 +225,12 @@ class Function:
         *minibatch* goes to the scattered ones, *force_cast* and *oversize* to all.
         """
         positional, named = self._binder.bind(args, kwargs)
+        types = getattr(self.fn, "input_types", {})
         return tuple(
             make_data(
                 self._engine,
                 bound.value,
+                dtype=types[bound.name].dtype if bound.name in types else None,
                 force_cast=force_cast,
                 oversize=oversize,
                 minibatch=minibatch and not bound.broadcast,

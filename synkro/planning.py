@@ -8,18 +8,19 @@ plan     rows a rank, slices, weights, pickled
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import as_numeric, checked_dtype
+from .arrays import as_numeric, cast, checked_dtype
 from .collect import Collection
 from .data import Data, make_data
 from .engine import Engine
-from .errors import InvalidValue
+from .errors import InvalidType, InvalidValue
+from .frontends.foreign import is_graph_shared
 from .messages import Call
 from .plan.batch import Indexed, Selection, Strided, select, select_each
 from .plan.binding import Binder, Bound
@@ -57,7 +58,9 @@ class Planner:
         number: int,
         modes: Any,
         sliced: Sequence[Shared],
+        types: Mapping[str, Any],
     ) -> None:
+        """*types* say what typed inputs have to be: by name, their dtype, ndim, and ``downcast``."""
         self._engine = engine
         self._variables = variables
         self._binder = binder
@@ -65,6 +68,7 @@ class Planner:
         self._number = number
         self._modes = modes
         self._sliced = sliced
+        self._types = types
         self._cached: dict[str, tuple[Any, Data]] = {}
         self._indices: Data | None = None
         self._own_indices: Data | None = None
@@ -94,6 +98,9 @@ class Planner:
     def _input(self, bound: Bound) -> tuple[Bound, Any]:
         """The argument as ``Data``, or as the variable or the scalar that it is."""
         value = bound.value
+        wanted = self._types.get(bound.name)
+        if wanted is not None:
+            value = self._typed(bound, wanted)
         if isinstance(value, Shared):
             return bound, self._variables.check(value, self._called(bound))
         if isinstance(value, Data):
@@ -113,6 +120,30 @@ class Planner:
             self._cached[bound.name] = (None, data)
         data.set_value(array)
         return bound, data
+
+    def _typed(self, bound: Bound, wanted: Any) -> Any:
+        """The argument, of the type that the function's input has.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        value, called = bound.value, self._called(bound)
+        if is_graph_shared(value):
+            raise InvalidType(f"{called} is a shared variable: give its values, .get_value().")
+        if not isinstance(value, Data | Shared | np.memmap):
+            advice = "convert the values yourself, or make the function with allow_input_downcast=True"
+            value = cast(value, wanted.dtype, wanted.downcast, called, advice)
+        if value.ndim != wanted.ndim:
+            raise InvalidValue(
+                f"{called} has {wanted.ndim} dimensions in the graph, got {value.ndim} (shape "
+                f"{value.shape})."
+            )
+        if not (wanted.downcast or np.can_cast(value.dtype, wanted.dtype, "safe")):
+            raise InvalidType(
+                f"{called} is {wanted.dtype} in the graph, got {value.dtype}: make the Data of that "
+                f"dtype, with data(…, dtype=…, force_cast=True), or the function with "
+                f"allow_input_downcast=True."
+            )
+        return value
 
     def _mapped(self, bound: Bound, array: np.memmap[Any, Any]) -> Data:
         """A memory-mapped file, mapped once as long as the same array comes again."""

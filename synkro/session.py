@@ -22,7 +22,9 @@ from .devices.placement import Placement
 from .distribution import Functions
 from .engine import Engine, State, status_line
 from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
+from .frontends.foreign import has_graph_variables
 from .function import Function
+from .graphs import graph_function
 from .ipc.segment import aligned
 from .machine import available_cores
 from .messages import Gpus, Start
@@ -182,9 +184,24 @@ class Session:
         givens: Any = None,
         sliceable_shareds: Any = None,
         name: str | None = None,
+        **options: Any,
     ) -> Any:
         """A ``Function``, or without *fn* a decorator that makes one; see ``synkro.function``."""
-        _check_later(givens=givens)
+        if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
+            return graph_function(
+                self._functions,
+                inputs,
+                () if outputs == "mean" else outputs,
+                bcast_inputs,
+                updates,
+                givens,
+                sliceable_shareds,
+                name,
+                options,
+            )
+        if givens is not None or options:
+            unknown = ", ".join(["givens"] * (givens is not None) + list(options))
+            raise InvalidType(f"function() got {unknown}=, which is for graphs of PyTensor only.")
 
         def make(fn: Callable[..., Any]) -> Function:
             return Function(

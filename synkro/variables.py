@@ -23,7 +23,9 @@ from .collect import Collection, Outputs
 from .data import Data
 from .engine import Engine
 from .errors import CollectiveError, InvalidType, InvalidValue
+from .frontends.foreign import is_graph_shared
 from .group import operation_named
+from .linked import Linked
 from .messages import Command, Create, Exchange, Fill, Generator, Inspect, Read, Write
 from .plan.batch import Indexed, Strided, select_any
 from .plan.call import Access, Picked, Region, Survey
@@ -41,6 +43,7 @@ class Variables:
         token: what variables of this session are known by on its workers.
         master_rank: the root of collectives that have one.
         rng: the generator of functions that run in the main process by themselves.
+        linked: PyTensor's shared variables, which are variables here, too.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Variables:
         self.token = token
         self.master_rank = master_rank
         self.rng = rng
+        self.linked = Linked(self)
         self._named: list[weakref.ref[Shared]] = []
         self._engine = engine
         self._outputs = outputs
@@ -225,6 +229,7 @@ class Variables:
                 fills.append(Fill(target.number, region, selection, tuple(rows(length))))
             segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
             self._engine.run(Write(tuple(fills)), segments)
+            self.linked.pull(targets)
 
     def get_value(self, rank: Any, variables: Any) -> Any:
         """See ``api.get_value``."""
@@ -302,6 +307,8 @@ class Variables:
 
     def check(self, variable: Any, called: str) -> Shared:
         """Raises: InvalidType, InvalidValue for what is no variable, or one of another session."""
+        if is_graph_shared(variable):
+            variable = self.linked.shared(variable)
         if not isinstance(variable, Shared):
             raise InvalidType(
                 f"{called} takes worker variables, made by shared(); got {type(variable).__name__}."
@@ -321,6 +328,7 @@ class Variables:
             raise InvalidValue("a collective needs at least one variable; got an empty list.")
         checked = [self.check(variable, "a collective") for variable in given]
         _check_once(checked, "a collective")
+        self.linked.push(checked)
         return checked, single
 
     def _values(self, targets: Sequence[Shared], values: Any) -> list[Array]:
@@ -388,6 +396,7 @@ class Variables:
                 if kind != "broadcast":
                     self._need_alike(targets, kind, "", rows_may_differ=kind == "all_gather")
                 raise
+            self.linked.pull(targets)
 
     def _read(
         self,

@@ -1,0 +1,264 @@
+"""PyTensor graphs in the classic form: inputs, outputs, updates and givens are variables of a graph.
+
+    graph ─ givens replaced ─ shared variables become inputs ─▶ compiled function ─▶ pickled
+                                                                                       │
+    on a rank:  arguments of the call, and the rank's replicas of the variables ──▶ outputs, new values
+
+The compiled function is pure: what ``updates=`` give comes out as new values, which Synkro merges over
+slices and puts into the replicas.  It is compiled in the main process, so that all workers find the
+result in PyTensor's cache on the disk, and none compiles it twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Variable as GraphVariable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.type import TensorType
+
+from ..errors import InvalidType, InvalidValue
+from ..plan.binding import RESERVED
+
+
+class InputType(NamedTuple):
+    """What an input has to be; *downcast*: whether casts may lose digits."""
+
+    dtype: np.dtype[Any]
+    ndim: int
+    downcast: bool
+
+
+class Graph:
+    """A function of a graph, checked.
+
+    Attributes:
+        names: of the inputs, the scattered ones first: those of the variables, where they can be.
+        scattered: how many they are.
+        modes: the operation of each output, or one for a single output.
+        updates: the shared variables that get new values, each with its operation.
+        shared: all shared variables that it uses.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        bcast_inputs: Any,
+        outputs: Any,
+        updates: Any,
+        givens: Any,
+        name: str | None,
+    ) -> None:
+        """Raises: InvalidType, InvalidValue for what is no graph."""
+        self.name = name or "graph"
+        scattered, broadcast = _listed(inputs), _listed(bcast_inputs)
+        self.inputs = [*scattered, *broadcast]
+        self._check_inputs()
+        self.scattered = len(scattered)
+        self.names = _names(self.inputs)
+        pairs, self.single = _outputs(outputs)
+        for variable, _ in pairs:
+            self._check_tensor(variable, "an output")
+        modes = [mode for _, mode in pairs]
+        self.modes = modes[0] if self.single else modes
+        self._new = _updates(updates)
+        self.updates = [(variable, mode) for variable, _, mode in self._new]
+        for variable in givens or ():
+            if not isinstance(variable[0] if isinstance(variable, tuple) else variable, GraphVariable):
+                raise InvalidType(f"givens= replaces variables of the graph; got {variable!r}.")
+        targets = [variable for variable, _ in pairs] + [new for _, new, _ in self._new]
+        if givens:
+            targets = clone_replace(targets, replace=dict(givens))
+        found = {v: None for v in graph_inputs(targets) if isinstance(v, SharedVariable)}
+        self.shared = list(found)
+        for variable in [*self.shared, *(v for v, _ in self.updates)]:
+            self._check_tensor(variable, "a shared variable")
+        self._count = len(pairs)
+        self._targets = targets
+
+    def _check_inputs(self) -> None:
+        for position, variable in enumerate(self.inputs):
+            if isinstance(variable, SharedVariable):
+                raise InvalidType(
+                    f"the shared variable {variable} is listed as an input of the function "
+                    f"{self.name!r}: shared variables are found by themselves, leave it out."
+                )
+            if not isinstance(variable, GraphVariable) or isinstance(variable, Constant):
+                raise InvalidType(
+                    f"inputs and bcast_inputs of a graph are its variables, such as "
+                    f"pytensor.tensor.matrix('x'); got {variable!r}."
+                )
+            self._check_tensor(variable, "an input")
+            if any(variable is other for other in self.inputs[:position]):
+                raise InvalidValue(
+                    f"the variable {variable} is listed twice for the function {self.name!r}: list each "
+                    f"once, in inputs (scattered) or in bcast_inputs (broadcast)."
+                )
+
+    def _check_tensor(self, variable: Any, what: str) -> None:
+        if not isinstance(variable, GraphVariable) or not isinstance(variable.type, TensorType):
+            kind = getattr(variable, "type", type(variable).__name__)
+            raise InvalidType(
+                f"{what} of the function {self.name!r} is {variable!r}, a {kind}: only dense tensors "
+                f"can be split and reduced. (Random numbers: draw them in NumPy, and pass them.)"
+            )
+
+    def types(self, downcast: bool) -> dict[str, InputType]:
+        """What each input has to be, by name."""
+        return {
+            name: InputType(np.dtype(v.type.dtype), v.type.ndim, downcast)
+            for name, v in zip(self.names, self.inputs, strict=True)
+        }
+
+    def compiled(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
+        """The function, which takes the values of shared variables from their *replicas*.
+
+        Raises: InvalidValue for inputs that the graph does not use, or variables that it lacks.
+        """
+        stand_ins = {variable: variable.type(variable.name) for variable in self.shared}
+        targets = clone_replace(self._targets, replace=stand_ins) if self._targets else []
+        places = [pytensor.In(v, borrow=True) for v in (*self.inputs, *stand_ins.values())]
+        try:
+            function = pytensor.function(places, targets, name=self.name, **options)
+        except Exception as error:
+            if type(error).__name__ not in ("UnusedInputError", "MissingInputError"):
+                raise
+            raise InvalidValue(
+                f"the inputs of the function {self.name!r} do not fit its graph: {_first(error)} (List "
+                f"all variables that the graph needs, and no others, or say on_unused_input='ignore'.)"
+            ) from None
+        variables = [replicas[variable] for variable in self.shared]
+        types = self.types(bool(options.get("allow_input_downcast")))
+        return Compiled(self, types, function, variables)
+
+
+class Compiled:
+    """A compiled graph: in the main process a function of whole arrays, on a rank of its rows.
+
+    It returns the outputs, and beside them the new values of variables if there are updates.
+    """
+
+    def __init__(
+        self, graph: Graph, types: dict[str, InputType], function: Any, variables: Sequence[Any]
+    ) -> None:
+        """*types* are those of the inputs, in their order."""
+        self.__name__ = graph.name
+        self.names = tuple(types)
+        self.input_types = types
+        self._function = function
+        self._variables = tuple(variables)
+        self._single = graph.single
+        self._count = graph._count
+        self._updates = len(graph.updates)
+        self._trusted = False
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._trusted:  # what comes has been checked; PyTensor need not look again
+            self._function.trust_input = self._trusted = True
+        given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
+        arrays = [np.asarray(v, t.dtype) for v, t in zip(given, self.input_types.values(), strict=True)]
+        results = self._function(*arrays, *[variable.value for variable in self._variables])
+        outputs: Any = results[0] if self._single else list(results[: self._count])
+        return (outputs, list(results[self._count :])) if self._updates else outputs
+
+    def warm(self) -> None:
+        """Let PyTensor compile what it compiles only when arrays come, as rows of shared memory do."""
+        arrays: list[Any] = []
+        for variable in self._function.maker.fgraph.inputs:
+            shape = [1 if length is None else length for length in variable.type.shape]
+            array = np.ones(shape, variable.type.dtype)
+            if len(arrays) < len(self.names):
+                array.flags.writeable = False
+            arrays.append(array)
+        with contextlib.suppress(Exception):  # such shapes need not fit each other
+            self._function(*arrays)
+
+
+def _listed(variables: Any) -> list[Any]:
+    if variables is None:
+        return []
+    return list(variables) if isinstance(variables, list | tuple) else [variables]
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    """A parameter's name for each variable: its own where it is fit for one."""
+    names: list[str] = []
+    for position, variable in enumerate(variables):
+        own = variable.name
+        fit = isinstance(own, str) and own.isidentifier() and own not in (*names, *RESERVED)
+        names.append(own if fit else f"input_{position}")
+    return names
+
+
+def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
+    """Each output with its operation, and whether there is a single one, not in a list."""
+    if outputs is None:
+        return [], False
+    if isinstance(outputs, GraphVariable) or _is_pair(outputs):
+        return [_pair(outputs)], True
+    if not isinstance(outputs, list | tuple):
+        raise InvalidType(
+            f"outputs= of a graph takes a variable, a pair (variable, operation), or a list of them; "
+            f"got {outputs!r}."
+        )
+    return [_pair(output) for output in outputs], False
+
+
+def _is_pair(value: Any) -> bool:
+    two = isinstance(value, tuple) and len(value) == 2
+    return two and isinstance(value[0], GraphVariable) and not isinstance(value[1], GraphVariable)
+
+
+def _pair(output: Any) -> tuple[Any, Any]:
+    if _is_pair(output):
+        return output[0], output[1]
+    if isinstance(output, GraphVariable):
+        return output, "mean"
+    raise InvalidType(
+        f"an output of a graph is a variable, or a pair (variable, operation); got {output!r}."
+    )
+
+
+def _updates(updates: Any) -> list[tuple[Any, Any, str]]:
+    """The shared variables of ``updates=``, their new values as graphs, and their operations."""
+    if updates is None:
+        return []
+    entries = list(updates.items()) if isinstance(updates, Mapping) else list(updates)
+    made: list[tuple[Any, Any, str]] = []
+    for entry in entries:
+        if not isinstance(entry, tuple | list) or len(entry) not in (2, 3):
+            raise InvalidType(
+                f"updates= takes pairs (variable, new value), or triples with an operation; got "
+                f"{entry!r}."
+            )
+        variable, new, op = entry if len(entry) == 3 else (*entry, "mean")
+        if not isinstance(variable, SharedVariable):
+            raise InvalidType(f"updates= changes shared variables; got {variable!r}.")
+        if any(variable is other for other, _, _ in made):
+            raise InvalidValue(f"updates= names the shared variable {variable} twice: name each once.")
+        try:
+            new = variable.type.filter_variable(new)
+        except TypeError as error:
+            raise InvalidType(
+                f"the new value of the shared variable {variable} is of another type: {_first(error)}"
+            ) from None
+        made.append((variable, new, op))
+    return made
+
+
+def _first(error: Exception) -> str:
+    line: str = str(error).strip().splitlines()[0].rstrip(".")
+    return f"{line}."

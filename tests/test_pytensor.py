@@ -1,0 +1,244 @@
+"""Graphs of PyTensor: the classic form of function(), and shared variables that are variables here."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from conftest import children, wait_until
+
+pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
+T = pytensor.tensor
+
+ROWS = np.random.default_rng(0).standard_normal((101, 4))
+
+
+@pytest.fixture(scope="module")
+def workers():
+    before = children()
+    with synk.Session(2, verbose=False, timeout=100) as session:
+        yield session
+    assert wait_until(lambda: children() <= before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted():
+    """Python's own loops: what numba compiles takes seconds a graph; one test below waits for that."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def current(workers, monkeypatch):
+    """The module functions are the workers'; they stay for the next test."""
+    monkeypatch.setattr(synk.world, "current", workers)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """The workers serve all tests of this module, and are counted at its end."""
+
+
+def test_the_introductory_program_compiled():
+    with pytensor.config.change_flags(mode="Mode"):
+        x, y = T.matrix("x"), T.vector("y")
+        f = synk.function(inputs=[x], bcast_inputs=[y], outputs=T.mean(x.dot(y), axis=0))
+    answers = ROWS.dot(np.arange(4.0)).mean()
+    assert np.allclose(f(ROWS, np.arange(4.0)), answers)
+    assert np.allclose(f(ROWS, np.arange(4.0), num_slices=2), answers)
+
+
+def test_the_introductory_program():
+    x, y = T.matrix("x"), T.vector("y")
+    z = T.mean(x.dot(y), axis=0)
+    f_th = pytensor.function(inputs=[x, y], outputs=z)
+    f = synk.function(inputs=[x], bcast_inputs=[y], outputs=z)
+    synk.distribute()
+    x_dat, y_dat = ROWS.astype("float32"), np.arange(4, dtype="float32")
+    assert np.allclose(f(synk.data(x_dat), synk.data(y_dat)), f_th(x_dat, y_dat))
+    assert np.allclose(f(x=x_dat, y=y_dat), f_th(x_dat, y_dat))
+    assert np.allclose(f(x_dat, y_dat, num_slices=7, batch=slice(0, 60, 2)), f_th(x_dat[:60:2], y_dat))
+    assert np.allclose(f.as_theano(x_dat, y_dat), f_th(x_dat, y_dat))
+    one, two = f.build_inputs(x_dat, y_dat)
+    assert (one.dtype, two.ndim) == (np.float64, 1)
+    assert np.allclose(f(one, two), f_th(x_dat, y_dat))
+
+
+def test_outputs_in_all_their_forms():
+    x = T.matrix("x")
+    f = synk.function(inputs=[x], outputs=[(x.sum(axis=0), "sum"), x.mean(), (x * 2, "gather")])
+    total, mean, doubled = f(ROWS)
+    assert np.allclose(total, ROWS.sum(axis=0))
+    assert np.allclose(mean, ROWS.mean())
+    assert np.array_equal(doubled, ROWS * 2)
+    assert synk.function(inputs=[x], outputs=(x.max(), "max"))(ROWS) == ROWS.max()
+    assert f.output_modes == ["sum", "mean", "gather"]
+    assert synk.function(inputs=x, outputs=(x.sum(), None))(ROWS[:2])[0] == pytest.approx(ROWS[0].sum())
+
+
+def test_nothing_scattered_nothing_broadcast_no_outputs():
+    w = pytensor.shared(np.zeros(3), name="w")
+    f = synk.function(updates=[(w, w + 1)], name="count")
+    assert f() is None
+    assert f() is None
+    assert w.get_value().tolist() == [2, 2, 2]
+    y = T.scalar("y")
+    assert synk.function(bcast_inputs=[y], outputs=y * 2)(3.0) == 6
+
+
+def test_shared_variables_go_both_ways_and_are_one_in_all_functions():
+    x, w = T.matrix("x"), pytensor.shared(np.zeros(4), name="w")
+    add = synk.function(inputs=[x], outputs=[], updates=OrderedDict([(w, w + x.sum(axis=0))]))
+    show = synk.function(outputs=(w, None))
+    add(ROWS)
+    ours = [part.sum(axis=0) for part in np.array_split(ROWS, 2)]
+    assert np.allclose(w.get_value(), ours[0])  # the master rank's
+    assert np.allclose(synk.gather(w), ours)
+    synk.all_reduce(w, op="sum")
+    assert np.allclose(w.get_value(), ROWS.sum(axis=0))
+    assert np.allclose(show(), [ROWS.sum(axis=0)] * 2)
+    w.set_value(np.ones(4))
+    assert np.array_equal(show(), np.ones((2, 4)))
+    serial = pytensor.function([], [], updates=[(w, w * 3)])
+    serial()  # in the main process alone
+    assert np.array_equal(show(), np.full((2, 4), 3.0))
+
+
+def test_every_collective_takes_them():
+    w = pytensor.shared(np.arange(4.0), name="w")
+    synk.broadcast(w, np.ones(4))
+    assert np.array_equal(w.get_value(), np.ones(4))
+    synk.set_value(1, w, np.full(4, 3.0))
+    assert np.array_equal(synk.get_value(1, w), np.full(4, 3.0))
+    assert np.array_equal(w.get_value(), np.ones(4))
+    assert np.array_equal(synk.reduce(w, "mean", in_place=False), np.full(4, 2.0))
+    synk.reduce(w, "max")
+    assert np.array_equal(w.get_value(), np.full(4, 3.0))
+    synk.scatter(w, np.arange(7.0))
+    assert np.array_equal(w.get_value(), [0, 1, 2, 3])
+    assert synk.get_lengths(w) == [4, 3]
+    assert synk.get_shapes(w) == [(4,), (3,)]
+    synk.all_gather(w)
+    assert np.array_equal(w.get_value(), np.arange(7.0))
+
+
+@pytest.mark.parametrize("slices", [1, 5])
+def test_updates_are_computed_from_the_old_values_and_merged(slices):
+    x, w, n = T.matrix("x"), pytensor.shared(np.ones(4)), pytensor.shared(np.float64(10))
+    f = synk.function(
+        inputs=[x], outputs=w.sum(), updates=[(w, x.mean(axis=0) * n), (n, n * 0 + x.shape[0], "sum")]
+    )
+    assert f(ROWS, num_slices=slices) == 4
+    mine = ROWS[:51]
+    assert np.allclose(w.get_value(), mine.mean(axis=0) * 10)
+    assert n.get_value() == 51
+    assert f.update_modes == ("mean", "sum")
+
+
+def test_sliceable_shareds_and_batch_s():
+    rows = pytensor.shared(np.zeros((0, 4)), name="rows")
+    synk.scatter(rows, ROWS)
+    f = synk.function(outputs=rows.mean(axis=0), sliceable_shareds=[rows])
+    assert np.allclose(f(), ROWS.mean(axis=0))
+    assert np.allclose(f(num_slices=4), ROWS.mean(axis=0))
+    assert np.allclose(f(batch_s=[[3, 1], [7]]), ROWS[[3, 1, 51 + 7]].mean(axis=0))
+
+
+def test_givens():
+    x, y = T.matrix("x"), T.matrix("y")
+    f = synk.function(inputs=[y], outputs=(x.sum(), "sum"), givens={x: y * 2})
+    assert np.allclose(f(ROWS), ROWS.sum() * 2)
+    w = pytensor.shared(ROWS[0])
+    g = synk.function(inputs=[y], outputs=y.dot(x[0]).mean(), givens=[(x, w.dimshuffle("x", 0))])
+    assert np.allclose(g(ROWS), ROWS.dot(ROWS[0]).mean())
+
+
+def test_keywords_go_to_pytensor():
+    x, y = T.fmatrix("x"), T.vector("y")
+    f = synk.function(
+        inputs=[x],
+        bcast_inputs=[y],
+        outputs=x.sum(),
+        on_unused_input="ignore",
+        allow_input_downcast=True,
+        mode="FAST_COMPILE",
+    )
+    assert np.isclose(f(ROWS, np.ones(2)), ROWS[:51].sum() * 51 / 101 + ROWS[51:].sum() * 50 / 101)
+
+
+def test_a_gradient_trains():
+    x, t = T.matrix("x"), T.vector("t")
+    w = pytensor.shared(np.zeros(4), name="w")
+    loss = ((x.dot(w) - t) ** 2).mean()
+    f = synk.function(inputs=[x, t], outputs=loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+    answers = ROWS @ [1.0, -2, 3, 0.5]
+    for _ in range(60):
+        last = f(ROWS, answers)
+        synk.all_reduce(w, op="mean")
+    assert last < 1e-3
+    assert np.allclose(w.get_value(), [1, -2, 3, 0.5], atol=0.05)
+
+
+X, Y, W = T.fmatrix("x"), T.fvector("y"), pytensor.shared(np.zeros(3, "float32"), name="W")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: synk.function(inputs=[X], bcast_inputs=[X], outputs=X.sum()), "x is listed twice"),
+        (
+            lambda: synk.function(inputs=[X, Y], outputs=X.sum()),
+            "do not fit its graph: .*on_unused_input",
+        ),
+        (lambda: synk.function(inputs=[X], outputs=X.dot(Y)), "do not fit its graph"),
+        (
+            lambda: synk.function(inputs=[X, W], outputs=X.dot(W)),
+            "shared variable W is listed as an input",
+        ),
+        (lambda: synk.function(inputs=[X, "y"], outputs=X.sum()), "are its variables.*'y'"),
+        (lambda: synk.function(inputs=[X], outputs=[X.sum(), 3]), "an output of a graph is .* got 3"),
+        (lambda: synk.function(inputs=[X], outputs=(X.sum(), "avrage")), "avrage"),
+        (
+            lambda: synk.function(inputs=[X], outputs=X.sum(), updates=[(X, X)]),
+            "changes shared variables",
+        ),
+        (lambda: synk.function(inputs=[X], updates=[(W, W), (W, W + 1)]), "W twice"),
+        (lambda: synk.function(inputs=[X], updates=[(W, X)]), "new value .* W is of another type"),
+        (lambda: synk.function(inputs=[X], updates=[(W,)]), "takes pairs"),
+        (lambda: synk.function(inputs=[X], outputs=X.sum(), sliceable_shareds=[W]), "does not use"),
+        (lambda: synk.function(inputs=[X], outputs=X.sum(), givens={"x": X}), "givens= replaces"),
+        (lambda: synk.function(lambda x: x, givens={}), "givens=, which is for graphs"),
+        (lambda: synk.function(lambda x: x, mode="FAST_RUN"), "mode=, which is for graphs"),
+    ],
+)
+def test_what_is_no_graph_is_refused_in_words(made, message):
+    with pytest.raises(synk.UsageError, match=message):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (
+            ROWS,
+            np.ones(4, "f4"),
+            "'x' .* holds float32, and a cast of float64 .* allow_input_downcast=True",
+        ),
+        (ROWS.astype("f4"), np.ones((4, 4), "f4"), "'y' .* has 1 dimensions in the graph, got 2"),
+        (ROWS.astype("f4")[:, 0], np.ones(4, "f4"), "'x' .* has 2 dimensions in the graph, got 1"),
+    ],
+)
+def test_inputs_of_another_type_are_named(x, y, message):
+    f = synk.function(inputs=[X], bcast_inputs=[Y], outputs=X.dot(Y).mean())
+    with pytest.raises(synk.UsageError, match=message):
+        f(x, y)
+    with pytest.raises(synk.UsageError, match=r"float32 in the graph, got float64.*force_cast=True"):
+        f(synk.data(ROWS), np.ones(4, "f4"))
+
+
+def test_random_streams_are_refused_by_name():
+    rng = pytensor.shared(np.random.default_rng(0), name="stream")
+    _, draw = T.random.normal(size=(3,), rng=rng, return_next_rng=True)
+    with pytest.raises(synk.InvalidType, match=r"shared variable .*stream.*only dense tensors"):
+        synk.function(outputs=draw)
