@@ -94,7 +94,10 @@ class Worker:
 
     def _leave_if_lost(self, error: BaseException) -> None:
         """End the process if its device is of no more use: nothing it computes would be true."""
-        what = self._replica.device.lost(error)
+        try:
+            what = self._replica.device.lost(error)
+        except Exception as another:
+            what = f"{type(another).__name__}: {another}"
         if what is not None:
             where = f" in the function {self._replica.function!r}" if self._replica.function else ""
             print(f"Synkro: rank {self._replica.rank} lost its GPU{where}: {what}", file=sys.stderr)

@@ -14,7 +14,7 @@ import functools as _functools
 
 import numpy as _np
 
-from . import _array, _names, cuda, linalg, random
+from . import _array, _names, _signals, cuda, linalg, random
 from ._array import array, ndarray, ufunc
 from .cuda import is_available
 from .cuda.memory import get_default_memory_pool
@@ -49,6 +49,8 @@ __all__ = [
 ]
 
 __version__ = "14.2.0"
+
+_signals.shield()
 
 
 @_functools.cache

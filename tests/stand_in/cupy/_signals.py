@@ -1,0 +1,60 @@
+"""Signals are taken outside of the stand-in only: the real CuPy is compiled, and nothing interrupts it.
+
+Python would run a handler, and raise KeyboardInterrupt, in the middle of the bookkeeping here.  In a
+worker a handler that is due inside of this package runs at the next step of whoever has called it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _caller(frame):
+    """The frame that has called this package, if *frame* is inside of it."""
+    outermost = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_HERE):
+            outermost = frame
+        frame = frame.f_back
+    return None if outermost is None else outermost.f_back
+
+
+class _Shielded:
+    """A handler that waits until control is back outside."""
+
+    def __init__(self, handler):
+        self._handler = handler
+
+    def __call__(self, number, frame):
+        target = _caller(frame)
+        if target is None:
+            return self._handler(number, frame)
+
+        def later(there, event, _):
+            if event == "exception":
+                return later
+            there.f_trace = None
+            sys.settrace(None)
+            return self._handler(number, there)
+
+        target.f_trace, target.f_trace_opcodes = later, True
+        sys.settrace(lambda *_: None)  # which makes Python look at the frames' own
+        return None
+
+
+def shield():
+    """In a worker: from now on, also for handlers that are set later."""
+    if "synkro.worker" not in sys.modules:
+        return
+    set_handler = signal.signal
+
+    def set_shielded(number, handler):
+        plain = not callable(handler) or isinstance(handler, _Shielded | signal.Handlers)
+        return set_handler(number, handler if plain else _Shielded(handler))
+
+    signal.signal = set_shielded
+    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
