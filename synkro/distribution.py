@@ -15,6 +15,7 @@ import numpy as np
 
 from .collect import Outputs
 from .engine import Engine
+from .frontends import settings
 from .frontends.base import FrontEnd
 from .frontends.plain import PlainFrontEnd
 from .ipc.segment import Segment, aligned
@@ -73,7 +74,7 @@ class Functions:
             }
             parcel, segments = self._parcel(specs)
             path = tuple(str(Path(entry).absolute()) for entry in sys.path)
-            self.engine.run(Distribute(path, os.getcwd(), parcel), segments)
+            self.engine.run(Distribute(path, os.getcwd(), settings.collected(), parcel), segments)
             for number in waiting:
                 self._waiting.pop(number, None)
             say(f"...distribution complete ({time.monotonic() - start:.2g} s).")

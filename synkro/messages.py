@@ -108,6 +108,8 @@ class Distribute:
 
     sys_path: tuple[str, ...]
     cwd: str
+    settings: dict[str, dict[str, Any]]
+    """What is set in libraries, by their names."""
     parcel: Parcel
 
 

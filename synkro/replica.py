@@ -25,6 +25,7 @@ from .comms.shm import ShmCommunicator
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .errors import InternalError
+from .frontends import settings
 from .frontends.base import FrontEnd
 from .frontends.plain import PlainFrontEnd
 from .group import Group, fitted
@@ -234,6 +235,7 @@ class Replica:
         self.report(Phase.LOADING, 0)
         sys.path[:] = command.sys_path
         os.chdir(command.cwd)
+        settings.apply(command.settings)
         parcel = command.parcel
         buffers: list[memoryview] = []
         if parcel.segment is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -30,6 +31,21 @@ def has_graph_variables(*values: Any) -> bool:
         elif isinstance(value, list | tuple):
             stack += value
     return False
+
+
+def tensor_as_array(value: Any) -> Any:
+    """A tensor of PyTorch's as an array in host memory, without its history; anything else as it is.
+
+    Raises: ImportError for bfloat16 without ml_dtypes.
+    """
+    if not _is(value, "torch", "Tensor"):
+        return value
+    torch = sys.modules["torch"]
+    tensor = value.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        bits = tensor.contiguous().view(torch.int16).numpy()
+        return bits.view(importlib.import_module("ml_dtypes").bfloat16)
+    return tensor.numpy()
 
 
 def _is(value: Any, module: str, name: str) -> bool:

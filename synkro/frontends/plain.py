@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..arrays import is_numeric
 from ..errors import InvalidType, OutputError
 from .base import Buffer, FrontEnd
+from .foreign import tensor_as_array
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
@@ -52,6 +53,7 @@ class PlainFrontEnd(FrontEnd):
     def output(self, value: Any) -> NDArray[Any]:
         if isinstance(value, np.ma.MaskedArray):
             raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
+        value = tensor_as_array(value)
         if hasattr(value, "__cuda_array_interface__"):
             array: NDArray[Any] = value  # on this worker's GPU, where it stays
         elif isinstance(value, bool | int | float | complex) or hasattr(value, "__array__"):

@@ -1,0 +1,47 @@
+"""What the user has set in libraries that functions use, carried over to the workers.
+
+A worker is a fresh interpreter: what the main process changed at run time (JAX's 64-bit mode,
+PyTensor's floatX) it would not know.  Here it is read off the libraries that are imported, and set in
+the worker: in those that it has imported, and for the others in the variables that they will look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
+PYTENSOR = ("floatX", "mode", "linker", "optimizer", "cxx", "on_unused_input", "cast_policy")
+
+_FLAGS = "PYTENSOR_FLAGS"
+
+
+def collected() -> dict[str, dict[str, Any]]:
+    """The settings of the libraries that this process has imported, by library."""
+    found = {}
+    for library, names in (("jax", JAX), ("pytensor", PYTENSOR)):
+        config = getattr(sys.modules.get(library), "config", None)
+        if config is not None:
+            values = {name: getattr(config, name, None) for name in names}
+            found[library] = {n: v for n, v in values.items() if isinstance(v, bool | int | float | str)}
+    return found
+
+
+def apply(settings: dict[str, dict[str, Any]]) -> None:
+    """Set here what ``collected`` found there."""
+    for name, value in settings.get("jax", {}).items():
+        os.environ[name.upper()] = str(value)
+        if "jax" in sys.modules:
+            sys.modules["jax"].config.update(name, value)
+    flags = settings.get("pytensor", {})
+    if flags:
+        listed = ",".join(f"{name}={value}" for name, value in flags.items() if value != "")
+        before = os.environ.get(_FLAGS, "")
+        if not before.endswith(listed):
+            os.environ[_FLAGS] = f"{before},{listed}".lstrip(",")
+    if "pytensor" in sys.modules:
+        for name, value in flags.items():
+            with contextlib.suppress(Exception):  # what can be set only once
+                setattr(sys.modules["pytensor"].config, name, value)
