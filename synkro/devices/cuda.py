@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -416,16 +416,20 @@ class _Kept:
         return None if stamp is None or stamp != source.stamp else array
 
     def add(self, source: Source, array: Array) -> None:
-        self._copies.pop(_place(source), None)
         if source.stamp is None or array.nbytes > self.limit:
             return
+        now = source.stamp
+        self._drop(lambda stamp: stamp[0] == now[0] and stamp != now)  # what it was in the past
         while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self.limit:
             del self._copies[next(iter(self._copies))]  # the oldest
         self._copies[_place(source)] = (source.stamp, array)
 
     def forget(self, number: int) -> None:
         """The segment of this number goes."""
-        for place in [place for place, (stamp, _) in self._copies.items() if stamp[0] == number]:
+        self._drop(lambda stamp: stamp[0] == number)
+
+    def _drop(self, goes: Callable[[tuple[int, int]], bool]) -> None:
+        for place in [place for place, (stamp, _) in self._copies.items() if goes(stamp)]:
             del self._copies[place]
 
     def clear(self) -> None:
