@@ -154,6 +154,11 @@ class Replica:
                 os.close(fd)
         return self._segments[number]
 
+    def close(self) -> None:
+        """The process ends: give back what would not go with it."""
+        if isinstance(self.comm, GpuCommunicator):
+            self.comm.close()
+
     def begin(self, ranks: tuple[int, ...]) -> None:
         """From here on the others of *ranks* may wait for this one in collectives."""
         self.comm.begin(self.epoch, ranks)

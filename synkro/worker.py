@@ -67,6 +67,7 @@ class Worker:
             try:
                 reply = self._answer(command, housekeeping)
             except _Leave:
+                self._replica.close()
                 return
             if os.getpid() != self._pid:  # the function forked, and this is the child: no rank
                 os._exit(0)

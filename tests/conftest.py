@@ -109,7 +109,8 @@ def run_python(tmp_path):
             script = tmp_path / "script.py"
             script.write_text(args[0])
             args = (str(script),)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        folder = {"FAKE_CUDA_FOLDER": str(tmp_path)}  # where ranks of the stand-in meet
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **folder, **(env or {})}
         done = subprocess.run(
             [sys.executable, *args],
             input=input,

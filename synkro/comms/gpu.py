@@ -77,6 +77,10 @@ class GpuCommunicator(Communicator):
         """With all ranks of this call, connect their GPUs; returns why that cannot be, or nothing."""
         return self._links.connect()
 
+    def close(self) -> None:
+        """Give NCCL's memory and files back; no collective can follow."""
+        self._links.close()
+
     def _agree(self, record: Record) -> tuple[list[Record], Link | None, bool]:
         """Enter a collective of arrays on GPUs; also, the link, and whether the arrays can use it."""
         return self._links.agree(record)

@@ -7,6 +7,7 @@ where they differ all make a new one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,14 @@ class Links:
         self._made = int(made[0])
         self._known[self._meeting.group] = (_IMPOSSIBLE, None) if problem else (self._made, link)
         return problem
+
+    def close(self) -> None:
+        """Give all links up: the process ends."""
+        for _, link in self._known.values():
+            if link is not None:
+                with contextlib.suppress(Exception):  # what cannot be given back goes with the process
+                    link.abort()
+        self._known.clear()
 
     def _identity(self) -> tuple[bytes, str]:
         """What the first rank has made for all to find each other by; empty if it cannot."""

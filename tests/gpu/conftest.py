@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +17,9 @@ from synkro import world
 from synkro.devices import gpus
 
 STAND_IN = ROOT / "tests" / "stand_in"
+MEETING_PLACE = tempfile.TemporaryDirectory(
+    prefix="stand-in-"
+)  # of its ranks; the killed ones leave files
 SOCKETS = {"SYNKRO_NCCL_SOCKETS": "1"}  # NCCL older than 2.30 connects ranks on one GPU by these
 SEVERAL = {"FAKE_NCCL_VERSION": "23203"}  # a release that takes several ranks a GPU
 SINGLE = {"FAKE_NCCL_VERSION": "22800"}  # one that does not
@@ -111,6 +115,7 @@ def environment(machine, **variables):
         if machine == "stand-in":
             patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
             patch.syspath_prepend(str(STAND_IN))
+        patch.setenv("FAKE_CUDA_FOLDER", MEETING_PLACE.name)
         for name, value in variables.items():
             patch.setenv(name, value)
         yield patch
