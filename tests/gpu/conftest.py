@@ -79,14 +79,25 @@ CREWS = {
 }
 
 
-def crews(*names):
-    """The parameters of a fixture: the crews of these names on every machine."""
-    return [param for name in names for param in CREWS[name]]
+def crews(*names, rarely=()):
+    """The parameters of a fixture: the crews of these names on every machine.
+
+    On the stand-in those that are to come *rarely* run with ``pytest -m thorough`` only.
+    """
+    return [_rare(param) if name in rarely else param for name in names for param in CREWS[name]]
+
+
+def _rare(param):
+    (crew,) = param.values
+    marks = [pytest.mark.thorough] if crew.machine == "stand-in" else param.marks
+    return pytest.param(crew, id=param.id, marks=marks)
 
 
 PAIRS = crews("two", "same", "sockets")
-EVERY = crews("one", "two", "same", "sockets", "four", "all")
-MOST = crews("one", "two", "sockets", "four", "all")  # "same" goes the way of one of these
+EVERY = crews("one", "two", "same", "sockets", "four", "all", rarely=("one", "same"))
+MOST = crews(
+    "one", "two", "sockets", "four", "all", rarely=("one",)
+)  # "same" goes the way of one of these
 
 
 def _nameless(item):

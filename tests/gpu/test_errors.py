@@ -17,7 +17,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 MB = 1 << 20
 
 
-@pytest.fixture(scope="module", params=crews("one", "two", "four"))
+@pytest.fixture(scope="module", params=crews("one", "two", "four", rarely=("one", "four")))
 def session(request):
     with serving(request.param) as session:
         yield session

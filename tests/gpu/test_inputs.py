@@ -12,7 +12,7 @@ from gpu.conftest import crews, serving
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
-@pytest.fixture(scope="module", params=crews("one", "two", "four"))
+@pytest.fixture(scope="module", params=crews("one", "two", "four", rarely=("one", "four")))
 def session(request):
     with serving(request.param) as session:
         yield session
