@@ -37,7 +37,7 @@ class TestWire:
 
     @pytest.mark.parametrize("op", OPERATIONS)
     @pytest.mark.parametrize("code", DTYPES)
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def test_carries_every_dtype_as_numpy_would_reduce_it(self, op, code, data):
         operation = OPERATIONS[op]
@@ -150,7 +150,7 @@ def sources(draw):
 
 
 class TestPortions:
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
     @given(source=sources(), limit=st.integers(16, 300))
     def test_together_they_are_the_rows_in_their_order(self, source, limit):
         rows = source.array if source.indices is None else source.array[source.indices]

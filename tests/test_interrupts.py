@@ -231,7 +231,6 @@ values = np.ones(300_000)
 who = os.getpid() if sys.argv[1] == "main" else session.pids[0]
 stop = threading.Event()
 armed = threading.Event()  # one interrupt at a time: the next only after this one has been seen
-armed.set()
 
 
 def shoot():
@@ -246,10 +245,11 @@ def shoot():
 def storm():
     delivered = 0
     end = time.monotonic() + 4
-    thread = threading.Thread(target=shoot)
+    thread = threading.Thread(target=shoot, daemon=True)
     thread.start()
     while not stop.is_set():
         try:
+            armed.set()  # in here: the next one may come before this returns
             while time.monotonic() < end:
                 data = session.data(values)
                 if sys.argv[2] == "call":
@@ -259,7 +259,6 @@ def storm():
             thread.join()
         except (KeyboardInterrupt, synk.WorkerError):
             delivered += 1
-            armed.set()
     return delivered
 
 

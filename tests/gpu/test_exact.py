@@ -94,6 +94,7 @@ def test_large_outputs_of_every_dtype(session, call, dtype):
         cpu.agree(call(FUNCTIONS[op], op, array), array, op)
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of float16, as in NumPy
 @moderate(10)
 @given(data=st.data())
 def test_large_outputs_of_all_operations(session, call, data):
