@@ -29,7 +29,7 @@ class Home(Protocol):
     def broadcast(self, variables: Any, values: Any = None) -> None: ...
 
 
-class Link:
+class Pair:
     """A PyTensor shared variable, its worker variable, and what both were when they last agreed."""
 
     def __init__(self, theirs: Any, ours: Shared, value: Array) -> None:
@@ -43,49 +43,51 @@ class Linked:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._links: dict[int, Link] = {}  # by the id of theirs
-        self._by_number: dict[int, Link] = {}
+        self._pairs: dict[int, Pair] = {}  # by the id of theirs
+        self._by_number: dict[int, Pair] = {}
         self._pushing = False
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always."""
-        link = self._links.get(id(theirs))
-        if link is None or link.theirs() is not theirs:
+        pair = self._pairs.get(id(theirs))
+        if pair is None or pair.theirs() is not theirs:
             value = np.array(theirs.get_value(borrow=True))
-            link = Link(theirs, self._home.shared(value, None), value)
-            self._links[id(theirs)] = link
-            self._by_number[link.ours.number] = link
-            weakref.finalize(theirs, self._forget, id(theirs), link.ours.number)
-        return link.ours
+            pair = Pair(theirs, self._home.shared(value, None), value)
+            self._pairs[id(theirs)] = pair
+            self._by_number[pair.ours.number] = pair
+            weakref.finalize(theirs, self._forget, id(theirs), pair.ours.number)
+        return pair.ours
 
     def _forget(self, key: int, number: int) -> None:
-        self._links.pop(key, None)
+        self._pairs.pop(key, None)
         self._by_number.pop(number, None)
 
     def push(self, variables: Iterable[Shared]) -> None:
         """Bring what the main process has changed to the workers."""
-        for link, theirs in self._found(variables):
+        for pair, theirs in self._found(variables):
             value = np.asarray(theirs.get_value(borrow=True))
-            if value.shape != link.value.shape or not _same(value, link.value):
-                link.value = value.copy()
-                self._pushing = True
-                try:
-                    self._home.broadcast(link.ours, value)
-                finally:
-                    self._pushing = False
+            if _same(value, pair.value):
+                continue
+            self._pushing = True
+            try:
+                self._home.broadcast(pair.ours, value)
+            finally:
+                self._pushing = False
+            pair.value = value.copy()  # not before the workers have it
 
     def pull(self, variables: Iterable[Shared]) -> None:
         """Bring the master rank's replicas to the main process."""
-        for link, theirs in () if self._pushing else self._found(variables):
-            link.value = np.asarray(self._home.get_value(self._home.master_rank, link.ours))
-            theirs.set_value(link.value.copy(), borrow=True)
+        for pair, theirs in self._found(variables):
+            pair.value = np.asarray(self._home.get_value(self._home.master_rank, pair.ours))
+            theirs.set_value(pair.value.copy(), borrow=True)
 
-    def _found(self, variables: Iterable[Shared]) -> Iterable[tuple[Link, Any]]:
-        for variable in variables:
-            link = self._by_number.get(variable.number)
-            theirs = None if link is None else link.theirs()
-            if link is not None and theirs is not None:
-                yield link, theirs
+    def _found(self, variables: Iterable[Shared]) -> Iterable[tuple[Pair, Any]]:
+        """The pairs of *variables*; none while a push uses the collectives itself."""
+        for variable in () if self._pushing else variables:
+            pair = self._by_number.get(variable.number)
+            theirs = None if pair is None else pair.theirs()
+            if pair is not None and theirs is not None:
+                yield pair, theirs
 
 
 class Bridge:

@@ -242,3 +242,19 @@ def test_random_streams_are_refused_by_name():
     _, draw = T.random.normal(size=(3,), rng=rng, return_next_rng=True)
     with pytest.raises(synk.InvalidType, match=r"shared variable .*stream.*only dense tensors"):
         synk.function(outputs=draw)
+
+
+def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypatch):
+    w = pytensor.shared(np.zeros(2), name="w")
+    show = synk.function(outputs=(w, None))
+    show()
+    w.set_value(np.ones(2))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.variables, "broadcast", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            show()
+    assert np.array_equal(show(), np.ones((2, 2)))
