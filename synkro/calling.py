@@ -134,13 +134,13 @@ class PreparedCall:
         replica.report(Phase.RUNNING, len(self._spans))
         done = self._layout.place(merger, replica.outbox, replica.device)
         replica.keep(merger.leaves if self._layout.keeps else [])
-        replica.device.settle()
         return done
 
     def _finish(self, weight: int) -> None:
         self._replica.in_function = True
         self._spec.finish(weight)
         self._replica.in_function = False
+        self._replica.device.settle()
 
     def _arguments(self) -> Iterator[tuple[list[Any], dict[str, Any], int]]:
         """Positional and keyword arguments, and the weight, of each piece."""

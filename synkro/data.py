@@ -322,7 +322,7 @@ class Data(NDArrayOperatorsMixin):
             raise InvalidValue(
                 f"{called} has no memory (it is empty, or was freed): give it contents with set_value()."
             )
-        if engine.stamps is not None and self._dtype.char in "gG":
+        if engine.on_gpus and self._dtype.char in "gG":
             raise InvalidType(
                 f"{called} holds {self._dtype}, which GPUs do not have: convert it, to float64 say."
             )

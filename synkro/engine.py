@@ -187,6 +187,11 @@ class Engine:
         self._gone_segments.watch(segment, segment.number)
         return segment
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the workers compute on GPUs."""
+        return self.stamps is not None
+
     def touch(self, segment: Segment) -> None:
         """The contents of *segment* may have changed since the last call.
 

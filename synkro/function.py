@@ -131,7 +131,7 @@ class Function:
             self._engine.require_ready()
             if self.bridge is not None:
                 self.bridge.before()
-            if self._engine.stamps is not None:
+            if self._engine.on_gpus:
                 for arg in (*args, *kwargs.values()):
                     if isinstance(arg, Data):
                         arg.touch_if_shared()

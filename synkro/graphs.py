@@ -30,7 +30,7 @@ def graph_function(
     from .frontends.pytensor import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
     home.engine.require_ready()
-    if home.engine.stamps is not None:
+    if home.engine.on_gpus:
         raise NotAvailable(
             'graphs of PyTensor run on CPUs: fork(devices="cpu"), or write the function with xp().'
         )

@@ -191,7 +191,7 @@ class Session:
             return graph_function(
                 self._functions,
                 inputs,
-                () if outputs == "mean" else outputs,
+                () if outputs == "mean" else outputs,  # the default: the graph has none
                 bcast_inputs,
                 updates,
                 givens,

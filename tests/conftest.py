@@ -56,6 +56,16 @@ def children():
     return found
 
 
+def descendants(pid):
+    """The process ids of a process's children, and theirs."""
+    found = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            for child in map(int, file.read().split()):
+                found |= {child, *descendants(child)}
+    return found
+
+
 def descriptors():
     """This process's open descriptors, each with what it refers to."""
     found = {}

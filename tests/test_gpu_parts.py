@@ -15,7 +15,7 @@ from synkro.devices.choice import Assignment, choose
 from synkro.devices.gpus import SOCKETS, Gpu, Visible, nccl_environment, why_not_nccl
 from synkro.devices.pins import PINNED_FROM, Pins
 from synkro.devices.placement import Placement
-from synkro.devices.portions import portions
+from synkro.devices.portions import fill, portions
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
 
 pytestmark = pytest.mark.quick
@@ -159,7 +159,7 @@ class TestPortions:
             for portion in portions(source, limit):
                 assert 0 < portion.nbytes <= limit
                 buffer = np.zeros(limit, np.uint8)
-                portion.fill(buffer, threads, 2)
+                fill(buffer, portion, threads, 2)
                 made += buffer[: portion.nbytes].tobytes()
         assert made == rows.tobytes()
 
@@ -169,7 +169,7 @@ class TestPortions:
         buffer = np.zeros(array.nbytes, np.uint8)
         (portion,) = portions(Source(array, indices), array.nbytes)
         with ThreadPoolExecutor(3) as threads:
-            portion.fill(buffer, threads, 3)
+            fill(buffer, portion, threads, 3)
         np.testing.assert_array_equal(buffer.reshape(array.shape), array[indices])
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT, children, wait_until
+from conftest import ROOT, children, descendants, wait_until
 
 STAND_IN = ROOT / "tests" / "stand_in"
 RUN = ("-m", "benchmarks.gpu.verify", "--quick")
@@ -118,16 +118,6 @@ class TestTheProgram:
             process.send_signal(number)
             process.stdout.read()
         assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), 10)
-
-
-def descendants(pid):
-    """The process ids of a process's children, and theirs."""
-    found = set()
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as file:
-            for child in map(int, file.read().split()):
-                found |= {child, *descendants(child)}
-    return found
 
 
 GIVEN = {"name": "endurance", "scale": "test", "seconds": 60, "gpus": 1, "torch": False}

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..arrays import code_of
 from ..devices.base import Device
 from ..plan.split import split
 from .agreement import Guard
 from .base import Communicator
 from .links import Links
 from .ops import Array, Operation
-from .records import KIND, Record, layout_of, shapes_of
+from .records import KIND, Record, given, layout_of, pack, shapes_of
 from .shm import ShmCommunicator
 from .wire import REDUCTIONS, carried_as_is, carrier, decode, encode
 
@@ -134,9 +133,10 @@ class GpuCommunicator(Communicator):
         """The reduction that *record* names; None if it has to go through host memory."""
         if not _carried(arrays, operation):
             return None
-        record = record._replace(given=_described(arrays))
+        record = record._replace(given=given(arrays))
         layout = layout_of(record)
-        vectors = self._packed(record, arrays)
+        vectors = [self.empty(size, d) for size, d in zip(layout.sizes, layout.dtypes, strict=True)]
+        pack(record, arrays, vectors)
         carried = [encode(operation, vector) for vector in vectors]
         records, link, linked = self._agree(record)
         self._agreement.check_alike(records)
@@ -176,24 +176,10 @@ class GpuCommunicator(Communicator):
                     jobs.append((carried[vector][part], root))
             link.reduce(jobs, name, self._guard)
 
-    def _packed(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
-        """Partials of *arrays*, one vector a dtype: each scaled, cast and packed in one step."""
-        layout = layout_of(record)
-        vectors = [self.empty(size, d) for size, d in zip(layout.sizes, layout.dtypes, strict=True)]
-        for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
-            place = vectors[vector][start:stop].reshape(array.shape)
-            if not record.weight:
-                place[...] = 0  # also where there are nans
-            elif record.weight != 1:
-                np.multiply(array, record.weight, out=place, dtype=place.dtype, casting="unsafe")
-            else:
-                place[...] = array
-        return vectors
-
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
         direct = all(_directly(array, operation) for array in arrays)
-        given, kind = _described(arrays), KIND["all_reduce"]
-        record = Record(kind, operation.name, -1, 1, None, True, given, on_gpu=True)
+        described, kind = given(arrays), KIND["all_reduce"]
+        record = Record(kind, operation.name, -1, 1, None, True, described, on_gpu=True)
         if direct:
             records, link, linked = self._agree(record)
             self._agreement.check_alike(records)
@@ -226,8 +212,8 @@ class GpuCommunicator(Communicator):
             sent.append(encode(operation, vector))
             parts.append(self.empty((sent[-1].size // self.count,), sent[-1].dtype))
         names = ",".join(operation.name for operation in operations)
-        given = _described(partials)
-        record = Record(KIND["reduce_scatter"], names, -1, 1, None, True, given, on_gpu=True)
+        described = given(partials)
+        record = Record(KIND["reduce_scatter"], names, -1, 1, None, True, described, on_gpu=True)
         _, link, linked = self._agree(record)
         if not linked:
             self._agreement.refuse("NCCL cannot connect the GPUs any more")
@@ -253,13 +239,13 @@ class GpuCommunicator(Communicator):
         self._host.barrier()
 
     def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
-        given, records, link = self._rooted("broadcast", arrays, root)
-        if given is None:
+        shapes, records, link = self._rooted("broadcast", arrays, root)
+        if shapes is None:
             return self._hosted_or_not(
                 lambda copies: self._host.broadcast(copies, root), arrays, records[root]
             )
         mine = arrays if arrays is not None and self.place == root else None
-        results = [self.empty(shape, dtype) for shape, dtype in given]
+        results = [self.empty(shape, dtype) for shape, dtype in shapes]
         for result, array in zip(results, mine or (), strict=False):
             result[...] = array
         self._meeting.step()
@@ -269,14 +255,14 @@ class GpuCommunicator(Communicator):
         return results
 
     def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
-        given, records, link = self._rooted("scatter", arrays, root)
-        if given is None:
+        shapes, records, link = self._rooted("scatter", arrays, root)
+        if shapes is None:
             return self._hosted_or_not(
                 lambda copies: self._host.scatter(copies, root), arrays, records[root]
             )
         self._agreement.check_rows([records[root]])
         results, sent, received = [], [], []
-        for index, (shape, dtype) in enumerate(given):
+        for index, (shape, dtype) in enumerate(shapes):
             spans = split(0, shape[0], self.count)
             low, high = spans[self.place]
             results.append(self.empty((high - low, *shape[1:]), dtype))
@@ -309,8 +295,10 @@ class GpuCommunicator(Communicator):
         if all(map(_in_host_memory, arrays)):
             return None
         arrays = [self._contiguous(array if array.ndim else array.reshape(1)) for array in arrays]
-        given = _described(arrays)
-        records, link, linked = self._agree(Record(KIND[kind], "", root, 1, None, False, given, True))
+        described = given(arrays)
+        records, link, linked = self._agree(
+            Record(KIND[kind], "", root, 1, None, False, described, True)
+        )
         self._agreement.check_fit(records)
         if not linked:
             self._meeting.pass_on()
@@ -340,9 +328,9 @@ class GpuCommunicator(Communicator):
         if all(map(_in_host_memory, arrays)):
             return self._host.all_to_all(arrays)
         arrays = [self._contiguous(array) for array in arrays]
-        given = _described(arrays)
+        described = given(arrays)
         records, link, linked = self._agree(
-            Record(KIND["all_to_all"], "", -1, 1, None, False, given, True)
+            Record(KIND["all_to_all"], "", -1, 1, None, False, described, True)
         )
         self._agreement.check_fit(records)
         if not linked:
@@ -385,7 +373,7 @@ class GpuCommunicator(Communicator):
         record = Record(KIND[kind], "", root, 1, None)
         if arrays is not None and self.place == root:
             on_gpu = not all(map(_in_host_memory, arrays))
-            record = record._replace(given=_described(arrays), on_gpu=on_gpu)
+            record = record._replace(given=given(arrays), on_gpu=on_gpu)
         records, link, linked = self._agree(record)
         if records[root].on_gpu and linked:
             return shapes_of(records[root]), records, link
@@ -443,10 +431,6 @@ class GpuCommunicator(Communicator):
 
 def _in_host_memory(array: Array) -> bool:
     return isinstance(array, np.ndarray)
-
-
-def _described(arrays: Sequence[Array]) -> tuple[tuple[tuple[int, ...], str], ...]:
-    return tuple([(array.shape, code_of(array.dtype)) for array in arrays])
 
 
 def _carried(arrays: Sequence[Array], operation: Operation) -> bool:

@@ -68,7 +68,6 @@ class Link:
 
         Raises: CollectiveError if that fails, if another rank gives up, or if it takes too long.
         """
-        self._count = count
         self._comm: Any = None
         failure: list[BaseException] = []
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays import code_of
 from .meeting import KINDS
-from .ops import OPERATIONS
+from .ops import OPERATIONS, Array
 
 _REMEMBERED = 64  # layouts that are kept
 
@@ -70,6 +71,23 @@ def _cached_layout(given: tuple[tuple[tuple[int, ...], str], ...], op: str) -> L
         sizes[vector] += prod(shape)
         places.append((vector, start, sizes[vector]))
     return Layout(tuple(dtypes), tuple((size,) for size in sizes), tuple(places))
+
+
+def given(arrays: Sequence[Array]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """The shapes and dtypes of *arrays*, as a record has them."""
+    return tuple([(array.shape, code_of(array.dtype)) for array in arrays])
+
+
+def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> None:
+    """Put partials of the arrays of a reduction into its vectors: each scaled and cast in one step."""
+    for array, (vector, start, stop) in zip(arrays, layout_of(record).places, strict=True):
+        place = vectors[vector][start:stop].reshape(array.shape)
+        if not record.weight:
+            place[...] = 0  # also where there are nans
+        elif record.weight != 1:
+            np.multiply(array, record.weight, out=place, dtype=place.dtype, casting="unsafe")
+        else:
+            place[...] = array
 
 
 def shapes_of(record: Record) -> Sequence[tuple[tuple[int, ...], str]]:

@@ -35,7 +35,7 @@ from .agreement import Agreement
 from .base import Communicator
 from .meeting import Meeting, board_bytes
 from .ops import OPERATIONS, Array, Operation
-from .records import KIND, Record, Shown, layout_of
+from .records import KIND, Record, Shown, given, layout_of, pack
 
 _BLOCK_BYTES = 1 << 18
 """Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
@@ -172,17 +172,10 @@ class ShmCommunicator(Communicator):
 
     def _lifted(self, record: Record, arrays: Sequence[Array]) -> list[Record]:
         """Enter a reduction with partials of *arrays* on the stage, one vector a dtype."""
-        record = record._replace(given=tuple([(array.shape, code_of(array.dtype)) for array in arrays]))
+        record = record._replace(given=given(arrays))
         layout = layout_of(record)
         vectors = self._staged(layout.sizes, layout.dtypes)
-        for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
-            place = vectors[vector][start:stop].reshape(array.shape)
-            if not record.weight:
-                place[...] = 0  # also where there are nans
-            elif record.weight != 1:
-                np.multiply(array, record.weight, out=place, dtype=place.dtype, casting="unsafe")
-            else:
-                place[...] = array
+        pack(record, arrays, vectors)
         records = self.agreement.enter(record._replace(shown=self._where(vectors)))
         self.agreement.check_alike(records)
         self.agreement.check_weights(records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,17 @@ class Source(NamedTuple):
     array: Array
     indices: NDArray[np.int64] | None = None
     stamp: tuple[int, int] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the rows."""
+        if self.indices is None:
+            return self.array.shape
+        return (len(self.indices), *self.array.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.array.itemsize
 
 
 class Device(ABC):

@@ -29,7 +29,7 @@ from ..machine import readable_bytes
 from ..variable import Variable
 from .base import Array, Device, Source
 from .pins import Pins
-from .portions import portions
+from .portions import fill, portions
 
 _RING_BYTES = 1 << 22
 _RING_BUFFERS = 3
@@ -296,11 +296,11 @@ class _Feeding:
             if len(sources) > 1 and any(other is not source for other in sources):
                 continue
             once = len(sources) == 1
-            if once and (source.stamp is None or _nbytes(source) > device.keeps):
+            if once and (source.stamp is None or source.nbytes > device.keeps):
                 continue
             original = device.kept(source)
             if original is None:
-                original = device.empty(_shape(source), source.array.dtype)
+                original = device.empty(source.shape, source.array.dtype)
                 device._copy_in(source, original)
                 device.keep(source, original)
             whole[column] = original
@@ -309,7 +309,7 @@ class _Feeding:
     def _allocated(self) -> list[dict[int, Any]]:
         """For each buffer, and each input that changes with the piece: memory for the largest."""
         sizes = {
-            column: max(_nbytes(source) for source in sources)
+            column: max(source.nbytes for source in sources)
             for column, sources in self._columns()
             if column not in self._whole
         }
@@ -336,7 +336,7 @@ class _Feeding:
     def _target(self, number: int, column: int) -> Array:
         source = self._pieces[number][column]
         memory = self._buffers[number % 2][column].data
-        array: Array = cupy.ndarray(_shape(source), source.array.dtype, memory)
+        array: Array = cupy.ndarray(source.shape, source.array.dtype, memory)
         return array
 
     def take(self, number: int) -> list[Any]:
@@ -398,7 +398,7 @@ class _Ring:
             buffer, copied = self._buffers[self._next], self._copied[self._next]
             self._next = (self._next + 1) % _RING_BUFFERS
             copied.synchronize()
-            portion.fill(buffer, self._threads, self._workers)
+            fill(buffer, portion, self._threads, self._workers)
             _copy(address, buffer.ctypes.data, portion.nbytes, True, self._stream)
             copied.record(self._stream)
             address += portion.nbytes
@@ -439,19 +439,6 @@ class _Kept:
 def _place(source: Source) -> Any:
     array = source.array
     return array.ctypes.data, array.shape, array.dtype, array.strides
-
-
-def _shape(source: Source) -> tuple[int, ...]:
-    if source.indices is None:
-        return source.array.shape
-    return (len(source.indices), *source.array.shape[1:])
-
-
-def _nbytes(source: Source) -> int:
-    count = source.array.itemsize
-    for length in _shape(source):
-        count *= length
-    return count
 
 
 def _copy(target: int, source: int, nbytes: int, to_device: bool, stream: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,64 +19,42 @@ from .base import Source
 _THREAD_BYTES = 1 << 20  # that a thread should have to copy, at least
 
 
-class Portion(NamedTuple):
-    """Rows of an array: a view of them, or with *indices* what they are taken from."""
-
-    array: NDArray[Any]
-    indices: NDArray[np.int64] | None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        if self.indices is None:
-            return self.array.shape
-        return (len(self.indices), *self.array.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.array.itemsize
-
-    def fill(self, buffer: NDArray[np.uint8], threads: Executor, workers: int) -> None:
-        """Copy the rows to the beginning of *buffer*."""
-        target: NDArray[Any] = np.ndarray(self.shape, self.array.dtype, buffer=buffer)
-        parts = min(workers, -(-self.nbytes // _THREAD_BYTES), len(target) if target.ndim else 1)
-        if parts <= 1:
-            self._copy(target, slice(None))
-            return
-        spans = [slice(*span) for span in split(0, len(target), parts)]
-        for done in [threads.submit(self._copy, target[span], span) for span in spans]:
-            done.result()
-
-    def _copy(self, target: NDArray[Any], span: slice) -> None:
-        if self.indices is None:
-            target[...] = self.array[span] if self.array.ndim else self.array
-        else:
-            # the indices have been checked; "clip" spares a second check and a buffer
-            np.take(self.array, self.indices[span], axis=0, out=target, mode="clip")
-
-
-def portions(source: Source, limit: int) -> Iterator[Portion]:
+def portions(source: Source, limit: int) -> Iterator[Source]:
     """*source* in portions of at most *limit* bytes, in the order of its bytes."""
-    yield from _portions(source.array, source.indices, limit)
-
-
-def _portions(array: NDArray[Any], indices: NDArray[np.int64] | None, limit: int) -> Iterator[Portion]:
-    whole = Portion(array, indices)
-    if not whole.nbytes:
-        return
-    if whole.nbytes <= limit:
-        yield whole
+    array, indices = source.array, source.indices
+    if source.nbytes <= limit:
+        if source.nbytes:
+            yield source
         return
     if indices is None and array.flags.c_contiguous:
         array = array.reshape(-1)
-    row = array[:1].nbytes
-    step = limit // row
+    rows = range(len(array)) if indices is None else indices
+    step = limit // array[:1].nbytes
     if not step:  # a row is larger than a buffer
-        for index in range(len(array)) if indices is None else indices:
-            yield from _portions(array[index], None, limit)
+        for row in rows:
+            yield from portions(Source(array[row]), limit)
         return
-    for start in range(0, whole.shape[0] if indices is not None else len(array), step):
+    for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        yield Portion(array[part], None) if indices is None else Portion(array, indices[part])
+        yield Source(array[part]) if indices is None else Source(array, indices[part])
+
+
+def fill(buffer: NDArray[np.uint8], portion: Source, threads: Executor, workers: int) -> None:
+    """Copy the rows of *portion* to the beginning of *buffer*."""
+    target: NDArray[Any] = np.ndarray(portion.shape, portion.array.dtype, buffer=buffer)
+    parts = min(workers, -(-portion.nbytes // _THREAD_BYTES), len(target) if target.ndim else 1)
+    if parts <= 1:
+        _copy(target, portion, slice(None))
+        return
+    spans = [slice(*span) for span in split(0, len(target), parts)]
+    for done in [threads.submit(_copy, target[span], portion, span) for span in spans]:
+        done.result()
+
+
+def _copy(target: NDArray[Any], portion: Source, span: slice) -> None:
+    array, indices = portion.array, portion.indices
+    if indices is None:
+        target[...] = array[span] if array.ndim else array
+    else:
+        # the indices have been checked; "clip" spares a second check and a buffer
+        np.take(array, indices[span], axis=0, out=target, mode="clip")

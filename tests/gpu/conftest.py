@@ -274,3 +274,17 @@ class Machine:
             timeout=100,
             check=False,
         )
+
+
+@pytest.fixture
+def n(session):
+    """The number of ranks of a session that serves the module functions."""
+    world.current = session
+    yield session.n_parallel
+    world.current = None
+
+
+def per_rank(fn, *args):
+    """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    return synk.function(fn, outputs=None, bcast_inputs=list(names))(*args)

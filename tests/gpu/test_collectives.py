@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from gpu.conftest import EVERY, serving
+from gpu.conftest import EVERY, per_rank, serving
 from synkro import extensions, world
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -19,19 +19,6 @@ OPS = ["mean", "sum", "prod", "max", "min"]
 def session(request):
     with serving(request.param, seed=1) as session:
         yield session
-
-
-@pytest.fixture
-def n(session):
-    world.current = session
-    yield session.n_parallel
-    world.current = None
-
-
-def per_rank(fn, *args):
-    """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
-    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    return synk.function(fn, outputs=None, bcast_inputs=list(names))(*args)
 
 
 def mine(rank, shape=(5,), dtype="f8"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from gpu.conftest import MOST, crews, nothing_left, serving, settled, started
+from gpu.conftest import MOST, crews, nothing_left, per_rank, serving, settled, started
 from synkro import world
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -21,19 +21,6 @@ SHAPES = [(), (1,), (0,), (2, 3), (70_001,)]
 def session(request):
     with serving(request.param, seed=7) as session:
         yield session
-
-
-@pytest.fixture
-def n(session):
-    world.current = session
-    yield session.n_parallel
-    world.current = None
-
-
-def per_rank(fn, *args):
-    """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
-    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    return synk.function(fn, outputs=None, bcast_inputs=list(names))(*args)
 
 
 def values(rank, shape, dtype):
