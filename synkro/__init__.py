@@ -33,6 +33,7 @@ The house has floors; a module imports only from lower ones, or from its own fol
        plan/       what a call will do: integers in, frozen dataclasses out
     0  errors      every error, drawn as a tree
        machine     usable cores and memory
+       foreign     objects of other libraries, told apart without importing them
        world       the module-level variables: the current session, or this worker's replica
 
 A call goes down on the left and comes back up on the right::

@@ -347,6 +347,11 @@ def unused_name(label: str) -> str:
     return _session("shared").variables.unused_name(label)
 
 
+def worker_variable(variable: Any) -> Any:
+    """The worker variable that stands for a shared variable of PyTensor's."""
+    return _session("shared").variables.check(variable, "a parameter")
+
+
 def name_variable(variable: Any, text: str) -> None:
     """Name a variable that has no name."""
     _session("shared").variables.name(variable, text)

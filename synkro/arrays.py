@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .errors import InvalidType, InvalidValue
+from .foreign import host_array, is_key
 
 Array = NDArray[Any]
 
@@ -86,14 +87,19 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
     """*value* as an array.  Raises: InvalidType for ragged lists and masked arrays."""
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
+    if is_key(value):
+        raise InvalidType(
+            f"{called} is a random key of JAX's, which is no array of numbers: give "
+            f"jax.random.key_data(key), and make a key of it in the function, with "
+            f"jax.random.wrap_key_data."
+        )
     try:
-        return np.asarray(value)
+        return np.asarray(host_array(value))
     except ValueError as error:
         raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
-    except TypeError as error:  # CuPy's arrays, PyTorch's tensors
+    except TypeError as error:  # CuPy's arrays
         raise InvalidType(
-            f"{called} is no array in host memory: copy it there first (with .get() in CuPy, .cpu() in "
-            f"PyTorch). {error}"
+            f"{called} is no array in host memory: copy it there first (with .get() in CuPy). {error}"
         ) from None
 
 

@@ -84,7 +84,7 @@ class PreparedCall:
         self._everyone = tuple(range(len(plan.spans)))
         self._spans = _pieces(plan, replica.rank)
         self._sliced = [replica.variables[number] for number in plan.sliced]
-        self._given = (*plan.args, *dict(plan.kwargs).values())
+        self._libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         changing = isinstance(plan.selection, Picked) or replica.device.pins
         self._pieces = None if changing else self._sources()
         self._fixed = list(self._arguments()) if self._stands() else None
@@ -92,8 +92,9 @@ class PreparedCall:
 
     def _stands(self) -> bool:
         """Whether the arguments are the same in every call: views of shared memory, and constants."""
-        changing = any(isinstance(argument, Held | Replicated) for argument in self._given)
-        return self._pieces is not None and not changing
+        plan = self._plan
+        changing = any(isinstance(argument, Held | Replicated) for argument in plan.inputs)
+        return self._pieces is not None and not changing and plan.form is None
 
     def run(self) -> Done:
         """Compute all pieces, merge them, and lay the outputs out."""
@@ -144,18 +145,20 @@ class PreparedCall:
 
     def _arguments(self) -> Iterator[tuple[list[Any], dict[str, Any], int]]:
         """Positional and keyword arguments, and the weight, of each piece."""
-        plan, count = self._plan, len(self._plan.args)
+        plan = self._plan
         pieces = self._sources() if self._pieces is None else self._pieces
         for span, fed in zip(self._spans, self._replica.device.feed(pieces), strict=True):
             values = [
-                self._argument(argument, value, span)
-                for argument, value in zip(self._given, fed, strict=True)
+                self._argument(argument, library, value, span)
+                for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
             ]
-            names = (name for name, _ in plan.kwargs)
+            if plan.form is not None:
+                values = plan.form.build(values)
             weight = (span[1] - span[0]) // plan.unit if plan.by_rows else 1
-            yield values[:count], dict(zip(names, values[count:], strict=True)), weight
+            count = len(values) - len(plan.keywords)
+            yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
 
-    def _argument(self, argument: Argument, value: Any, span: Span) -> Any:
+    def _argument(self, argument: Argument, library: str | None, value: Any, span: Span) -> Any:
         """The argument of one piece; *value* is what the device has made of its source."""
         replica = self._replica
         match argument:
@@ -166,7 +169,7 @@ class PreparedCall:
             case Held():
                 rows = self._rows_held(span)(replica.variables[argument.variable].whole)
                 value = read_only(rows.view())
-        return replica.front_end.argument(value)
+        return replica.front_end.argument(value, library)
 
     def _sources(self) -> list[list[Source | None]]:
         """Of each piece, where those of its arguments come from that lie in shared memory."""
@@ -174,13 +177,13 @@ class PreparedCall:
             argument: Source(
                 self._replica.array(argument.region), stamp=self._replica.stamp(argument.region)
             )
-            for argument in self._given
+            for argument in self._plan.inputs
             if isinstance(argument, Broadcast)
         }
         return [
             [
                 self._rows(argument, span) if isinstance(argument, Scattered) else whole.get(argument)
-                for argument in self._given
+                for argument in self._plan.inputs
             ]
             for span in self._spans
         ]

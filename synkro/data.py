@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from .arrays import Array, as_numeric, cast, checked_dtype, checked_oversize, checked_shape, code_of
 from .engine import Engine, State
 from .errors import InvalidType, InvalidValue, SharedMemoryError
+from .foreign import library_of
 from .ipc.mapped import file_of
 from .ipc.segment import Segment
 from .plan.call import Access, Region
@@ -36,6 +37,7 @@ class Data(NDArrayOperatorsMixin):
         name: a name for messages, or None.
         minibatch: whether it holds just the rows of a batch, so that a ``batch=`` is taken relative
             to its lowest index.
+        library: "torch" or "jax" if it was made from such an array: as which functions get it.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class Data(NDArrayOperatorsMixin):
         *,
         minibatch: bool = False,
         name: str | None = None,
+        library: str | None = None,
     ) -> None:
         """An empty one; made by ``data()``."""
         self.name = name
+        self.library = library
         self.minibatch = bool(minibatch)
         self._engine = engine
         self._dtype = checked_dtype(dtype, self._called())
@@ -352,7 +356,7 @@ def make_data(
     dims = _one_ndim(ndim, wanted, array)
     if dtype is None:
         dtype = np.float64 if array is None else array.dtype
-    made = Data(engine, dtype, dims, minibatch=minibatch, name=name)
+    made = Data(engine, dtype, dims, minibatch=minibatch, name=name, library=library_of(value))
     if array is None:
         if wanted is not None:
             made.set_shape(wanted, oversize)

@@ -8,7 +8,11 @@ A rule works on all parameters at once, as one flat vector: so does the all-redu
     loss = train(x, y, batch=rows)
 
 where ``loss_and_grad(x, y)`` reads ``w.value`` and ``b.value`` and returns the mean loss over its rows,
-and a list of the gradients.
+and a list of the gradients.  Of a PyTensor graph the loss suffices::
+
+    train = make_train_function(loss, [w, b], x, y, rule)
+
+where *w* and *b* are shared variables of PyTensor's, and *x* and *y* inputs of the graph.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import api
 from .errors import InvalidType, InvalidValue
+from .foreign import is_graph_shared, is_graph_variable
 from .function import Function
 from .variable import Variable
 
@@ -37,14 +42,17 @@ class Rule(ABC):
 
     Attributes:
         name: what the variables of its state are named by, in files: that of the rule, made unique.
-        params: the parameters, worker variables of floats.  Those without a name get one.
+        params: the parameters, worker variables of floats (for PyTensor's shared variables, those that
+            stand for them).  Those without a name get one.
         learning_rate: a number, or a variable without dimensions, to be changed between calls.
     """
 
     def __init__(
-        self, params: Sequence[Variable], learning_rate: float | Variable, *states: str, name: str | None
+        self, params: Sequence[Any], learning_rate: float | Variable, *states: str, name: str | None
     ) -> None:
         self.params = _checked(params)
+        if is_graph_shared(learning_rate):
+            learning_rate = api.worker_variable(learning_rate)
         self.learning_rate = learning_rate
         self._dtype = np.result_type(*[param.dtype for param in self.params])
         self.name = label = api.unused_name(name or type(self).__name__)
@@ -279,23 +287,32 @@ def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
 
 
 def make_train_function(
-    loss_and_grad: Callable[..., tuple[Any, Sequence[ArrayLike]]],
-    params: Sequence[Variable],
-    rule: Rule,
-    inputs: str | Sequence[str] | None = None,
-    bcast_inputs: str | Sequence[str] | None = None,
+    loss: Any,
+    params: Sequence[Any],
+    *inputs_and_rule: Any,
+    inputs: Any = None,
+    bcast_inputs: Any = None,
     sliceable_shareds: Any = None,
-    outputs: Any = "mean",
+    outputs: Any = None,
     name: str | None = None,
+    **options: Any,
 ) -> Function:
     """A function whose call is a whole training step: gradient, all-reduce, update.
 
+    ``make_train_function(loss_and_grad, params, rule)`` makes it of a Python function,
+    ``make_train_function(loss, params, x, y, rule)`` of a PyTensor graph.
+
     Args:
-        loss_and_grad: returns ``(loss, gradients)``: a mean over its rows (or more, as *outputs* says),
-            and a gradient of that mean for each parameter, in their order.
-        params: the worker variables that are trained.
-        rule: what ``sgd(params, …)`` and its like have made for the same *params*.
-        inputs, bcast_inputs, sliceable_shareds, outputs, name: as for ``function()``.
+        loss: a function that returns ``(loss, gradients)``: a mean over its rows (or more, as *outputs*
+            says), and a gradient of that mean for each parameter, in their order.  Or a variable of a
+            graph, such a mean without dimensions, whose gradient PyTensor finds.
+        params: the worker variables that are trained, or the shared variables of the graph.
+        inputs_and_rule: the inputs of the graph that are scattered, if there is one, and last what
+            ``sgd(params, …)`` and its like have made for the same *params*.
+        inputs, bcast_inputs, sliceable_shareds, name: as for ``function()``.
+        outputs: as for ``function()``: of a Python function the operation on its loss, "mean" by
+            default, of a graph the outputs, by default the loss.
+        options: of a graph, for ``pytensor.function``, and ``givens=``.
 
     The call takes ``batch=``, ``batch_s=`` and ``num_slices=`` as any other.  Ranks and slices count by
     their rows, so that a step is the one that serial code makes on the whole batch; ranks without
@@ -303,15 +320,45 @@ def make_train_function(
 
     Raises: InvalidType, InvalidValue; NotForked.
     """
+    given, rule = inputs_and_rule[:-1], inputs_and_rule[-1] if inputs_and_rule else None
     if not isinstance(rule, Rule):
-        raise InvalidType(f"rule must be an update rule, such as sgd(params); got {rule!r}.")
-    if [id(param) for param in params] != [id(param) for param in rule.params]:
-        raise InvalidValue(
-            "rule was made for other parameters: make it for the same ones, in this order."
+        raise InvalidType(
+            f"the last argument must be an update rule, such as sgd(params); got {rule!r}."
         )
+    if [id(param) for param in _found(params)] != [id(param) for param in rule.params]:
+        raise InvalidValue(
+            "the rule was made for other parameters: make it for the same ones, in this order."
+        )
+    keywords = {"sliceable_shareds": sliceable_shareds, "name": name, **options}
+    if is_graph_variable(loss):
+        scattered = [
+            *given,
+            *(inputs if isinstance(inputs, list | tuple) else [inputs] * (inputs is not None)),
+        ]
+        keywords |= {"inputs": scattered, "bcast_inputs": bcast_inputs, "outputs": outputs}
+        function, gradient = _of_graph(loss, params, rule, keywords)
+    else:
+        if given:
+            raise InvalidType(
+                f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
+            )
+        keywords |= {"inputs": inputs, "bcast_inputs": bcast_inputs, "outputs": outputs or "mean"}
+        function, gradient = _of_callable(loss, rule, keywords)
+
+    def step(weight: int) -> None:
+        mine = gradient.value if weight else np.zeros_like(gradient.value)
+        rule(api.all_reduce(mine, "mean", weight=weight))
+
+    function.finish = step
+    return function
+
+
+def _of_callable(
+    loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[str, Any]
+) -> tuple[Function, Variable]:
+    """A function that returns the loss, and the variable that the flat gradient goes to."""
     dtype = np.result_type(*[param.dtype for param in rule.params])
-    size = sum(prod(param.shape) for param in rule.params)
-    gradient = api.shared(np.zeros(size, dtype))
+    gradient = api.shared(np.zeros(sum(prod(param.shape) for param in rule.params), dtype))
 
     @functools.wraps(loss_and_grad)
     def loss_and_flat_gradient(*args: Any, **kwargs: Any) -> Any:
@@ -321,31 +368,37 @@ def make_train_function(
         loss, gradients = result
         return loss, [flatten(gradients, rule.params)]
 
-    def step(weight: int) -> None:
-        mine = gradient.value if weight else np.zeros_like(gradient.value)
-        rule(api.all_reduce(mine, "mean", weight=weight))
-
-    function: Function = api.function(
-        loss_and_flat_gradient,
-        inputs,
-        outputs,
-        bcast_inputs,
-        updates=[(gradient, "mean")],
-        sliceable_shareds=sliceable_shareds,
-        name=name,
-    )
-    function.finish = step
-    return function
+    return api.function(loss_and_flat_gradient, updates=[(gradient, "mean")], **keywords), gradient
 
 
-def _checked(params: Sequence[Variable]) -> list[Variable]:
+def _of_graph(
+    loss: Any, params: Sequence[Any], rule: Rule, keywords: dict[str, Any]
+) -> tuple[Function, Variable]:
+    """The same of a graph; the parameters come to the workers before a call, and back after it."""
+    from .frontends.pytensor import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
+
+    target, flat = flat_gradient(loss, params)
+    keywords["outputs"] = loss if keywords["outputs"] is None else keywords["outputs"]
+    function = api.function(updates=[(target, flat)], **keywords)
+    rates = [rule.learning_rate] if isinstance(rule.learning_rate, Variable) else []
+    function.bridge.extend(used=rates, changed=rule.params)
+    return function, api.worker_variable(target)
+
+
+def _found(params: Sequence[Any]) -> list[Any]:
+    """The parameters, PyTensor's shared variables as the worker variables that stand for them."""
     if not isinstance(params, list | tuple) or not params:
         raise InvalidType(f"params must be a list of worker variables, at least one; got {params!r}.")
-    for param in params:
+    return [api.worker_variable(param) if is_graph_shared(param) else param for param in params]
+
+
+def _checked(params: Sequence[Any]) -> list[Variable]:
+    found = _found(params)
+    for param in found:
         if not isinstance(param, Variable):
             raise InvalidType(f"params must be worker variables, made by shared(); got {param!r}.")
         if param.dtype.kind != "f":
             raise InvalidType(f"{param.called()} holds {param.dtype}: what is trained must be floats.")
-    if len({id(param) for param in params}) < len(params):
+    if len({id(param) for param in found}) < len(found):
         raise InvalidValue("params names a variable twice: name each once.")
-    return list(params)
+    return found

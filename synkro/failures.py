@@ -56,10 +56,17 @@ class _Familiar(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (out of memory, perhaps)",
+    signal.SIGSEGV: " (inputs are read-only: who writes to one in place, through a library that does "
+    "not check, ends so; copy it first, with .clone() in PyTorch)",
+}
+
+
 def worker_died(rank: int, pid: int, status: int, stderr: str) -> WorkerDied:
     """What to raise for the end of a process with *status*: an exit code, or minus a signal."""
     how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-    hint = " (out of memory, perhaps)" if status == -signal.SIGKILL else ""
+    hint = _HINTS.get(-status, "")
     ending = f" The end of its stderr:\n{stderr}" if stderr else ""
     what = f"the worker of rank {rank} (pid {pid}) {how}"
     return WorkerDied(

@@ -23,16 +23,14 @@ from .data import Data, make_data
 from .distribution import Functions
 from .engine import Engine
 from .errors import InvalidType, InvalidValue, NotAvailable
+from .foreign import handed, library_of
 from .linked import Bridge
-from .plan.binding import Binder
-from .plan.call import (
-    CallPlan,
-)
-from .plan.outputs import check_modes
-from .planning import Planned, Planner
+from .plan.binding import Binder, Bound
+from .plan.call import CallPlan
+from .plan.outputs import check_modes, flatten, unflatten
+from .planning import SCALARS, Planned, Planner
 from .shared import Shared
 
-_SCALARS = (bool, int, float, complex, np.number, np.bool_)
 _REMEMBERED = 64  # plans that are kept
 
 
@@ -195,11 +193,16 @@ class Function:
 
         ``Data`` are read-only in it, as on the workers.
         """
-        named = {key: _serial(arg) for key, arg in kwargs.items()}
+        positional, named = self._binder.bind(args, kwargs)
+        leaves, form = self._planner.opened([*positional, *named.values()])
+        values = [_serial(leaf) for leaf in leaves]
+        if form is not None:
+            values = form.build(values)
+        split_at = len(positional)
         if self.bridge is not None:
             self.bridge.before()
         with alone(self._home.variables.rng):
-            value = self.fn(*map(_serial, args), **named)
+            value = self.fn(*values[:split_at], **dict(zip(named, values[split_at:], strict=True)))
             if self.updates:
                 value, new = pair_of(value, len(self.updates), self.name)
                 for (variable, _), one in zip(self.updates, new, strict=True):
@@ -264,18 +267,28 @@ class _Bar:
 
 def _snapshot(argument: Any) -> Any:
     """What a later call can use although the caller goes on writing to *argument*."""
-    changes = isinstance(argument, np.ndarray | list) and not isinstance(argument, np.memmap)
-    return copy.deepcopy(argument) if changes else argument
+    leaves, tree = flatten(argument)
+    return unflatten(tree, map(_copied, leaves))
 
 
-def _serial(argument: Any) -> Any:
-    if isinstance(argument, Shared):
-        return argument.value
-    if not isinstance(argument, Data):
-        return argument
-    view = argument.data.view()
-    view.flags.writeable = False
-    return view
+def _copied(leaf: Any) -> Any:
+    if library_of(leaf) == "torch":
+        return leaf.detach().clone()
+    changes = isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap)
+    return copy.deepcopy(leaf) if changes else leaf
+
+
+def _serial(argument: Bound) -> Any:
+    """An argument as a function in this process gets it."""
+    value = argument.value
+    if isinstance(value, Shared):
+        value = value.value
+    elif isinstance(value, Data):
+        value = value.data.view()
+        value.flags.writeable = False
+    if argument.library is None or library_of(value) or isinstance(value, SCALARS):
+        return value
+    return handed(np.array(value), argument.library)  # a copy: tensors cannot be read-only
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

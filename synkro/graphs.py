@@ -7,7 +7,7 @@ from typing import Any
 
 from .distribution import Functions
 from .errors import InvalidValue, NotAvailable
-from .frontends.foreign import is_graph_shared
+from .foreign import is_graph_shared
 from .function import Function
 from .linked import Bridge
 

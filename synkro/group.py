@@ -1,7 +1,8 @@
 """The ranks of a running call, as the function that runs on them sees them.
 
 ``synkro.all_reduce(x)`` and its like, called inside a function, end here.  Arrays of any kind go in
-and arrays come out; a function that runs in the main process by itself is a group of one.
+and come out, tensors of PyTorch's without their history; a function that runs in the main process by
+itself is a group of one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .comms.ops import OPERATIONS, Operation
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .errors import InvalidType, InvalidValue
+from .foreign import handed, host_array, library_of
 from .plan.outputs import ALIASES, by_name, flatten, unflatten
 from .resident import Resident
 from .variable import Variable
@@ -104,39 +106,39 @@ class Group:
         operation = operation_named(op)
         factor = _weight(weight, operation)
         results = self.comm.reduce([self._array(value)], operation, factor, self._place(root, "root"))
-        return None if results is None else _plain(results[0])
+        return None if results is None else _like(value, results[0])
 
-    def reduce_scatter(self, value: Any, op: Any, weight: Any) -> Array:
+    def reduce_scatter(self, value: Any, op: Any, weight: Any) -> Any:
         operation = operation_named(op)
         array = self._array(value)
-        return self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0]
+        return _like(value, self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0])
 
     def broadcast(self, value: Any, root: Any) -> Any:
         place = self._place(root, "root")
         given = [self._array(value)] if place == self.rank else None
-        return _plain(self.comm.broadcast(given, place)[0])
+        return _like(value, self.comm.broadcast(given, place)[0])
 
-    def scatter(self, value: Any, root: Any) -> Array:
+    def scatter(self, value: Any, root: Any) -> Any:
         place = self._place(root, "root")
         given = [self._array(value)] if place == self.rank else None
-        return self.comm.scatter(given, place)[0]
+        return _like(value, self.comm.scatter(given, place)[0])
 
-    def all_gather(self, value: Any, nd_up: int) -> Array:
-        return self.comm.all_gather([self._raised(value, nd_up)])[0]
+    def all_gather(self, value: Any, nd_up: int) -> Any:
+        return _like(value, self.comm.all_gather([self._raised(value, nd_up)])[0])
 
-    def gather(self, value: Any, root: Any, nd_up: int) -> Array | None:
+    def gather(self, value: Any, root: Any, nd_up: int) -> Any:
         place = self._place(root, "root")
         results = self.comm.gather([self._raised(value, nd_up)], place)
-        return None if results is None else results[0]
+        return None if results is None else _like(value, results[0])
 
-    def all_to_all(self, value: Any) -> Array:
-        return self.comm.all_to_all([self._array(value)])[0]
+    def all_to_all(self, value: Any) -> Any:
+        return _like(value, self.comm.all_to_all([self._array(value)])[0])
 
     def send(self, value: Any, to: Any) -> None:
         self.comm.send(self._array(value), self._other(to, "to"))
 
     def recv(self, source: Any) -> Any:
-        return _plain(self.comm.recv(self._other(source, "source")))
+        return _like(None, self.comm.recv(self._other(source, "source")))
 
     def reduce_in_place(self, variables: Sequence[Variable], operation: Operation) -> None:
         """All-reduce the replicas of *variables* in place.
@@ -165,7 +167,7 @@ class Group:
         array = self.device.adopt(value)
         here = self.device.xp
         if array is None:
-            array, here = np.asarray(value), np
+            array, here = np.asarray(host_array(value)), np
         if not is_numeric(array.dtype):
             raise InvalidType(
                 f"a collective takes arrays of bools, integers, floats or complex numbers; got "
@@ -245,8 +247,12 @@ def _put(leaf: Any, result: Array) -> Any:
     if isinstance(leaf, Variable):
         leaf.value = result
         return leaf
-    return _plain(result)
+    return _like(leaf, result)
 
 
-def _plain(array: Array) -> Any:
+def _like(value: Any, array: Array) -> Any:
+    """A result as an array of the library that *value* is of."""
+    library = library_of(value)
+    if library is not None:
+        return handed(array, library)
     return array if array.ndim else array[()]

@@ -77,8 +77,12 @@ class Linked:
 
     def pull(self, variables: Iterable[Shared]) -> None:
         """Bring the master rank's replicas to the main process."""
-        for pair, theirs in self._found(variables):
-            pair.value = np.asarray(self._home.get_value(self._home.master_rank, pair.ours))
+        found = list(self._found(variables))
+        if not found:
+            return
+        values = self._home.get_value(self._home.master_rank, [pair.ours for pair, _ in found])
+        for (pair, theirs), value in zip(found, values, strict=True):
+            pair.value = np.asarray(value)
             theirs.set_value(pair.value.copy(), borrow=True)
 
     def _found(self, variables: Iterable[Shared]) -> Iterable[tuple[Pair, Any]]:
@@ -97,6 +101,11 @@ class Bridge:
         self._linked = linked
         self._used = tuple(used)
         self._changed = tuple(changed)
+
+    def extend(self, used: Iterable[Any], changed: Iterable[Any]) -> None:
+        """More variables that a call uses, or changes as well."""
+        self._changed = (*self._changed, *changed)
+        self._used = tuple(dict.fromkeys((*self._used, *used, *self._changed)))
 
     def before(self) -> None:
         self._linked.push(self._used)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from .collect import Collection
 from .data import Data, make_data
 from .engine import Engine
 from .errors import InvalidType, InvalidValue
-from .frontends.foreign import is_graph_shared
+from .foreign import is_graph_shared, library_of
 from .messages import Call
 from .plan.batch import Indexed, Selection, Strided, select, select_each
 from .plan.binding import Binder, Bound
@@ -30,20 +31,21 @@ from .plan.call import (
     Broadcast,
     CallPlan,
     Constant,
+    Form,
     Held,
     Picked,
     Region,
     Replicated,
     Scattered,
 )
-from .plan.outputs import check_subset, take_subset
+from .plan.outputs import Tree, check_subset, flatten, leaf_paths, take_subset
 from .plan.split import Span, equal_slices, split, weight_unit
 from .shared import Shared
 from .variables import Variables
 
 _REMEMBERED = 64  # plans that are kept
 
-_SCALARS = (bool, int, float, complex, np.number, np.bool_)
+SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
 
 class Planner:
@@ -85,15 +87,31 @@ class Planner:
         subset: Sequence[Any] | None,
     ) -> Planned:
         positional, named = self._binder.bind(args, kwargs)
-        inputs = [self._input(bound) for bound in (*positional, *named.values())]
+        opened, form = self.opened([*positional, *named.values()])
+        inputs = [self._input(bound) for bound in opened]
         chosen = check_subset(subset)
         if chosen is not None and isinstance(self._modes, tuple | list | dict):
             take_subset(chosen, self._modes, "outputs=")
-        planned = self._plan(inputs, tuple(named), batch, batch_s, slices, chosen)
+        planned = self._plan(inputs, tuple(named), form, batch, batch_s, slices, chosen)
         whole = batch is None and not kwargs and slices == 1 and subset is None and not self._sliced
         if whole and all(isinstance(arg, Data) for arg in args):
             planned.key = tuple([value.region for _, value in inputs])
         return planned
+
+    def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
+        """The leaves of *arguments*, and how to make them again, unless they are themselves."""
+        leaves: list[Bound] = []
+        trees: list[Tree] = []
+        for bound in arguments:
+            values, tree = flatten(bound.value, _is_tree if bound.broadcast else _is_record)
+            trees.append(tree)
+            for path, value in zip(leaf_paths(tree), values, strict=True):
+                library = value.library if isinstance(value, Data) else library_of(value)
+                leaves.append(Bound(bound.name + path, bound.broadcast, value, bound.library or library))
+        libraries = tuple([leaf.library for leaf in leaves])
+        if not any(trees) and not any(libraries):
+            return leaves, None
+        return leaves, Form(tuple(trees), libraries)
 
     def _input(self, bound: Bound) -> tuple[Bound, Any]:
         """The argument as ``Data``, or as the variable or the scalar that it is."""
@@ -106,7 +124,7 @@ class Planner:
         if isinstance(value, Data):
             value.input(self._engine, self._called(bound))
             return bound, value
-        if isinstance(value, _SCALARS):
+        if isinstance(value, SCALARS):
             if bound.broadcast:
                 return bound, value
         elif isinstance(value, np.memmap):
@@ -161,6 +179,7 @@ class Planner:
         self,
         inputs: list[tuple[Bound, Any]],
         keywords: tuple[str, ...],
+        form: Form | None,
         batch: Any,
         batch_s: Any,
         slices: int,
@@ -180,12 +199,12 @@ class Planner:
             self._argument(bound, value, selection if batch is not None else None)
             for bound, value in inputs
         ]
-        split_at = len(arguments) - len(keywords)
         pieces = equal_slices(spans, slices)
         plan = CallPlan(
             function=self._number,
-            args=tuple(arguments[:split_at]),
-            kwargs=tuple(zip(keywords, arguments[split_at:], strict=True)),
+            inputs=tuple(arguments),
+            keywords=keywords,
+            form=form,
             selection=chosen,
             spans=spans,
             slices=pieces,
@@ -332,11 +351,27 @@ class Planned:
 
     def __init__(self, plan: CallPlan, inputs: list[Data], engine: Engine) -> None:
         self.plan = plan
-        self.payload = pickle.dumps(Call(plan), 5)
+        # a form may have the user's classes
+        self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
         self.segments = [(data.input(engine, "an input")[1], Access.READ) for data in inputs]
         self.known = False  # whether the workers have run it, and so have all that it needs
         self.key: tuple[Any, ...] | None = None
         self.collection: Collection | None = None
+
+
+def _is_record(value: Any) -> bool:
+    """Whether *value* holds arguments, each by its name."""
+    return isinstance(value, dict) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether *value* holds arguments, nested as it may be; a list of numbers is an array."""
+    if _is_record(value):
+        return True
+    return isinstance(value, list | tuple) and any(
+        isinstance(child, np.ndarray | Data | Shared) or library_of(child) or _is_tree(child)
+        for child in value
+    )
 
 
 def _after(batch_s: Any) -> str:

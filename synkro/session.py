@@ -22,7 +22,7 @@ from .devices.placement import Placement
 from .distribution import Functions
 from .engine import Engine, State, status_line
 from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
-from .frontends.foreign import has_graph_variables
+from .foreign import has_graph_variables
 from .function import Function
 from .graphs import graph_function
 from .ipc.segment import aligned

@@ -23,7 +23,7 @@ from .collect import Collection, Outputs
 from .data import Data
 from .engine import Engine
 from .errors import CollectiveError, InvalidType, InvalidValue
-from .frontends.foreign import is_graph_shared
+from .foreign import is_graph_shared
 from .group import operation_named
 from .linked import Linked
 from .messages import Command, Create, Exchange, Fill, Generator, Inspect, Read, Write

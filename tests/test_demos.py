@@ -50,8 +50,9 @@ def test_demos_are_found():
 
 @pytest.mark.parametrize("demo", DEMOS, ids=lambda demo: demo.stem)
 def test_runs_to_its_end(demo, run_demo, tmp_path):
-    if "pytensor" in demo.stem:
-        pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
+    for library in ("pytensor", "torch"):
+        if library in demo.stem:
+            pytest.importorskip(library, reason=f"needs {library} (the extra {library})")
     folder = tmp_path / "pictures"  # for demos that write something; not there yet
     lines = run_demo(demo, str(folder))
     assert lines[-1] == "All assertions passed."

@@ -7,8 +7,6 @@ import synkro as synk
 from synkro import extensions as ext
 from synkro.errors import InvalidType, InvalidValue
 
-pytestmark = pytest.mark.quick
-
 RNG = np.random.default_rng(0)
 ROWS = RNG.standard_normal((67, 4))
 TARGETS = ROWS @ np.array([1.0, -2.0, 0.5, 3.0]) + 0.7 + 0.1 * RNG.standard_normal(67)
@@ -185,7 +183,7 @@ def test_bad_input():
         ext.sgd([])
     with pytest.raises(InvalidType, match="made by shared"):
         ext.sgd([3.0])
-    with pytest.raises(InvalidType, match="rule must be an update rule"):
+    with pytest.raises(InvalidType, match="must be an update rule"):
         ext.make_train_function(gradients, [w], ext.sgd)
     with pytest.raises(InvalidValue, match="other parameters"):
         ext.make_train_function(gradients, [synk.shared(1.0)], ext.sgd([w]))

@@ -1,7 +1,14 @@
 """Functions that use JAX, PyTorch or numba: their arrays come out, their settings go in."""
 
+import threading
+import warnings
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+
+import synkro
+from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerDied
 
 ROWS = np.random.default_rng(0).standard_normal((101, 5))
 
@@ -35,6 +42,95 @@ class TestJax:
         got = session.function(nested, outputs=spec)(ROWS)
         np.testing.assert_allclose(got["sum"], ROWS.sum(axis=0))
         assert got["extremes"] == (ROWS.max(), [ROWS.min()])
+
+    def test_arrays_arrive_as_those_of_jax_and_params_as_pytrees(self, session):
+        import jax
+        import jax.numpy as jnp
+
+        class Params(NamedTuple):
+            w: object
+            b: object
+
+        def loss(params, x, y):
+            return ((x.at[0].set(0) @ params["layers"][0].w + params["layers"][0].b - y) ** 2).mean()
+
+        params = {"layers": [Params(jnp.ones(5), jnp.zeros(()))]}
+        x, y = jnp.asarray(ROWS[:60]), jnp.arange(60.0)
+        grad = jax.value_and_grad(loss)
+        f = session.function(grad, bcast_inputs="params", outputs=None)
+        values = f(params, x, y)
+        for rank, (value, found) in enumerate(values):
+            rows = slice(30 * rank, 30 * rank + 30)
+            wanted, gradient = grad(params, x[rows], y[rows])
+            np.testing.assert_allclose(value, wanted)
+            np.testing.assert_allclose(found["layers"][0].w, gradient["layers"][0].w)
+        assert isinstance(f.as_serial(params, x, session.data(y))[0], jax.Array)
+
+    def test_data_is_handed_over_without_a_copy(self, session):
+        def address(x: "jax.Array", original):  # noqa: F821
+            return x.unsafe_buffer_pointer() == original.ctypes.data
+
+        f = session.function(address, bcast_inputs=["x", "original"], outputs=None)
+        rows = session.data(ROWS)
+        assert f(rows, rows) == [True, True]
+
+    def test_random_keys_are_refused_by_name(self, session):
+        import jax
+
+        f = session.function(lambda key, x: x.sum(), bcast_inputs="key", name="draw")
+        with pytest.raises(InvalidType, match=r"argument 'key' of the function 'draw'.*key_data"):
+            f(jax.random.key(0), ROWS)
+
+        def keys(x):
+            import jax
+
+            return jax.random.key(0)
+
+        with pytest.raises(OutputError, match="key_data"):
+            session.function(keys)(ROWS)
+
+    def test_executables_are_refused_with_advice(self, session):
+        import jax
+
+        compiled = jax.jit(lambda x: x + 1).lower(ROWS).compile()
+        f = session.function(compiled)
+        with pytest.raises(InvalidType, match=r"Send the function that jax\.jit has made"):
+            session.distribute()
+        assert f.name == "Compiled"
+
+
+def test_nested_arguments(session):
+    def loss(params, batch_of):
+        (w, b), factor = params
+        return (batch_of["x"] @ w + b).sum(axis=0) * factor
+
+    f = session.function(loss, bcast_inputs="params", outputs="sum")
+    params = ([np.arange(10.0).reshape(5, 2), np.ones(2)], 0.5)
+    got = f(params, {"x": session.data(ROWS)})
+    np.testing.assert_allclose(got, loss(params, {"x": ROWS}))
+    np.testing.assert_allclose(f.as_serial(params, {"x": session.data(ROWS)}), got)
+    np.testing.assert_allclose(f.submit(params, {"x": ROWS}).result(), got)
+    with pytest.raises(InvalidType, match=r"argument \"batch_of\['y'\]\"|batch_of\['y'\]"):
+        f(params, {"x": ROWS, "y": "text"})
+    with pytest.raises(InvalidValue, match="different numbers of rows"):
+        f(params, {"x": ROWS, "y": ROWS[:7]})
+
+
+@pytest.mark.parametrize(
+    ("thing", "advice"),
+    [
+        (lambda: (one for one in "ab"), "Make a list of it"),
+        (lambda: open(__file__), "Open it inside the function"),  # noqa: SIM115
+        (threading.Lock, "Create such an object inside the function"),
+    ],
+)
+def test_what_cannot_travel_is_refused_with_advice(session, thing, advice):
+    held = thing()
+    f = session.function(lambda x: held)
+    with pytest.raises(InvalidType, match=f"'held' that it closes over.*{advice}"):
+        f(ROWS)
+    if hasattr(held, "close"):
+        held.close()
 
 
 class TestTorch:
@@ -78,6 +174,112 @@ class TestTorch:
 
         got = session.function(predict, outputs="gather")(ROWS)
         np.testing.assert_allclose(got, model(torch.tensor(ROWS)).detach().numpy())
+
+    @pytest.mark.parametrize("batch", [None, slice(None, None, -2), [5, 3, 3]])
+    @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+    def test_tensors_arrive_as_tensors(self, session, batch, dtype):
+        import torch
+
+        def total(x, w):
+            return (x * w).sum(dim=0, dtype=torch.float64), w.requires_grad
+
+        x = torch.tensor(ROWS).to(getattr(torch, dtype))
+        w = torch.nn.Parameter(torch.ones(5, dtype=x.dtype))
+        f = session.function(total, bcast_inputs="w", outputs=("sum", "max"))
+        chosen = np.arange(101)[slice(None) if batch is None else batch].copy()
+        for given in (x, session.data(x)):
+            got, grad = f(given, w, batch=batch, num_slices=2)
+            np.testing.assert_allclose(got, x[chosen].to(torch.float64).sum(dim=0).numpy())
+            assert not grad
+        serial = f.as_serial(session.data(x), w.detach())[0]
+        np.testing.assert_allclose(serial, x.to(torch.float64).sum(dim=0))
+
+    def test_annotated_parameters_get_tensors(self, session):
+        import torch
+
+        def total(x: torch.Tensor, y: "torch.Tensor", z):
+            return x.sum() + y.sum(), isinstance(z, torch.Tensor)
+
+        assert session.function(total, outputs=("sum", "max"))(ROWS, ROWS, ROWS) == (
+            pytest.approx(2 * ROWS.sum()),
+            False,
+        )
+
+    def test_modules_are_functions(self, session):
+        import torch
+
+        model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.ReLU()).double()
+        expected = model(torch.tensor(ROWS)).detach().numpy()
+        for fn in (model, model.forward, torch.compile(model, backend="eager")):
+            f = session.function(fn, outputs="gather")
+            np.testing.assert_allclose(f(ROWS), expected)
+            np.testing.assert_allclose(f(input=session.data(ROWS)), expected)
+            np.testing.assert_allclose(f.as_serial(ROWS).detach().numpy(), expected)
+
+    def test_functional_call_with_broadcast_parameters(self, session):
+        import torch
+
+        model = torch.nn.Linear(5, 1).double()
+
+        def gradient(params, x):
+            def loss(params):
+                return (torch.func.functional_call(model, params, (x,)) ** 2).mean()
+
+            return torch.func.grad(loss)(params)
+
+        params = {name: p.detach() for name, p in model.named_parameters()}
+        got = session.function(gradient, bcast_inputs="params")(params, torch.tensor(ROWS))
+        for name, value in gradient(params, torch.tensor(ROWS)).items():
+            np.testing.assert_allclose(got[name], value)
+
+    def test_collectives_return_tensors(self, session):
+        def fold(x):
+            import torch
+
+            import synkro as synk
+
+            flat = torch.cat([x.sum(0), x.sum().reshape(1)]).requires_grad_()
+            total = synk.all_reduce({"flat": flat, "one": x.sum()}, "sum")
+            parts = [
+                *total.values(),
+                synk.all_gather(x),
+                synk.broadcast(flat),
+                synk.reduce_scatter(flat),
+            ]
+            assert all(isinstance(part, torch.Tensor) for part in parts)
+            return total["flat"]
+
+        import torch
+
+        got = session.function(fold, outputs=None)(torch.tensor(ROWS))
+        for one in got:
+            np.testing.assert_allclose(one, [*ROWS.sum(0), ROWS.sum()])
+
+    def test_threads_are_capped(self, session):
+        def threads():
+            import torch
+
+            return torch.get_num_threads()
+
+        assert session.function(threads, outputs="max")() == 1
+
+    def test_what_cannot_travel_is_refused_with_advice(self, session):
+        import torch
+
+        compiled = torch.compile(lambda x: x + 1, backend="eager")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            script = torch.jit.script(torch.nn.Linear(5, 2))
+        for fn, advice in ((compiled, "Send the plain function"), (script, r"torch\.jit\.save")):
+            with pytest.raises(InvalidType, match=advice):
+                session.function(fn)(ROWS)
+
+    def test_writing_to_an_input_ends_the_worker_with_a_hint(self):
+        import torch
+
+        session = synkro.Session(devices=["cpu"], verbose=False, timeout=60)
+        with session, pytest.raises(WorkerDied, match=r"read-only.*\.clone\(\)"):
+            session.function(lambda x: x.add_(1), outputs="gather")(torch.tensor(ROWS))
 
 
 def test_a_function_compiled_by_numba(session):

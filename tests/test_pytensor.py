@@ -7,6 +7,7 @@ import pytest
 
 import synkro as synk
 from conftest import children, wait_until
+from synkro import extensions as ext
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
@@ -258,3 +259,62 @@ def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypat
         with pytest.raises(KeyboardInterrupt):
             show()
     assert np.array_equal(show(), np.ones((2, 2)))
+
+
+# ── training ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("make", "slices"), [(lambda p, r: ext.sgd(p, r), 1), (lambda p, r: ext.adam(p, r), 3)]
+)
+def test_a_training_step_of_a_graph_is_the_serial_one(make, slices):
+    x, t = T.matrix("x"), T.vector("t")
+    w, b = pytensor.shared(np.zeros(4), name="w"), pytensor.shared(0.0, name="b")
+    loss = ((x.dot(w) + b - t) ** 2).mean()
+    rate = pytensor.shared(0.1)
+    train = ext.make_train_function(loss, [w, b], x, t, make([w, b], rate))
+    v, c = synk.shared(np.zeros(4)), synk.shared(0.0)
+
+    def loss_and_grad(x, t):
+        error = x @ v.value + c.value - t
+        return (error**2).mean(), [2 * x.T @ error / len(x), 2 * error.mean()]
+
+    plain = ext.make_train_function(loss_and_grad, [v, c], make([v, c], 0.1))
+    targets = ROWS @ np.arange(4.0) + 1
+    rng = np.random.default_rng(1)
+    for size in [*rng.integers(1, 101, 20), 1]:  # also fewer rows than ranks
+        batch = rng.permutation(101)[:size]
+        got = train(ROWS, targets, batch=batch, num_slices=slices)
+        np.testing.assert_allclose(got, plain.as_serial(ROWS[batch], targets[batch]))
+        np.testing.assert_allclose(w.get_value(), v.get_value())
+        np.testing.assert_allclose(b.get_value(), c.get_value())
+    assert all(np.array_equal(one, w.get_value()) for one in synk.gather(w))
+    rate.set_value(0.0)
+    before = w.get_value()
+    train(ROWS, targets)
+    np.testing.assert_allclose(w.get_value(), before)
+    w.set_value(np.ones(4))  # reaches the workers with the next call
+    error = ROWS @ np.ones(4) + b.get_value() - targets
+    np.testing.assert_allclose(train(ROWS, targets), (error**2).mean())
+    train.as_serial(ROWS, targets)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda x, w, loss: (loss, [w], x), "last argument must be an update rule"),
+        (lambda x, w, loss: (x, [w], x, ext.sgd([w])), "float without dimensions"),
+        (lambda x, w, loss: (loss, [w], ext.sgd([w])), "do not fit its graph"),
+        (lambda x, w, loss: (lambda x: x, [w], x, ext.sgd([w])), "named, in inputs="),
+    ],
+)
+def test_what_is_no_training_step_is_refused_in_words(made, message):
+    x, w = T.matrix("x"), pytensor.shared(np.zeros(4))
+    with pytest.raises(synk.UsageError, match=message):
+        ext.make_train_function(*made(x, w, (x.dot(w) ** 2).mean()))
+
+
+def test_a_loss_without_the_parameter_is_refused():
+    x, w = T.matrix("x"), pytensor.shared(np.zeros(4), name="w")
+    with pytest.raises(synk.InvalidValue, match="does not depend on the parameter w"):
+        ext.make_train_function(x.sum(), [w], x, ext.sgd([w]))

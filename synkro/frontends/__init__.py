@@ -3,6 +3,6 @@
 base      the interface
 plain     any Python callable over arrays
 pytensor  graphs of PyTensor
-foreign   objects of libraries that the user has imported
+refused   what cannot travel, and what to do instead
 settings  what the user has set in them
 """

@@ -27,8 +27,8 @@ class FrontEnd(ABC):
         """The inverse of ``pack``, in a worker."""
 
     @abstractmethod
-    def argument(self, array: Any) -> Any:
-        """A device array as functions of this kind take it."""
+    def argument(self, array: Any, library: str | None) -> Any:
+        """A device array as the function takes it: of *library*, or as it is."""
 
     @abstractmethod
     def output(self, value: Any) -> NDArray[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from ..arrays import is_numeric
 from ..errors import InvalidType, OutputError
+from ..foreign import handed, host_array, is_key
 from .base import Buffer, FrontEnd
-from .foreign import tensor_as_array
+from .refused import advice, is_open_file, known
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
@@ -36,7 +38,7 @@ class PlainFrontEnd(FrontEnd):
             return False
 
         try:
-            stream = cloudpickle.dumps(dict(specs), protocol=5, buffer_callback=keep_in_band)
+            stream = _pickled(dict(specs), keep_in_band)
         except Exception as error:
             for spec in specs.values():
                 _explain(spec, error)
@@ -47,13 +49,15 @@ class PlainFrontEnd(FrontEnd):
         specs: dict[int, Any] = pickle.loads(stream, buffers=buffers)
         return specs
 
-    def argument(self, array: Any) -> Any:
-        return array
+    def argument(self, array: Any, library: str | None) -> Any:
+        return handed(array, library)
 
     def output(self, value: Any) -> NDArray[Any]:
         if isinstance(value, np.ma.MaskedArray):
             raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
-        value = tensor_as_array(value)
+        if is_key(value):
+            raise OutputError("a random key of JAX's is no number: return jax.random.key_data(key).")
+        value = host_array(value)
         if hasattr(value, "__cuda_array_interface__"):
             array: NDArray[Any] = value  # on this worker's GPU, where it stays
         elif isinstance(value, bool | int | float | complex) or hasattr(value, "__array__"):
@@ -76,6 +80,19 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if is_open_file(obj):
+            raise TypeError(f"cannot send the open file {obj!r}")
+        return super().reducer_override(obj)
+
+
+def _pickled(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool | None]) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=buffer_callback).dump(value)
+    return stream.getvalue()
+
+
 def _explain(spec: Any, error: Exception) -> None:
     """Raise an InvalidType that names the function of *spec*, if it is one that cannot be pickled."""
     if _pickles(spec.fn):
@@ -84,20 +101,19 @@ def _explain(spec: Any, error: Exception) -> None:
         raise InvalidType(
             f"the function {spec.name!r} cannot be sent to the workers: {error}"
         ) from error
-    culprit = next((found for found in _parts(spec.fn) if not _pickles(found[1])), None)
-    reason = f"{type(error).__name__}: {error}"
-    where = (
-        f"{culprit[0]}, {_shown(culprit[1])}, cannot be pickled" if culprit else "it cannot be pickled"
-    )
+    found = ((where, part) for where, part in _parts(spec.fn) if not _pickles(part))
+    where, culprit = ("", spec.fn) if known(spec.fn) else next(found, ("", spec.fn))
+    subject = f"{where}, {_shown(culprit)}," if where else "it"
+    reason = str(error).strip().splitlines()[0]
     raise InvalidType(
-        f"the function {spec.name!r} cannot be sent to the workers: {where} ({reason}). Create such "
-        f"an object inside the function, or pass what it is made of as an argument."
+        f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "
+        f"({type(error).__name__}: {reason}). {advice(culprit)}"
     ) from error
 
 
 def _pickles(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value, protocol=5, buffer_callback=lambda _: None)
+        _pickled(value, lambda _: None)
     except Exception:
         return False
     return True

@@ -187,6 +187,28 @@ class Compiled:
             self._function(*arrays)
 
 
+def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, GraphVariable]:
+    """The gradient of *loss* by shared variables as one vector, and a shared variable to hold it.
+
+    Raises: InvalidType for what is no loss, InvalidValue where it does not depend on a parameter.
+    """
+    kind = getattr(loss, "type", None)
+    if not isinstance(kind, TensorType) or kind.ndim or not kind.dtype.startswith("float"):
+        raise InvalidType(
+            f"the loss must be a float without dimensions, such as a mean over the rows; got {loss}, a "
+            f"{kind}."
+        )
+    used = set(graph_inputs([loss]))
+    for param in params:
+        if param not in used:
+            raise InvalidValue(f"the loss does not depend on the parameter {param}: leave it out.")
+    dtype = np.result_type(*[param.type.dtype for param in params])
+    gradients = [gradient.flatten() for gradient in pytensor.grad(loss, list(params))]
+    flat = pytensor.tensor.concatenate(gradients).astype(str(dtype))
+    size = sum(param.get_value(borrow=True).size for param in params)
+    return pytensor.shared(np.zeros(size, dtype)), flat
+
+
 def _listed(variables: Any) -> list[Any]:
     if variables is None:
         return []

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue
+from ..foreign import library_named, library_of_function, module_of
 
 RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
 """Keywords of the call itself; a function's parameters cannot have these names."""
@@ -20,11 +21,15 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 @dataclass(frozen=True)
 class Bound:
-    """One argument: what messages call it, whether every rank sees it whole, and its value."""
+    """One argument: what messages call it, whether every rank sees it whole, and its value.
+
+    The function takes it as an array of *library*, or as it comes.
+    """
 
     name: str
     broadcast: bool
     value: Any
+    library: str | None
 
 
 class Binder:
@@ -44,6 +49,8 @@ class Binder:
         self._signature = _signature(fn, [*(self._inputs or ()), *self._broadcast])
         parameters = self._signature.parameters
         self._check(parameters)
+        self._whole = library_of_function(fn)
+        self._libraries = {p.name: library_named(p.annotation) for p in parameters.values()}
         positional = [p for p in parameters.values() if p.kind in _POSITIONAL]
         self._positional = [(p.name, p.name in self._broadcast) for p in positional]
         self._required = sum(p.default is Parameter.empty for p in positional)
@@ -128,7 +135,8 @@ class Binder:
                 f"the argument {name!r} of the function {self._name!r} is neither in inputs "
                 f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
             )
-        return Bound(name, broadcast, value)
+        library = self._whole or self._libraries.get(listed_as or name)
+        return Bound(name, broadcast, value, library)
 
 
 def _names(names: Any, keyword: str) -> tuple[str, ...]:
@@ -141,6 +149,9 @@ def _names(names: Any, keyword: str) -> tuple[str, ...]:
 
 def _signature(fn: Callable[..., Any], listed: list[str]) -> inspect.Signature:
     """*fn*'s signature; for builtins without one, the *listed* names, then as many as come."""
+    if module_of(fn) is fn:  # whose own signature says nothing
+        module: Any = fn
+        fn = getattr(module, "_orig_mod", module).forward
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):

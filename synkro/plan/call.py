@@ -5,11 +5,13 @@ Data is named by the number of its segment, never by a pointer, so that a plan c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from .batch import Strided
+from .outputs import Tree, unflatten
 from .split import Span
 
 
@@ -80,6 +82,19 @@ class Picked:
 
 
 @dataclass(frozen=True)
+class Form:
+    """How arguments are made of inputs: the nesting of each, and the library of each leaf."""
+
+    trees: tuple[Tree, ...]
+    libraries: tuple[str | None, ...]
+
+    def build(self, leaves: Sequence[Any]) -> list[Any]:
+        """The arguments."""
+        values = iter(leaves)
+        return [unflatten(tree, values) for tree in self.trees]
+
+
+@dataclass(frozen=True)
 class CallPlan:
     """One call of one function.
 
@@ -87,11 +102,15 @@ class CallPlan:
     number of rows that weigh 1 in a mean.  ``selection`` says which rows of scattered inputs these are,
     ``held[r]`` which rows of what rank r holds itself: of held inputs, and of the variables ``sliced``.
     Where there is neither, every rank runs once.
+
+    The last arguments go by ``keywords``.  Inputs are the arguments themselves; with a ``form`` they are
+    leaves, which it makes arguments of.
     """
 
     function: int
-    args: tuple[Argument, ...]
-    kwargs: tuple[tuple[str, Argument], ...]
+    inputs: tuple[Argument, ...]
+    keywords: tuple[str, ...]
+    form: Form | None
     selection: Strided | Picked | None
     spans: tuple[Span, ...]
     slices: int

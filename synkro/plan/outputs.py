@@ -54,16 +54,16 @@ def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]] | 
     return None
 
 
-def flatten(value: Any) -> tuple[list[Any], Tree]:
-    """The leaves of *value*, from left to right, and its tree."""
-    parts = _children(value)
+def flatten(value: Any, opens: Callable[[Any], bool] = lambda value: True) -> tuple[list[Any], Tree]:
+    """The leaves of *value*, from left to right, and its tree; what does not *open* is a leaf."""
+    parts = _children(value) if opens(value) else None
     if parts is None:
         return [value], None
     kind, keys, children = parts
     leaves: list[Any] = []
     trees = []
     for child in children:
-        below, tree = flatten(child)
+        below, tree = flatten(child, opens)
         leaves += below
         trees.append(tree)
     return leaves, Node(kind, keys, tuple(trees))

@@ -1,0 +1,114 @@
+"""Objects of libraries that the user has imported, told apart without importing any of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import warnings
+from typing import Any
+
+
+def is_graph_variable(value: Any) -> bool:
+    """Whether *value* is a variable of a PyTensor graph."""
+    return _is(value, "pytensor.graph.basic", "Variable")
+
+
+def is_graph_shared(value: Any) -> bool:
+    """Whether *value* is a shared variable of PyTensor's."""
+    return _is(value, "pytensor.compile.sharedvalue", "SharedVariable")
+
+
+def has_graph_variables(*values: Any) -> bool:
+    """Whether there are variables of a PyTensor graph among *values*, nested as they may be."""
+    if "pytensor" not in sys.modules:
+        return False
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if is_graph_variable(value):
+            return True
+        if isinstance(value, dict):
+            stack += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            stack += value
+    return False
+
+
+def library_of(value: Any) -> str | None:
+    """Whose array *value* is: "torch", "jax", or None for all others."""
+    if _is(value, "torch", "Tensor"):
+        return "torch"
+    return "jax" if _is(value, "jax", "Array") else None
+
+
+def is_key(value: Any) -> bool:
+    """Whether *value* is an array of JAX's random keys, which are no numbers."""
+    return _is(value, "jax", "Array") and str(value.dtype).startswith("key<")
+
+
+def module_of(fn: Any) -> Any:
+    """The module of PyTorch's that *fn* is, or a method of; None for all others."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = getattr(fn, "__self__", fn)
+    return fn if _is(fn, "torch.nn", "Module") else None
+
+
+def library_of_function(fn: Any) -> str | None:
+    """Whose arrays *fn* takes, if nothing else can be meant: modules of PyTorch's, compiled or not."""
+    return "torch" if module_of(fn) is not None or hasattr(fn, "_torchdynamo_orig_callable") else None
+
+
+def library_named(annotation: Any) -> str | None:
+    """Whose arrays a parameter takes, as its annotation says: ``torch.Tensor`` or ``jax.Array``."""
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    home = "" if isinstance(annotation, str) else getattr(annotation, "__module__", "")
+    if name == "torch.Tensor" or (name, home) == ("Tensor", "torch"):
+        return "torch"
+    return "jax" if name in ("jax.Array", "jnp.ndarray") or (name, home) == ("Array", "jax") else None
+
+
+def host_array(value: Any) -> Any:
+    """A tensor of PyTorch's as an array in host memory, without its history; anything else as it is.
+
+    Raises: ImportError for bfloat16 without ml_dtypes.
+    """
+    if not _is(value, "torch", "Tensor"):
+        return value
+    torch = sys.modules["torch"]
+    tensor = value.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        bits = tensor.contiguous().view(torch.int16).numpy()
+        return bits.view(importlib.import_module("ml_dtypes").bfloat16)
+    return tensor.numpy()
+
+
+def handed(array: Any, library: str | None) -> Any:
+    """*array*, NumPy's or CuPy's, as an array of *library*, over the same memory where that can be."""
+    if library == "torch":
+        return _tensor(array)
+    if library == "jax":
+        jax = importlib.import_module("jax")
+        on_gpu = hasattr(array, "__cuda_array_interface__")
+        return jax.dlpack.from_dlpack(array) if on_gpu else jax.device_put(array, may_alias=True)
+    return array
+
+
+def _tensor(array: Any) -> Any:
+    torch = importlib.import_module("torch")
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.from_dlpack(array)
+    if any(stride < 0 for stride in array.strides):  # which tensors cannot have
+        array = array.copy()
+    if array.dtype.name == "bfloat16":
+        return _tensor(array.view("i2")).view(torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the memory is read-only
+        return torch.from_numpy(array)
+
+
+def _is(value: Any, module: str, name: str) -> bool:
+    """Whether *value* is an instance of a class that nobody has one of unless it is imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)

@@ -1,0 +1,45 @@
+"""What cannot travel to the workers, and what to do instead."""
+
+from __future__ import annotations
+
+import io
+from types import GeneratorType
+from typing import Any
+
+DEFAULT = "Create such an object inside the function, or pass what it is made of as an argument."
+
+_ADVICE = {
+    "torch.jit": "Send the plain function or module; or save it with torch.jit.save, and load it in the "
+    "function.",
+    "jax._src.stages": "Send the function that jax.jit has made: every worker compiles it once.",
+    "compiled": "Send the plain function, and compile it there, at its first call; or decorate it with "
+    "torch.compile in a module, which the workers import.",
+    "generator": "Make a list of it first, or make it inside the function.",
+    "file": "Open it inside the function, and send its path.",
+}
+
+
+def is_open_file(value: Any) -> bool:
+    """Whether *value* is a file; cloudpickle would quietly send its contents."""
+    return isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO)
+
+
+def known(value: Any) -> bool:
+    """Whether *value* is one of the things that have an advice of their own."""
+    return _kind(value) in _ADVICE
+
+
+def advice(value: Any) -> str:
+    """What to do instead of sending *value*, a sentence."""
+    return _ADVICE.get(_kind(value), DEFAULT)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, GeneratorType):
+        return "generator"
+    if is_open_file(value):
+        return "file"
+    if hasattr(value, "_torchdynamo_orig_callable"):
+        return "compiled"
+    home = type(value).__module__
+    return "torch.jit" if home.startswith("torch.jit") else home
