@@ -14,8 +14,9 @@ COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_code_block_runs(block, run_python):
     on_gpus = "cuda" in block  # which the stand-in's are
-    if "import pytensor" in block:
-        pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
+    for library in ("pytensor", "torch", "jax"):
+        if f"import {library}\n" in block:
+            pytest.importorskip(library, reason=f"needs {library} (the extra {library})")
     path = {"PYTHONPATH": f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"} if on_gpus else {}
     run_python(block, env=path)
 
