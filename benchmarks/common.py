@@ -34,6 +34,7 @@ LIBRARIES = (
     "posix_ipc",
     "threadpoolctl",
     "scikit-learn",
+    "pytensor",
     "torch",
     "mpi4py",
     "mpich",

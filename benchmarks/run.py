@@ -31,6 +31,7 @@ QUESTIONS = (
     "collectives",
     "start_up",
     "kmeans",
+    "compiled",
     "endurance",
 )
 

@@ -16,6 +16,7 @@ NEEDS = {
     "reduction": (),
     "start_up": (),
     "kmeans": ("sklearn", "threadpoolctl"),
+    "compiled": ("pytensor", "threadpoolctl"),
     "endurance": (),
 }
 

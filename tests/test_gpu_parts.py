@@ -287,3 +287,6 @@ class TestNcclEnvironment:
         placement = Placement(choose(None, "cuda", None), None)
         environments = placement.environments({"NCCL_SOCKET_IFNAME": "eth0", "HOME": "/"})
         assert [each["NCCL_SOCKET_IFNAME"] for each in environments] == ["eth0"] * 3
+        indices = [str(index) for index in placement.indices]
+        assert [each["JAX_CUDA_VISIBLE_DEVICES"] for each in environments] == indices
+        assert {each["XLA_PYTHON_CLIENT_PREALLOCATE"] for each in environments} == {"false"}

@@ -51,12 +51,21 @@ class Placement:
         return len(self.gpus) > 1 and not self.problem
 
     def environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
-        """The environment of each worker: *common*, and for GPUs what NCCL needs, unless it is set."""
+        """The environment of each worker: *common*, and for GPUs what libraries need, unless it is set.
+
+        JAX is to see no other GPU than the worker's own, and to take memory as it needs it.
+        """
         if not self.gpus:
             return [dict(common) for _ in self.assignments]
         version = visible().nccl
         return [
-            {**nccl_environment(self.gpus, version, rank), **common} for rank in range(len(self.gpus))
+            {
+                "JAX_CUDA_VISIBLE_DEVICES": str(gpu.index),
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+                **nccl_environment(self.gpus, version, rank),
+                **common,
+            }
+            for rank, gpu in enumerate(self.gpus)
         ]
 
     def before(self) -> Iterator[str]:
