@@ -293,7 +293,7 @@ def make_train_function(
     inputs: Any = None,
     bcast_inputs: Any = None,
     sliceable_shareds: Any = None,
-    outputs: Any = None,
+    outputs: Any = "mean",
     name: str | None = None,
     **options: Any,
 ) -> Function:
@@ -310,8 +310,8 @@ def make_train_function(
         inputs_and_rule: the inputs of the graph that are scattered, if there is one, and last what
             ``sgd(params, …)`` and its like have made for the same *params*.
         inputs, bcast_inputs, sliceable_shareds, name: as for ``function()``.
-        outputs: as for ``function()``: of a Python function the operation on its loss, "mean" by
-            default, of a graph the outputs, by default the loss.
+        outputs: the operation on the loss, or as for ``function()``: of a Python function operations,
+            nested as its loss; of a graph variables.
         options: of a graph, for ``pytensor.function``, and ``givens=``.
 
     The call takes ``batch=``, ``batch_s=`` and ``num_slices=`` as any other.  Ranks and slices count by
@@ -329,20 +329,21 @@ def make_train_function(
         raise InvalidValue(
             "the rule was made for other parameters: make it for the same ones, in this order."
         )
-    keywords = {"sliceable_shareds": sliceable_shareds, "name": name, **options}
+    keywords = {
+        "inputs": list(given) or inputs,
+        "bcast_inputs": bcast_inputs,
+        "sliceable_shareds": sliceable_shareds,
+        "outputs": outputs,
+        "name": name,
+        **options,
+    }
     if is_graph_variable(loss):
-        scattered = [
-            *given,
-            *(inputs if isinstance(inputs, list | tuple) else [inputs] * (inputs is not None)),
-        ]
-        keywords |= {"inputs": scattered, "bcast_inputs": bcast_inputs, "outputs": outputs}
         function, gradient = _of_graph(loss, params, rule, keywords)
+    elif given:
+        raise InvalidType(
+            f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
+        )
     else:
-        if given:
-            raise InvalidType(
-                f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
-            )
-        keywords |= {"inputs": inputs, "bcast_inputs": bcast_inputs, "outputs": outputs or "mean"}
         function, gradient = _of_callable(loss, rule, keywords)
 
     def step(weight: int) -> None:
@@ -378,7 +379,8 @@ def _of_graph(
     from .frontends.pytensor import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
 
     target, flat = flat_gradient(loss, params)
-    keywords["outputs"] = loss if keywords["outputs"] is None else keywords["outputs"]
+    if isinstance(keywords["outputs"], str):
+        keywords["outputs"] = (loss, keywords["outputs"])
     function = api.function(updates=[(target, flat)], **keywords)
     rates = [rule.learning_rate] if isinstance(rule.learning_rate, Variable) else []
     function.bridge.extend(used=rates, changed=rule.params)
