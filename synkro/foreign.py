@@ -62,11 +62,12 @@ def library_of_function(fn: Any) -> str | None:
 
 def library_named(annotation: Any) -> str | None:
     """Whose arrays a parameter takes, as its annotation says: ``torch.Tensor`` or ``jax.Array``."""
-    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    home = "" if isinstance(annotation, str) else getattr(annotation, "__module__", "")
-    if name == "torch.Tensor" or (name, home) == ("Tensor", "torch"):
-        return "torch"
-    return "jax" if name in ("jax.Array", "jnp.ndarray") or (name, home) == ("Array", "jax") else None
+    if isinstance(annotation, str):
+        return {"torch.Tensor": "torch", "jax.Array": "jax"}.get(annotation)
+    for library, name in (("torch", "Tensor"), ("jax", "Array")):
+        if annotation is getattr(sys.modules.get(library), name, library):
+            return library
+    return None
 
 
 def host_array(value: Any) -> Any:

@@ -74,6 +74,16 @@ class TestJax:
         rows = session.data(ROWS)
         assert f(rows, rows) == [True, True]
 
+    def test_annotated_parameters_get_arrays_of_jax(self, session):
+        import jax
+        import jax.numpy as jnp
+
+        def are(x: jax.Array, y: "jax.Array", z: jnp.ndarray, other):
+            return [isinstance(array, jax.Array) for array in (x, y, z, other)]
+
+        got = session.function(are, outputs="max")(ROWS, ROWS, ROWS, ROWS)
+        assert got == [True, True, True, False]
+
     def test_random_keys_are_refused_by_name(self, session):
         import jax
 
