@@ -110,6 +110,7 @@ class Functions:
         """Cancel what was submitted and has not begun, and give memory back."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+        self.front_end.close()
         self.outputs.close()
 
 

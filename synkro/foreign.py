@@ -35,6 +35,12 @@ def has_graph_variables(*values: Any) -> bool:
     return False
 
 
+def is_numba(value: Any) -> bool:
+    """Whether *value* is a function of numba's: made by ``@njit`` or ``@vectorize``."""
+    dispatcher = _is(value, "numba.core.dispatcher", "Dispatcher")
+    return dispatcher or _is(value, "numba.np.ufunc.dufunc", "DUFunc")
+
+
 def library_of(value: Any) -> str | None:
     """Whose array *value* is: "torch", "jax", or None for all others."""
     if _is(value, "torch", "Tensor"):

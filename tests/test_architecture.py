@@ -23,6 +23,7 @@ HOMES = {
     "pytensor": {"frontends/pytensor.py"},
     "jax": {"frontends/jax.py"},
     "torch": {"frontends/torch.py"},
+    "numba": {"frontends/numba.py"},
     "tqdm": {"function.py"},
     "mpi4py": {"comms/mpi.py"},
     "sklearn": set(),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import synkro
-from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerDied
+from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerDied, WorkerError
 
 ROWS = np.random.default_rng(0).standard_normal((101, 5))
 
@@ -292,17 +292,118 @@ class TestTorch:
             session.function(lambda x: x.add_(1), outputs="gather")(torch.tensor(ROWS))
 
 
-def test_a_function_compiled_by_numba(session):
-    numba = pytest.importorskip("numba", reason="needs numba")
+class TestNumba:
+    @pytest.fixture
+    def numba(self):
+        return pytest.importorskip("numba", reason="needs numba")
 
-    @numba.njit
-    def total(x):
-        found = 0.0
-        for row in x:
-            found += row[0]
-        return found
+    def test_one_worker_compiles_and_the_others_take_it_over(self, session, numba):
+        @numba.njit
+        def doubled(number):
+            return number * 2
 
-    assert session.function(total, outputs="sum")(ROWS) == pytest.approx(ROWS[:, 0].sum())
+        @numba.njit
+        def total(x):
+            found = 0.0
+            for row in x:
+                found += doubled(row[0])
+            return found
+
+        def counted(x):
+            return {"total": total(x), "compiled": sum(total.stats.cache_misses.values())}
+
+        f = session.function(counted, outputs="sum")
+        for rows in (ROWS, ROWS.astype("float32")):
+            assert f(rows)["total"] == pytest.approx(2 * rows[:, 0].sum(), rel=1e-5)
+        assert f(ROWS)["compiled"] == 2  # for two types, on two workers
+
+    def test_functions_differ_in_the_values_of_globals(self, session, numba):
+        found = []
+        for factor in (2.0, 3.0):
+
+            @numba.njit
+            def scaled(x):
+                return factor * x.sum()
+
+            found.append(session.function(scaled, outputs="sum")(ROWS))
+        np.testing.assert_allclose(found, [2 * ROWS.sum(), 3 * ROWS.sum()])
+
+    def test_compiled_for_given_types(self, session, numba):
+        total = numba.njit("float64(float64[:, :])")(lambda x: x.sum())
+        f = session.function(lambda x: total(x.copy()), outputs="sum")
+        assert f(ROWS) == pytest.approx(ROWS.sum())
+        with pytest.raises(WorkerError, match="No matching definition"):
+            f(ROWS.astype(complex))
+
+    @pytest.mark.parametrize("types", [None, ["float64(float64)"]])
+    def test_universal_functions(self, session, numba, types):
+        square = (numba.vectorize(types) if types else numba.vectorize)(lambda x: x * x)
+        f = session.function(square, outputs="gather", inputs=["x"])
+        np.testing.assert_array_equal(f(ROWS), ROWS**2)
+
+    def test_code_that_is_tied_to_a_process_is_compiled_by_each(self, session, numba):
+        table = np.arange(300_000.0)  # numba keeps its address
+
+        @numba.njit
+        def looked_up(x):
+            return x.sum() * 0 + table[-1]
+
+        def counted(x):
+            return looked_up(x), len(looked_up.overloads)
+
+        f = session.function(counted, outputs="sum")
+        assert f(ROWS) == (2 * 299_999, 2)
+
+    def test_its_cache_on_the_disk_is_used_if_the_user_asks(self, numba, tmp_path, monkeypatch):
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+        numba.core.config.reload_config()
+        try:
+            total = numba.njit(cache=True)(_total)
+            with synkro.Session(devices=["cpu", "cpu"], verbose=False, timeout=60) as session:
+                f = session.function(lambda x: total(x), outputs="sum")
+                assert f(ROWS) == pytest.approx(ROWS.sum())
+        finally:
+            monkeypatch.undo()
+            numba.core.config.reload_config()
+        assert len(list(tmp_path.rglob("*.nbc"))) == 1
+
+    def test_a_worker_that_dies_while_it_compiles_holds_nobody_up(self, numba):
+        @numba.njit
+        def total(x):
+            return x.sum()
+
+        def compiled(x):
+            import os
+            import signal
+
+            from numba.core import event
+
+            class Fatal(event.Listener):
+                def on_start(self, event):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+                def on_end(self, event):
+                    """It never ends."""
+
+            if synkro.rank() == 0:
+                event.register("numba:compile", Fatal())
+            return total(x)
+
+        session = synkro.Session(devices=["cpu", "cpu"], verbose=False, timeout=60)
+        with session, pytest.raises(WorkerDied, match="rank 0"):
+            session.function(compiled, outputs="sum")(ROWS)
+
+    def test_an_error_of_the_compiler_is_shown(self, session, numba):
+        broken = numba.njit(lambda x: x.no_such_attribute)
+        with pytest.raises(WorkerError, match="no_such_attribute"):
+            session.function(broken, inputs=["x"])(ROWS)
+        assert session.function(numba.njit(lambda x: x.sum()), inputs=["x"], outputs="sum")(
+            ROWS
+        ) == pytest.approx(ROWS.sum())
+
+
+def _total(x):
+    return x.sum()
 
 
 def test_settings_of_pytensor_that_were_changed_at_run_time(session):

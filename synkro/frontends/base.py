@@ -36,3 +36,6 @@ class FrontEnd(ABC):
 
         Raises: OutputError for what is no array and no number, or of a dtype without arithmetic.
         """
+
+    def close(self) -> None:  # noqa: B027 (most hold nothing)
+        """Give back what packing took."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..arrays import is_numeric
 from ..errors import InvalidType, OutputError
-from ..foreign import handed, host_array, is_key
+from ..foreign import handed, host_array, is_key, is_numba
 from .base import Buffer, FrontEnd
 from .refused import advice, is_open_file, known
 
@@ -23,6 +23,9 @@ OUT_OF_BAND = 1 << 15
 
 class PlainFrontEnd(FrontEnd):
     """Functions, lambdas, partials, bound methods, callable objects: whatever cloudpickle takes."""
+
+    def __init__(self) -> None:
+        self._compilations: Any = None
 
     def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[Buffer]]:
         buffers: list[Buffer] = []
@@ -38,12 +41,27 @@ class PlainFrontEnd(FrontEnd):
             return False
 
         try:
-            stream = _pickled(dict(specs), keep_in_band)
+            stream = _pickled(dict(specs), keep_in_band, self._reduced)
         except Exception as error:
             for spec in specs.values():
                 _explain(spec, error)
             raise
         return stream, buffers
+
+    def _reduced(self, obj: Any) -> Any:
+        """How *obj* is pickled if it is a function of numba's; NotImplemented for all others."""
+        if not is_numba(obj):
+            return NotImplemented
+        if self._compilations is None:
+            from .numba import Compilations  # noqa: PLC0415  whoever has such functions has imported it
+
+            self._compilations = Compilations()
+        return self._compilations.reduced(obj)
+
+    def close(self) -> None:
+        if self._compilations is not None:
+            self._compilations.close()
+            self._compilations = None
 
     def unpack(self, stream: bytes, buffers: Sequence[Buffer]) -> dict[int, Any]:
         specs: dict[int, Any] = pickle.loads(stream, buffers=buffers)
@@ -81,15 +99,25 @@ def _shown(value: Any) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    reduced: Callable[[Any], Any]
+
     def reducer_override(self, obj: Any) -> Any:
         if is_open_file(obj):
             raise TypeError(f"cannot send the open file {obj!r}")
-        return super().reducer_override(obj)
+        reduced = self.reduced(obj)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
-def _pickled(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool | None]) -> bytes:
+def _pickled(
+    value: Any,
+    buffer_callback: Callable[[pickle.PickleBuffer], bool | None],
+    reduced: Callable[[Any], Any] = lambda _: NotImplemented,
+) -> bytes:
+    """*value* as bytes; *reduced* says how some objects are pickled, NotImplemented for the others."""
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffer_callback).dump(value)
+    pickler = _Pickler(stream, protocol=5, buffer_callback=buffer_callback)
+    pickler.reduced = reduced
+    pickler.dump(value)
     return stream.getvalue()
 
 
