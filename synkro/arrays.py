@@ -17,6 +17,8 @@ Array = NDArray[Any]
 NUMERIC_KINDS = "biufc"
 """The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
 
+_ELSEWHERE = "(Other things can be fixed in a function with functools.partial.)"
+
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of *dtype* have arithmetic: NumPy's kinds, and the bfloat16 of ml_dtypes."""
@@ -84,7 +86,10 @@ def _forced(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def as_numeric(value: ArrayLike, called: str) -> Array:
-    """*value* as an array.  Raises: InvalidType for ragged lists and masked arrays."""
+    """*value* as an array.
+
+    Raises: InvalidType for ragged lists, masked arrays, and objects that are no numbers.
+    """
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
     if is_key(value):
@@ -94,13 +99,24 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
             f"jax.random.wrap_key_data."
         )
     try:
-        return np.asarray(host_array(value))
+        array = np.asarray(host_array(value))
     except ValueError as error:
         raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
-    except TypeError as error:  # CuPy's arrays
+    except TypeError as error:
+        advice = "copy it there first, with .get(). " * hasattr(value, "__cuda_array_interface__")
+        raise InvalidType(f"{called} is no array in host memory: {advice}{error}") from None
+    if not is_numeric(array.dtype) and not hasattr(value, "dtype"):
         raise InvalidType(
-            f"{called} is no array in host memory: copy it there first (with .get() in CuPy). {error}"
-        ) from None
+            f"{called} cannot have the dtype {array.dtype}: expected bools, integers, floats or complex "
+            f"numbers; got {shortened(value)}. {_ELSEWHERE}"
+        )
+    return array
+
+
+def shortened(value: Any) -> str:
+    """*value* and its type, in a sentence."""
+    text = repr(value)
+    return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"
 
 
 def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
@@ -115,7 +131,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
     if not is_numeric(known):
         raise InvalidType(
             f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
-            f"numbers. (Other things can be fixed in a function with functools.partial.)"
+            f"numbers. {_ELSEWHERE}"
         )
     return known
 

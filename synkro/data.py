@@ -37,7 +37,7 @@ class Data(NDArrayOperatorsMixin):
         name: a name for messages, or None.
         minibatch: whether it holds just the rows of a batch, so that a ``batch=`` is taken relative
             to its lowest index.
-        library: "torch" or "jax" if it was made from such an array: as which functions get it.
+        library: "torch" or "jax" if its values came in such an array: as which functions get it.
     """
 
     def __init__(
@@ -181,8 +181,11 @@ class Data(NDArrayOperatorsMixin):
         """
         oversize = checked_oversize(oversize)
         array = self.condition_data(value, force_cast)
-        if array.shape != self.shape or self._region is None or not self._array.flags.writeable:
-            self._resize(array.shape, oversize)
+        library = library_of(value) or self.library
+        same = array.shape == self.shape and library == self.library
+        if not same or self._region is None or not self._array.flags.writeable:
+            self._resize(array.shape, oversize)  # whose region is another one: plans go by that
+        self.library = library
         self._array[...] = array
         self._touch()
 

@@ -44,7 +44,6 @@ class Rule(ABC):
         name: what the variables of its state are named by, in files: that of the rule, made unique.
         params: the parameters, worker variables of floats (for PyTensor's shared variables, those that
             stand for them).  Those without a name get one.
-        learning_rate: a number, or a variable without dimensions, to be changed between calls.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Rule(ABC):
         self.params = _checked(params)
         if is_graph_shared(learning_rate):
             learning_rate = api.worker_variable(learning_rate)
-        self.learning_rate = learning_rate
+        self._rate = learning_rate
         self._dtype = np.result_type(*[param.dtype for param in self.params])
         self.name = label = api.unused_name(name or type(self).__name__)
         for index, param in enumerate(self.params):
@@ -62,9 +61,21 @@ class Rule(ABC):
         size = sum(prod(param.shape) for param in self.params)
         self.states = [api.shared(np.zeros(size, self._dtype), f"{label}.{state}") for state in states]
 
+    @property
+    def learning_rate(self) -> Any:
+        """A number, or a variable without dimensions, to be changed between calls."""
+        return self._rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        raise InvalidValue(
+            f"the rule {self.name!r} may be on the workers by now: to change its learning rate between "
+            f"calls, make it with a variable, learning_rate=synkro.shared({self._rate!r}), and set that."
+        )
+
     def __call__(self, gradient: Vector) -> None:
         """Change the parameters by their flat *gradient*, on this rank."""
-        rate = self.learning_rate
+        rate = self._rate
         rate = float(rate.value) if isinstance(rate, Variable) else rate
         states = [state.value for state in self.states]
         step = self.step(gradient, rate, states)

@@ -6,7 +6,8 @@ import functools
 import importlib
 import sys
 import warnings
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 
 def is_graph_variable(value: Any) -> bool:
@@ -24,14 +25,14 @@ def has_graph_variables(*values: Any) -> bool:
     if "pytensor" not in sys.modules:
         return False
     stack = list(values)
+    opened = set()  # what contains itself is opened once
     while stack:
         value = stack.pop()
         if is_graph_variable(value):
             return True
-        if isinstance(value, dict):
-            stack += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
-            stack += value
+        if isinstance(value, dict | list | tuple) and id(value) not in opened:
+            opened.add(id(value))
+            stack += [*value.keys(), *value.values()] if isinstance(value, dict) else value
     return False
 
 
@@ -62,16 +63,25 @@ def module_of(fn: Any) -> Any:
 
 
 def library_of_function(fn: Any) -> str | None:
-    """Whose arrays *fn* takes, if nothing else can be meant: modules of PyTorch's, compiled or not."""
-    return "torch" if module_of(fn) is not None or hasattr(fn, "_torchdynamo_orig_callable") else None
+    """Whose arrays *fn* takes, if nothing else can be meant: "torch" (modules, compiled or not),
+    "numpy" (functions of numba's), or None."""
+    if module_of(fn) is not None or hasattr(fn, "_torchdynamo_orig_callable"):
+        return "torch"
+    return "numpy" if is_numba(fn) else None
 
 
 def library_named(annotation: Any) -> str | None:
-    """Whose arrays a parameter takes, as its annotation says: ``torch.Tensor`` or ``jax.Array``."""
+    """Whose arrays a parameter takes, as its annotation says: ``torch.Tensor`` or ``jax.Array``, also
+    where it may be None."""
     if isinstance(annotation, str):
-        return {"torch.Tensor": "torch", "jax.Array": "jax"}.get(annotation)
+        words = annotation.replace("[", " ").replace("]", " ").replace("|", " ").split()
+        named = {"torch.Tensor": "torch", "jax.Array": "jax"}
+        rest = {"Optional", "typing.Optional", "None"}
+        found = {named.get(word) for word in words if word not in rest}
+        return found.pop() if len(found) == 1 else None
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType] or [annotation]
     for library, name in (("torch", "Tensor"), ("jax", "Array")):
-        if annotation is getattr(sys.modules.get(library), name, library):
+        if kinds == [getattr(sys.modules.get(library), name, library)]:
             return library
     return None
 
@@ -79,20 +89,34 @@ def library_named(annotation: Any) -> str | None:
 def host_array(value: Any) -> Any:
     """A tensor of PyTorch's as an array in host memory, without its history; anything else as it is.
 
-    Raises: ImportError for bfloat16 without ml_dtypes.
+    Raises: TypeError for tensors that NumPy has no array for, and for what JAX traces; ImportError for
+    bfloat16 without ml_dtypes.
     """
+    if _is(value, "jax.core", "Tracer"):
+        raise TypeError(
+            f"{value} has no values while JAX traces the function: let jax.jit or jax.grad make a part "
+            f"of it, and do this outside of that part."
+        )
     if not _is(value, "torch", "Tensor"):
         return value
     torch = sys.modules["torch"]
-    tensor = value.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.dtype is torch.bfloat16:
+    try:
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        if tensor.dtype is not torch.bfloat16:
+            return tensor.numpy()
         bits = tensor.contiguous().view(torch.int16).numpy()
-        return bits.view(importlib.import_module("ml_dtypes").bfloat16)
-    return tensor.numpy()
+    except (TypeError, RuntimeError) as error:  # of PyTorch's, in many words
+        raise TypeError(
+            f"NumPy has no array for a {value.layout} tensor of {value.dtype} on the device "
+            f"{value.device}: make another one of it first, with .to_dense(), .dequantize() or .float() "
+            f"({str(error).splitlines()[0]})"
+        ) from None
+    return bits.view(importlib.import_module("ml_dtypes").bfloat16)
 
 
 def handed(array: Any, library: str | None) -> Any:
-    """*array*, NumPy's or CuPy's, as an array of *library*, over the same memory where that can be."""
+    """*array*, NumPy's or CuPy's, as an array of *library* (None: as it is), over the same memory where
+    that can be."""
     if library == "torch":
         return _tensor(array)
     if library == "jax":

@@ -23,7 +23,7 @@ from .data import Data, make_data
 from .distribution import Functions
 from .engine import Engine
 from .errors import InvalidType, InvalidValue, NotAvailable
-from .foreign import handed, library_of
+from .foreign import handed, host_array, library_of
 from .linked import Bridge
 from .plan.binding import Binder, Bound
 from .plan.call import CallPlan
@@ -286,6 +286,8 @@ def _serial(argument: Bound) -> Any:
     elif isinstance(value, Data):
         value = value.data.view()
         value.flags.writeable = False
+    if argument.library == "numpy":
+        return host_array(value)
     if argument.library is None or library_of(value) or isinstance(value, SCALARS):
         return value
     return handed(np.array(value), argument.library)  # a copy: tensors cannot be read-only

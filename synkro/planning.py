@@ -103,13 +103,16 @@ class Planner:
         leaves: list[Bound] = []
         trees: list[Tree] = []
         for bound in arguments:
-            values, tree = flatten(bound.value, _is_tree if bound.broadcast else _is_record)
+            try:
+                values, tree = flatten(bound.value, _is_tree if bound.broadcast else _is_record)
+            except RecursionError:
+                raise InvalidValue(f"{self._called(bound)} is nested endlessly.") from None
             trees.append(tree)
             for path, value in zip(leaf_paths(tree), values, strict=True):
-                library = value.library if isinstance(value, Data) else library_of(value)
-                leaves.append(Bound(bound.name + path, bound.broadcast, value, bound.library or library))
+                own = value.library if isinstance(value, Data) else library_of(value)
+                leaves.append(Bound(bound.name + path, bound.broadcast, value, bound.library or own))
         libraries = tuple([leaf.library for leaf in leaves])
-        if not any(trees) and not any(libraries):
+        if not any(trees) and {None, "numpy"}.issuperset(libraries):
             return leaves, None
         return leaves, Form(tuple(trees), libraries)
 

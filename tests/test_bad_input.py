@@ -327,7 +327,7 @@ def test_a_global_that_cannot_be_pickled(quiet, monkeypatch):
         ((ROWS, np.array(3)), {}, InvalidValue, "'y'.*no dimensions"),
         ((ROWS, "abc"), {}, InvalidType, "'y' .*cannot have the dtype <U3: expected bools, integers"),
         ((ROWS, ["a"] * 6), {}, InvalidType, "'y' .*cannot have the dtype <U1"),
-        ((ROWS, None), {}, InvalidType, "'y' .*cannot have the dtype object"),
+        ((ROWS, None), {}, InvalidType, "'y' .*cannot have the dtype object.*got None"),
         ((ROWS, [object()] * 6), {}, InvalidType, "'y' .*cannot have the dtype object"),
         ((ROWS, [[1], [1, 2]]), {}, InvalidType, "argument 'y' of the function 'two' is no array"),
         ((ROWS, np.zeros(6, "M8[s]")), {}, InvalidType, "'y' .*cannot have the dtype datetime64"),

@@ -183,6 +183,8 @@ def test_bad_input():
         ext.sgd([])
     with pytest.raises(InvalidType, match="made by shared"):
         ext.sgd([3.0])
+    with pytest.raises(InvalidValue, match=r"'sgd.*learning_rate=synkro\.shared\(0\.01\)"):
+        ext.sgd([w]).learning_rate = 0.1
     with pytest.raises(InvalidType, match="must be an update rule"):
         ext.make_train_function(gradients, [w], ext.sgd)
     with pytest.raises(InvalidValue, match="other parameters"):

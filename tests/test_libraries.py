@@ -78,11 +78,11 @@ class TestJax:
         import jax
         import jax.numpy as jnp
 
-        def are(x: jax.Array, y: "jax.Array", z: jnp.ndarray, other):
-            return [isinstance(array, jax.Array) for array in (x, y, z, other)]
+        def are(x: jax.Array, y: "jax.Array", z: jnp.ndarray, v: jax.Array | None, other):
+            return [isinstance(array, jax.Array) for array in (x, y, z, v, other)]
 
-        got = session.function(are, outputs="max")(ROWS, ROWS, ROWS, ROWS)
-        assert got == [True, True, True, False]
+        got = session.function(are, outputs="max")(*[ROWS] * 5)
+        assert got == [True, True, True, True, False]
 
     def test_random_keys_are_refused_by_name(self, session):
         import jax
@@ -98,6 +98,22 @@ class TestJax:
 
         with pytest.raises(OutputError, match="key_data"):
             session.function(keys)(ROWS)
+
+    def test_collectives_of_what_is_traced_are_refused(self, session):
+        import jax
+
+        f = session.function(jax.jit(lambda x: synkro.all_reduce(x)))
+        with pytest.raises(WorkerError, match=r"no values while JAX traces.*outside of that part"):
+            f(ROWS)
+
+    def test_parallel_maps_are_refused_with_advice(self, session):
+        import jax
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mapped = jax.pmap(lambda x: x)
+        with pytest.raises(InvalidType, match="the workers are the parallel map"):
+            session.function(mapped)(ROWS)
 
     def test_executables_are_refused_with_advice(self, session):
         import jax
@@ -124,6 +140,12 @@ def test_nested_arguments(session):
         f(params, {"x": ROWS, "y": "text"})
     with pytest.raises(InvalidValue, match="different numbers of rows"):
         f(params, {"x": ROWS, "y": ROWS[:7]})
+    with pytest.raises(InvalidType, match=r"params\[0\]\[1\].*got None"):
+        f(([np.ones((5, 2)), None, ROWS], 0.5), {"x": ROWS})
+    endless = [ROWS]
+    endless.append(endless)
+    with pytest.raises(InvalidValue, match=r"'params' .*nested endlessly"):
+        f(endless, {"x": ROWS})
 
 
 @pytest.mark.parametrize(
@@ -214,6 +236,57 @@ class TestTorch:
             pytest.approx(2 * ROWS.sum()),
             False,
         )
+
+    @pytest.mark.parametrize("annotation", ["torch.Tensor | None", "Optional[torch.Tensor]", None])
+    def test_annotations_of_what_may_be_none(self, session, annotation):
+        import torch
+
+        def is_tensor(x):
+            return type(x).__name__ == "Tensor"
+
+        is_tensor.__annotations__["x"] = annotation or torch.Tensor | None
+        assert session.function(is_tensor, outputs=None)(ROWS) == [True, True]
+
+    def test_data_that_gets_a_tensor(self, session):
+        import torch
+
+        x = session.data(ROWS)
+        f = session.function(lambda x: type(x).__name__ == "Tensor", outputs=None)
+        assert f(x) == [False, False]
+        x.set_value(torch.tensor(ROWS))
+        assert f(x) == [True, True]
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            lambda torch: torch.eye(4).to_sparse(),
+            lambda torch: torch.ones(4, device="meta"),
+            lambda torch: torch.ones(4).to(torch.float8_e4m3fn),
+        ],
+        ids=["sparse", "meta", "float8"],
+    )
+    def test_tensors_that_numpy_has_no_array_for(self, session, made):
+        import torch
+
+        with pytest.raises(InvalidType, match=r"argument 'x' .*NumPy has no array.*\.to_dense\(\)"):
+            session.function(lambda x: x)(made(torch))
+        with pytest.raises(WorkerError, match="NumPy has no array"):
+            session.function(lambda: made(torch))()
+
+    def test_the_default_dtype_goes_along(self, session):
+        import torch
+
+        def is_double():
+            import torch
+
+            return torch.ones(1).dtype is torch.float64
+
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert session.function(is_double, outputs=None)() == [True, True]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert session.function(lambda: is_double(), outputs=None)() == [False, False]
 
     def test_modules_are_functions(self, session):
         import torch
@@ -316,6 +389,17 @@ class TestNumba:
         for rows in (ROWS, ROWS.astype("float32")):
             assert f(rows)["total"] == pytest.approx(2 * rows[:, 0].sum(), rel=1e-5)
         assert f(ROWS)["compiled"] == 2  # for two types, on two workers
+
+    def test_arrays_of_other_libraries_come_as_those_of_numpy(self, session, numba):
+        torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
+
+        @numba.njit
+        def total(x):
+            return x.sum()
+
+        f = session.function(total, outputs="sum")
+        assert f(torch.tensor(ROWS)) == pytest.approx(ROWS.sum())
+        assert f.as_serial(torch.tensor(ROWS)) == pytest.approx(ROWS.sum())
 
     def test_functions_differ_in_the_values_of_globals(self, session, numba):
         found = []

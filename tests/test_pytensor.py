@@ -209,6 +209,10 @@ X, Y, W = T.fmatrix("x"), T.fvector("y"), pytensor.shared(np.zeros(3, "float32")
         (lambda: synk.function(inputs=[X], updates=[(W,)]), "takes pairs"),
         (lambda: synk.function(inputs=[X], outputs=X.sum(), sliceable_shareds=[W]), "does not use"),
         (lambda: synk.function(inputs=[X], outputs=X.sum(), givens={"x": X}), "givens= replaces"),
+        (
+            lambda: synk.function(inputs=[X], outputs=W.sum(), givens={W: X}),
+            r"givens= of the function 'graph' .*another type.*Vector",
+        ),
         (lambda: synk.function(lambda x: x, givens={}), "givens=, which is for graphs"),
         (lambda: synk.function(lambda x: x, mode="FAST_RUN"), "mode=, which is for graphs"),
     ],

@@ -11,7 +11,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import is_numeric
+from ..arrays import is_numeric, shortened
 from ..errors import InvalidType, OutputError
 from ..foreign import handed, host_array, is_key, is_numba
 from .base import Buffer, FrontEnd
@@ -82,7 +82,7 @@ class PlainFrontEnd(FrontEnd):
             array = np.asarray(value)  # of a subclass of ndarray, the plain array
         else:
             raise OutputError(
-                f"expected an array or a number, got {_shown(value)}; a function that returns "
+                f"expected an array or a number, got {shortened(value)}; a function that returns "
                 f"nothing useful says outputs=[]."
             )
         if not is_numeric(array.dtype):
@@ -91,11 +91,6 @@ class PlainFrontEnd(FrontEnd):
                 f"{array.dtype}."
             )
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -131,7 +126,7 @@ def _explain(spec: Any, error: Exception) -> None:
         ) from error
     found = ((where, part) for where, part in _parts(spec.fn) if not _pickles(part))
     where, culprit = ("", spec.fn) if known(spec.fn) else next(found, ("", spec.fn))
-    subject = f"{where}, {_shown(culprit)}," if where else "it"
+    subject = f"{where}, {shortened(culprit)}," if where else "it"
     reason = str(error).strip().splitlines()[0]
     raise InvalidType(
         f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "

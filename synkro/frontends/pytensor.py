@@ -76,7 +76,13 @@ class Graph:
                 raise InvalidType(f"givens= replaces variables of the graph; got {variable!r}.")
         targets = [variable for variable, _ in pairs] + [new for _, new, _ in self._new]
         if givens:
-            targets = clone_replace(targets, replace=dict(givens))
+            try:
+                targets = clone_replace(targets, replace=dict(givens))
+            except TypeError as error:
+                raise InvalidType(
+                    f"givens= of the function {self.name!r} replaces a variable by one of another type: "
+                    f"{_first(error)}"
+                ) from None
         found = {v: None for v in graph_inputs(targets) if isinstance(v, SharedVariable)}
         self.shared = list(found)
         for variable in [*self.shared, *(v for v, _ in self.updates)]:

@@ -12,6 +12,7 @@ _ADVICE = {
     "torch.jit": "Send the plain function or module; or save it with torch.jit.save, and load it in the "
     "function.",
     "jax._src.stages": "Send the function that jax.jit has made: every worker compiles it once.",
+    "pmap": "Send the plain function, or what jax.jit makes of it: the workers are the parallel map.",
     "compiled": "Send the plain function, and compile it there, at its first call; or decorate it with "
     "torch.compile in a module, which the workers import.",
     "generator": "Make a list of it first, or make it inside the function.",
@@ -41,5 +42,7 @@ def _kind(value: Any) -> str:
         return "file"
     if hasattr(value, "_torchdynamo_orig_callable"):
         return "compiled"
+    if getattr(value, "__globals__", {}).get("__name__") == "jax._src.pmap":
+        return "pmap"
     home = type(value).__module__
     return "torch.jit" if home.startswith("torch.jit") else home

@@ -1,13 +1,15 @@
 """What the user has set in libraries that functions use, carried over to the workers.
 
 A worker is a fresh interpreter: what the main process changed at run time (JAX's 64-bit mode,
-PyTensor's floatX) it would not know.  Here it is read off the libraries that are imported, and set in
-the worker: in those that it has imported, and for the others in the variables that they will look at.
+PyTensor's floatX, PyTorch's default dtype) it would not know.  Here it is read off the libraries that
+are imported, and set in the worker: in those that it has imported, and for the others in the variables
+that they will look at.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from typing import Any
@@ -26,11 +28,18 @@ def collected() -> dict[str, dict[str, Any]]:
         if config is not None:
             values = {name: getattr(config, name, None) for name in names}
             found[library] = {n: v for n, v in values.items() if isinstance(v, bool | int | float | str)}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_default_dtype() is not torch.float32:
+        found["torch"] = {"default_dtype": str(torch.get_default_dtype()).removeprefix("torch.")}
     return found
 
 
 def apply(settings: dict[str, dict[str, Any]]) -> None:
     """Set here what ``collected`` found there."""
+    if "torch" in settings or "torch" in sys.modules:
+        torch = importlib.import_module("torch")
+        name = settings.get("torch", {}).get("default_dtype", "float32")
+        torch.set_default_dtype(getattr(torch, name))
     for name, value in settings.get("jax", {}).items():
         os.environ[name.upper()] = str(value)
         if "jax" in sys.modules:

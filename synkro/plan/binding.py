@@ -23,7 +23,8 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 class Bound:
     """One argument: what messages call it, whether every rank sees it whole, and its value.
 
-    The function takes it as an array of *library*, or as it comes.
+    The function takes it as an array of *library* ("numpy": also what comes from another), or as it
+    comes.
     """
 
     name: str
