@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from .distribution import Functions
-from .errors import InvalidValue, NotAvailable
+from .errors import InvalidValue
 from .foreign import is_graph_shared
 from .function import Function
 from .linked import Bridge
@@ -25,20 +25,17 @@ def graph_function(
 ) -> Function:
     """A ``Function`` of graph variables, compiled here; *options* go to ``pytensor.function``.
 
-    Raises: InvalidType, InvalidValue for what is no graph, NotAvailable for workers on GPUs.
+    Raises: InvalidType, InvalidValue for what is no graph, NotAvailable for workers on GPUs
+    without JAX, or an operation of the graph that JAX lacks.
     """
     from .frontends.pytensor import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
     home.engine.require_ready()
-    if home.engine.on_gpus:
-        raise NotAvailable(
-            'graphs of PyTensor run on CPUs: fork(devices="cpu"), or write the function with xp().'
-        )
     graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name)
     variables = home.variables
     replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
     start = time.monotonic()
-    compiled = graph.compiled(replicas, options)
+    compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas, options)
     compiled.warm()
     home.engine.say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
     changed = [(variables.linked.shared(theirs), op) for theirs, op in graph.updates]

@@ -25,7 +25,8 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.type import TensorType
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, NotAvailable
+from ..foreign import handed
 from ..plan.binding import RESERVED
 
 
@@ -129,11 +130,52 @@ class Graph:
 
         Raises: InvalidValue for inputs that the graph does not use, or variables that it lacks.
         """
+        function = self._built(*self._pure(), options)
+        variables = [replicas[variable] for variable in self.shared]
+        return Compiled(self, self.types(bool(options.get("allow_input_downcast"))), function, variables)
+
+    def for_gpus(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
+        """The function, as ``compiled``: interpreted here, and compiled by JAX on the workers.
+
+        Raises: NotAvailable without JAX, for another mode, and for operations that JAX lacks.
+        """
+        mode = options.get("mode")
+        if mode not in (None, "JAX", pytensor.compile.mode.JAX):
+            raise NotAvailable(
+                f"on GPUs, JAX compiles the graphs of PyTensor; the function {self.name!r} asks for "
+                f'mode={mode!r}: leave that out, or fork(devices="cpu").'
+            )
+        try:
+            from pytensor.link.jax.dispatch import jax_funcify  # noqa: PLC0415  it imports JAX
+        except ImportError:
+            raise NotAvailable(
+                'on GPUs, JAX compiles the graphs of PyTensor: pip install "jax[cuda12]", or '
+                'fork(devices="cpu").'
+            ) from None
+        places, targets = self._pure()
+        jax = pytensor.compile.mode.JAX
+        rewrites = jax.provided_optimizer.excluding(*jax.linker.incompatible_rewrites)
+        interpreted = pytensor.compile.mode.Mode("py", rewrites)
+        function = self._built(places, targets, {**options, "mode": interpreted})
+        for node in function.maker.fgraph.apply_nodes:
+            if jax_funcify.dispatch(type(node.op)) is jax_funcify.dispatch(object):
+                raise NotAvailable(
+                    f"the function {self.name!r} uses {node.op}, which PyTensor cannot compile with "
+                    f'JAX, as it must on GPUs: fork(devices="cpu"), or write it with xp().'
+                )
+        variables = [replicas[variable] for variable in self.shared]
+        types = self.types(bool(options.get("allow_input_downcast")))
+        return Compiled(self, types, function, variables, (places, targets, {**options, "mode": "JAX"}))
+
+    def _pure(self) -> tuple[list[Any], list[Any]]:
+        """The inputs and the results of the graph, where shared variables have become inputs."""
         stand_ins = {variable: variable.type(variable.name) for variable in self.shared}
         targets = clone_replace(self._targets, replace=stand_ins) if self._targets else []
-        places = [pytensor.In(v, borrow=True) for v in (*self.inputs, *stand_ins.values())]
+        return [pytensor.In(v, borrow=True) for v in (*self.inputs, *stand_ins.values())], targets
+
+    def _built(self, places: list[Any], targets: list[Any], options: dict[str, Any]) -> Any:
         try:
-            function = pytensor.function(places, targets, name=self.name, **options)
+            return pytensor.function(places, targets, name=self.name, **options)
         except Exception as error:
             if type(error).__name__ not in ("UnusedInputError", "MissingInputError"):
                 raise
@@ -141,9 +183,6 @@ class Graph:
                 f"the inputs of the function {self.name!r} do not fit its graph: {_first(error)} (List "
                 f"all variables that the graph needs, and no others, or say on_unused_input='ignore'.)"
             ) from None
-        variables = [replicas[variable] for variable in self.shared]
-        types = self.types(bool(options.get("allow_input_downcast")))
-        return Compiled(self, types, function, variables)
 
 
 class Compiled:
@@ -153,9 +192,15 @@ class Compiled:
     """
 
     def __init__(
-        self, graph: Graph, types: dict[str, InputType], function: Any, variables: Sequence[Any]
+        self,
+        graph: Graph,
+        types: dict[str, InputType],
+        function: Any,
+        variables: Sequence[Any],
+        recipe: tuple[list[Any], list[Any], dict[str, Any]] | None = None,
     ) -> None:
-        """*types* are those of the inputs, in their order."""
+        """*types* are those of the inputs, in their order; of a *recipe*, arguments of
+        ``pytensor.function``, workers make another function than this one."""
         self.__name__ = graph.name
         self.names = tuple(types)
         self.input_types = types
@@ -165,6 +210,16 @@ class Compiled:
         self._count = graph._count
         self._updates = len(graph.updates)
         self._trusted = False
+        self._recipe = recipe
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) if self._recipe is None else {**vars(self), "_function": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._recipe is not None:
+            places, targets, options = self._recipe
+            self._function = pytensor.function(places, targets, name=self.__name__, **options)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -175,8 +230,8 @@ class Compiled:
         if not self._trusted:  # what comes has been checked; PyTensor need not look again
             self._function.trust_input = self._trusted = True
         given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
-        arrays = [np.asarray(v, t.dtype) for v, t in zip(given, self.input_types.values(), strict=True)]
-        results = self._function(*arrays, *[variable.value for variable in self._variables])
+        arrays = [_typed(v, t.dtype) for v, t in zip(given, self.input_types.values(), strict=True)]
+        results = self._function(*arrays, *[_typed(v.value) for v in self._variables])
         outputs: Any = results[0] if self._single else list(results[: self._count])
         return (outputs, list(results[self._count :])) if self._updates else outputs
 
@@ -285,6 +340,13 @@ def _updates(updates: Any) -> list[tuple[Any, Any, str]]:
             ) from None
         made.append((variable, new, op))
     return made
+
+
+def _typed(array: Any, dtype: Any = None) -> Any:
+    """*array* of *dtype* (None: as it is), NumPy's, or JAX's where it lies on a GPU."""
+    if hasattr(array, "__cuda_array_interface__"):
+        return handed(array if dtype is None else array.astype(dtype, copy=False), "jax")
+    return np.asarray(array, dtype)
 
 
 def _first(error: Exception) -> str:

@@ -196,6 +196,15 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
             "Please use `.get()` to construct a NumPy array explicitly."
         )
 
+    def __dlpack_device__(self):
+        """That of the host, where the make-believe memory lies."""
+        return self._a.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        enter()
+        stream.get_current_stream().synchronize()
+        return self._a.__dlpack__(**{name: o for name, o in options.items() if name != "stream"})
+
     def __array_ufunc__(self, function, method, *inputs, **kwargs):
         if method != "__call__" or function.__name__ not in UFUNCS:
             return NotImplemented
