@@ -26,6 +26,7 @@ from .devices.base import Device, Source
 from .errors import OutputError
 from .frontends.base import FrontEnd
 from .group import fitted
+from .ipc.interrupts import atomic
 from .ipc.segment import aligned
 from .messages import Done, FunctionSpec, Leaf, Phase, Piece
 from .plan.batch import Strided
@@ -104,6 +105,8 @@ class PreparedCall:
             replica.keep([])
             if spec.finish is not None:
                 replica.begin(self._everyone)
+                if spec.updates:
+                    replica.comm.barrier()  # the others' before they update
                 self._finish(0)
             return Done(None, None)
         replica.begin(self._participants if spec.finish is None else self._everyone)
@@ -128,7 +131,7 @@ class PreparedCall:
             for variable in self._sliced:
                 variable.show(None)
         if updates is not None:
-            updates.apply()
+            updates.apply(replica.comm)
         if spec.finish is not None:
             start, stop = self._plan.spans[replica.rank]
             self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
@@ -139,7 +142,8 @@ class PreparedCall:
 
     def _finish(self, weight: int) -> None:
         self._replica.in_function = True
-        self._spec.finish(weight)
+        with atomic:  # Ctrl-C stops all ranks before it, or none
+            self._spec.finish(weight)
         self._replica.in_function = False
         self._replica.device.settle()
 
@@ -269,8 +273,8 @@ class Updates:
             self._single = new
         return outputs
 
-    def apply(self) -> None:
-        """Put the values in place, merged where there were several pieces; all or none."""
+    def apply(self, comm: Communicator) -> None:
+        """Put the values in place, merged where there were several pieces: on all ranks, or on none."""
         values: list[Any] = list(self._single)
         if self._several:
             for variable, mode, pieces in zip(
@@ -281,8 +285,11 @@ class Updates:
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
         checked = [variable.checked(v) for variable, v in zip(self._variables, values, strict=True)]
-        for variable, value in zip(self._variables, checked, strict=True):
-            variable.value = value
+        with atomic:
+            if comm.count > 1:
+                comm.barrier()  # which fails where a rank has failed
+            for variable, value in zip(self._variables, checked, strict=True):
+                variable.value = value
 
 
 def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:

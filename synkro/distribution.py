@@ -45,6 +45,7 @@ class Functions:
         self.front_end: FrontEnd = PlainFrontEnd()
         self._waiting: weakref.WeakValueDictionary[int, Distributable] = weakref.WeakValueDictionary()
         self._executor: ThreadPoolExecutor | None = None
+        self._settings: tuple[Any, ...] = ()  # those that the workers have
 
     def add(self, function: Distributable) -> int:
         """Take *function* up, to be distributed; returns its number."""
@@ -63,7 +64,7 @@ class Functions:
             waiting = dict(sorted(self._waiting.items()))
             if only is not None:
                 waiting = {n: f for n, f in waiting.items() if f is only}
-            if not waiting:
+            if not waiting and settings.changing() == self._settings:
                 return
             say = self.engine.say if only is None else _quiet
             say("Synkro distributing functions...")
@@ -75,6 +76,7 @@ class Functions:
             parcel, segments = self._parcel(specs)
             path = tuple(str(Path(entry).absolute()) for entry in sys.path)
             self.engine.run(Distribute(path, os.getcwd(), settings.collected(), parcel), segments)
+            self._settings = settings.changing()
             for number in waiting:
                 self._waiting.pop(number, None)
             say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
@@ -95,8 +97,8 @@ class Functions:
         return Parcel(stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
 
     def bring(self, function: Distributable) -> None:
-        """Make sure that the workers have *function*."""
-        if function.number in self._waiting:
+        """Make sure that the workers have *function*, and the settings of the libraries."""
+        if function.number in self._waiting or settings.changing() != self._settings:
             self.distribute(function)
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:

@@ -338,7 +338,8 @@ def make_train_function(
         )
     if [id(param) for param in _found(params)] != [id(param) for param in rule.params]:
         raise InvalidValue(
-            "the rule was made for other parameters: make it for the same ones, in this order."
+            "the rule was made for other parameters, or in another session: make it for the same ones, "
+            "in this order and session."
         )
     keywords = {
         "inputs": list(given) or inputs,

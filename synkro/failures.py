@@ -37,6 +37,8 @@ def worker_error(replies: Sequence[Any]) -> SynkroError:
     hint = ""
     if isinstance(original, ValueError) and "read-only" in first.summary:
         hint = " (inputs are read-only inside functions: copy before you write)"
+    elif "No matching definition" in first.summary and "readonly" in first.summary:
+        hint = " (inputs are read-only inside functions: leave numba's signature out, or copy)"
     error = WorkerError(
         f"rank {rank} failed{name}: {first.summary}{hint}{others}", rank, first.function, original
     )

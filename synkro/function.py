@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -22,7 +23,7 @@ from .collect import Collection
 from .data import Data, make_data
 from .distribution import Functions
 from .engine import Engine
-from .errors import InvalidType, InvalidValue, NotAvailable
+from .errors import InvalidType, InvalidValue, NotAvailable, WorkerError
 from .foreign import handed, host_array, library_of
 from .linked import Bridge
 from .plan.binding import Binder, Bound
@@ -141,9 +142,13 @@ class Function:
                 planned = self._planner.plan(
                     args, kwargs, batch, batch_s, _slices(num_slices), output_subset
                 )
-            if not planned.known:
-                self._home.bring(self)
-            result = self._run_with_bar(planned) if progress else self._run(planned)
+            self._home.bring(self)
+            try:
+                result = self._run_with_bar(planned) if progress else self._run(planned)
+            except WorkerError:  # what the ranks have done by then is seen here, too
+                if self.bridge is not None:
+                    self.bridge.after()
+                raise
             if self.bridge is not None:
                 self.bridge.after()
             return result
@@ -181,9 +186,10 @@ class Function:
         """Call it in the background: a future of what the call returns or raises.
 
         Submitted calls run in the order submitted; those that have not begun when the session is closed
-        are cancelled (``concurrent.futures.CancelledError``).  Arrays and lists are copied now; ``Data``
-        are read when the call runs, so do not write to them before the future is done.  Other calls of
-        yours do not wait for those in the background.
+        are cancelled (``concurrent.futures.CancelledError``), or, where they were about to begin, raise
+        ``SessionClosed``.  Arrays and lists are copied now; variables and ``Data`` are read when the call
+        runs, so do not write to them before the future is done.  Other calls of yours do not wait for
+        those in the background.
         """
         named = {name: _snapshot(value) for name, value in kwargs.items()}
         return self._home.submit(functools.partial(self, *map(_snapshot, args), **named))
@@ -200,7 +206,8 @@ class Function:
             values = form.build(values)
         split_at = len(positional)
         if self.bridge is not None:
-            self.bridge.before()
+            with self._engine.lock:
+                self.bridge.before()
         with alone(self._home.variables.rng):
             value = self.fn(*values[:split_at], **dict(zip(named, values[split_at:], strict=True)))
             if self.updates:
@@ -210,7 +217,8 @@ class Function:
             if self.finish is not None:
                 self.finish(1)
         if self.bridge is not None:
-            self.bridge.after()
+            with self._engine.lock:
+                self.bridge.after()
         return value
 
     as_theano = as_serial
@@ -274,8 +282,12 @@ def _snapshot(argument: Any) -> Any:
 def _copied(leaf: Any) -> Any:
     if library_of(leaf) == "torch":
         return leaf.detach().clone()
-    changes = isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap)
-    return copy.deepcopy(leaf) if changes else leaf
+    if library_of(leaf) or isinstance(leaf, np.memmap | Data | Shared):
+        return leaf
+    if isinstance(leaf, np.ndarray):
+        return copy.deepcopy(leaf)
+    changes = isinstance(leaf, bytearray | memoryview | array) or hasattr(leaf, "__array__")
+    return np.array(leaf) if changes else leaf
 
 
 def _serial(argument: Bound) -> Any:

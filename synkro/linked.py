@@ -8,44 +8,57 @@ it: the master rank's replica, as if the master had computed by itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from .arrays import Array
+from .errors import InvalidValue
 from .shared import Shared
 
 
 class Home(Protocol):
     """What this needs of the ``Variables`` of the session."""
 
-    master_rank: int
-
     def shared(self, value: Any, name: str | None) -> Shared: ...
 
-    def get_value(self, rank: Any, variables: Any) -> Any: ...
+    def fetch(self, targets: Sequence[Shared]) -> list[Array]: ...
 
-    def broadcast(self, variables: Any, values: Any = None) -> None: ...
+    def send(self, targets: Sequence[Shared], arrays: Sequence[Array]) -> None: ...
 
 
 class Pair:
-    """A PyTensor shared variable, its worker variable, and what both were when they last agreed."""
+    """A PyTensor shared variable, its worker variable, and what both were when they last agreed.
+
+    Attributes:
+        theirs, ours: the two.
+        value: a copy of their common value.
+        held: what held that value in the main process: ``set_value`` puts another array there.
+        doubtful: whether a call has begun, and perhaps failed, that changes the replicas.
+    """
 
     def __init__(self, theirs: Any, ours: Shared, value: Array) -> None:
         self.theirs = weakref.ref(theirs)
         self.ours = ours
         self.value = value
+        self.held = theirs.get_value(borrow=True)
+        self.doubtful = False
+
+    def was_set(self, held: Any) -> bool:
+        """Whether the main process has put a new value there, *held* by this array now."""
+        if self.doubtful and held is not self.held:
+            return True
+        return not _same(np.asarray(held), self.value)
 
 
 class Linked:
-    """The PyTensor shared variables of a session."""
+    """The PyTensor shared variables of a session.  Its methods are called under the engine's lock."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._pairs: dict[int, Pair] = {}  # by the id of theirs
         self._by_number: dict[int, Pair] = {}
-        self._pushing = False
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always."""
@@ -63,31 +76,51 @@ class Linked:
         self._by_number.pop(number, None)
 
     def push(self, variables: Iterable[Shared]) -> None:
-        """Bring what the main process has changed to the workers."""
+        """Bring what the main process has changed to the workers.
+
+        Where a call has failed that was to change the replicas, and nothing was set since, the master
+        rank's replica comes here instead.
+        """
+        unsettled = []
         for pair, theirs in self._found(variables):
-            value = np.asarray(theirs.get_value(borrow=True))
-            if _same(value, pair.value):
-                continue
-            self._pushing = True
-            try:
-                self._home.broadcast(pair.ours, value)
-            finally:
-                self._pushing = False
-            pair.value = value.copy()  # not before the workers have it
+            held = theirs.get_value(borrow=True)
+            if pair.was_set(held):
+                pair.doubtful = True  # until the workers have it
+                self._home.send([pair.ours], [np.asarray(held)])
+                pair.value, pair.held, pair.doubtful = np.array(held), held, False
+            elif pair.doubtful:
+                unsettled.append(pair.ours)
+        self.pull(unsettled)
+
+    def doubt(self, variables: Iterable[Shared]) -> None:
+        """A call begins that changes the replicas."""
+        for pair, _ in self._found(variables):
+            pair.doubtful = True
 
     def pull(self, variables: Iterable[Shared]) -> None:
         """Bring the master rank's replicas to the main process."""
         found = list(self._found(variables))
         if not found:
             return
-        values = self._home.get_value(self._home.master_rank, [pair.ours for pair, _ in found])
+        values = self._home.fetch([pair.ours for pair, _ in found])
         for (pair, theirs), value in zip(found, values, strict=True):
-            pair.value = np.asarray(value)
-            theirs.set_value(pair.value.copy(), borrow=True)
+            copy = np.array(value)
+            try:
+                theirs.set_value(copy, borrow=True)
+            except TypeError as error:
+                raise InvalidValue(
+                    f"the shared variable {theirs} cannot hold what its replica on the master rank "
+                    f"has become, of shape {copy.shape}: {str(error).splitlines()[-1]}"
+                ) from None
+            pair.value, pair.held, pair.doubtful = (
+                np.asarray(value),
+                theirs.get_value(borrow=True),
+                False,
+            )
 
-    def _found(self, variables: Iterable[Shared]) -> Iterable[tuple[Pair, Any]]:
-        """The pairs of *variables*; none while a push uses the collectives itself."""
-        for variable in () if self._pushing else variables:
+    def _found(self, variables: Iterable[Shared]) -> Iterator[tuple[Pair, Any]]:
+        """The pairs of *variables* that are PyTensor's."""
+        for variable in variables:
             pair = self._by_number.get(variable.number)
             theirs = None if pair is None else pair.theirs()
             if pair is not None and theirs is not None:
@@ -109,10 +142,18 @@ class Bridge:
 
     def before(self) -> None:
         self._linked.push(self._used)
+        self._linked.doubt(self._changed)
 
     def after(self) -> None:
         self._linked.pull(self._changed)
 
 
 def _same(one: Array, other: Array) -> bool:
-    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
+    """Whether they are equal to the bit: -0.0 is not 0.0, and a NaN is itself."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return np.array_equal(_bits(one), _bits(other))
+
+
+def _bits(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -153,11 +153,18 @@ class Planner:
         if not isinstance(value, Data | Shared | np.memmap):
             advice = "convert the values yourself, or make the function with allow_input_downcast=True"
             value = cast(value, wanted.dtype, wanted.downcast, called, advice)
-        if value.ndim != wanted.ndim:
+        if value.ndim != len(wanted.shape):
             raise InvalidValue(
-                f"{called} has {wanted.ndim} dimensions in the graph, got {value.ndim} (shape "
+                f"{called} has {len(wanted.shape)} dimensions in the graph, got {value.ndim} (shape "
                 f"{value.shape})."
             )
+        if any(wanted.shape) and not isinstance(value, Shared):
+            pairs = zip(wanted.shape, value.shape, strict=True)
+            if any(length not in (None, given) for length, given in pairs):
+                lengths = ", ".join("any" if length is None else str(length) for length in wanted.shape)
+                raise InvalidValue(
+                    f"{called} has the shape ({lengths}) in the graph, got the shape {value.shape}."
+                )
         if not (wanted.downcast or np.can_cast(value.dtype, wanted.dtype, "safe")):
             raise InvalidType(
                 f"{called} is {wanted.dtype} in the graph, got {value.dtype}: make the Data of that "

@@ -7,12 +7,14 @@ main process.
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
 from typing import Any, TypeVar
+from typing import cast as cast_type
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,6 +36,18 @@ from .shared import Kept, Shared
 from .variable import Variable
 
 Made = TypeVar("Made", bound=Shared)
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_turn(method: Method) -> Method:
+    """While *method* runs, the calls of other threads wait."""
+
+    @functools.wraps(method)
+    def alone(self: Variables, *args: Any, **kwargs: Any) -> Any:
+        with self._engine.lock:
+            return method(self, *args, **kwargs)
+
+    return cast_type("Method", alone)
 
 
 class Variables:
@@ -170,6 +184,7 @@ class Variables:
 
     # ── between the main process and the replicas ────────────────────────────────────────────────
 
+    @_in_turn
     def broadcast(self, variables: Any, values: Any = None) -> None:
         """See ``api.broadcast``."""
         targets, _ = self._checked(variables)
@@ -178,6 +193,7 @@ class Variables:
             return
         self._write(targets, self._values(targets, values), lambda array: [(0, 0)] * self._engine.size)
 
+    @_in_turn
     def set_value(self, rank: Any, variables: Any, values: Any, batch: Any = None) -> None:
         """See ``api.set_value``."""
         place = self._rank(rank)
@@ -191,6 +207,7 @@ class Variables:
                 targets, arrays, lambda n: [(0, n) if r == place else None for r in ranks], batch, True
             )
 
+    @_in_turn
     def scatter(self, variables: Any, values: Any, batch: Any = None) -> None:
         """See ``api.scatter``."""
         targets, _ = self._checked(variables)
@@ -209,65 +226,83 @@ class Variables:
         by_rows: bool = False,
     ) -> None:
         """Send *arrays*; ``rows(n)`` says which of so many rows each rank takes."""
-        with self._engine.lock:
-            self._engine.require_ready()
-            fills, used = [], []
-            for target, array in zip(targets, arrays, strict=True):
-                source = self._travelling(array)
-                used.append(source)
-                selection: Strided | Picked | None = None
-                length = 0
-                if by_rows:
-                    chosen = select_any(batch, len(array), "batch")
-                    length = chosen.count
-                    if isinstance(chosen, Indexed):
-                        used.append(indices := self._travelling(chosen.indices))
-                        selection = Picked(indices.input(self._engine, "batch")[0])
-                    else:
-                        selection = chosen
-                region: Region = source.input(self._engine, target.called())[0]
-                fills.append(Fill(target.number, region, selection, tuple(rows(length))))
-            segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
-            self._engine.run(Write(tuple(fills)), segments)
-            self.linked.pull(targets)
+        self._engine.require_ready()
+        fills, used = [], []
+        for target, array in zip(targets, arrays, strict=True):
+            source = self._travelling(array)
+            used.append(source)
+            selection: Strided | Picked | None = None
+            length = 0
+            if by_rows:
+                chosen = select_any(batch, len(array), "batch")
+                length = chosen.count
+                if isinstance(chosen, Indexed):
+                    used.append(indices := self._travelling(chosen.indices))
+                    selection = Picked(indices.input(self._engine, "batch")[0])
+                else:
+                    selection = chosen
+            region: Region = source.input(self._engine, target.called())[0]
+            fills.append(Fill(target.number, region, selection, tuple(rows(length))))
+        segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
+        self.linked.doubt(targets)
+        self._engine.run(Write(tuple(fills)), segments)
+        self.linked.pull(targets)
 
+    def send(self, targets: Sequence[Shared], arrays: Sequence[Array]) -> None:
+        """Put *arrays* into all replicas of *targets*, and nowhere else."""
+        sources = [self._travelling(array) for array in arrays]
+        inputs = [source.input(self._engine, "a value") for source in sources]
+        whole = ((0, 0),) * self._engine.size
+        fills = [
+            Fill(t.number, region, None, whole) for t, (region, _) in zip(targets, inputs, strict=True)
+        ]
+        self._engine.run(Write(tuple(fills)), [(segment, Access.READ) for _, segment in inputs])
+
+    def fetch(self, targets: Sequence[Shared]) -> list[Array]:
+        """The master rank's replicas."""
+        found: list[Array] = self._replicas(targets, (self.master_rank,), None)
+        return found
+
+    @_in_turn
     def get_value(self, rank: Any, variables: Any) -> Any:
         """See ``api.get_value``."""
         place = self._rank(rank)
         return self._read(variables, (place,), None)
 
+    @_in_turn
     def gather(self, variables: Any, nd_up: Any = 1) -> Any:
         """See ``api.gather``."""
         everyone = tuple(range(self._engine.size))
         targets, _ = self._checked(variables)
         if nd_up not in (0, 1) or isinstance(nd_up, bool):
             raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
-        with self._engine.lock:
-            if nd_up:
-                self._need_alike(targets, "gather with nd_up=1", "nd_up=0 concatenates")
-            else:
-                for target in targets:
-                    self._need_rows(target, "gather with nd_up=0")
-                self._need_alike(targets, "gather", "", rows_may_differ=True)
-            return self._read(variables, everyone, "gather", raised=bool(nd_up))
+        if nd_up:
+            self._need_alike(targets, "gather with nd_up=1", "nd_up=0 concatenates")
+        else:
+            for target in targets:
+                self._need_rows(target, "gather with nd_up=0")
+            self._need_alike(targets, "gather", "", rows_may_differ=True)
+        return self._read(variables, everyone, "gather", raised=bool(nd_up))
 
+    @_in_turn
     def reduce(self, variables: Any, op: Any = "mean", in_place: bool = True) -> Any:
         """See ``api.reduce``."""
         operation = operation_named(op)
         targets, _ = self._checked(variables)
-        with self._engine.lock:
-            if in_place:
-                self._exchange("reduce", targets, operation.name)
-                return None
-            self._need_alike(targets, "reduce", "")
-            return self._read(variables, tuple(range(self._engine.size)), operation.name)
+        if in_place:
+            self._exchange("reduce", targets, operation.name)
+            return None
+        self._need_alike(targets, "reduce", "")
+        return self._read(variables, tuple(range(self._engine.size)), operation.name)
 
     # ── among the replicas ───────────────────────────────────────────────────────────────────────
 
+    @_in_turn
     def all_reduce(self, variables: Any, op: Any = "mean") -> None:
         """See ``api.all_reduce``."""
         self._exchange("all_reduce", self._checked(variables)[0], operation_named(op).name)
 
+    @_in_turn
     def all_gather(self, variables: Any) -> None:
         """See ``api.all_gather``."""
         targets, _ = self._checked(variables)
@@ -275,12 +310,14 @@ class Variables:
             self._need_rows(target, "all_gather")
         self._exchange("all_gather", targets, "")
 
+    @_in_turn
     def get_shapes(self, variables: Any) -> Any:
         """See ``api.get_shapes``."""
         targets, single = self._checked(variables)
         shapes = self.shapes(targets)
         return shapes[0] if single else shapes
 
+    @_in_turn
     def get_lengths(self, variables: Any) -> Any:
         """See ``api.get_lengths``."""
         targets, single = self._checked(variables)
@@ -389,14 +426,14 @@ class Variables:
 
     def _exchange(self, kind: str, targets: Sequence[Shared], op: str) -> None:
         numbers = tuple(target.number for target in targets)
-        with self._engine.lock:
-            try:
-                self._engine.run(Exchange(kind, numbers, op, self.master_rank))
-            except CollectiveError:  # the ranks know no names: say it in the user's words
-                if kind != "broadcast":
-                    self._need_alike(targets, kind, "", rows_may_differ=kind == "all_gather")
-                raise
-            self.linked.pull(targets)
+        self.linked.doubt(targets)
+        try:
+            self._engine.run(Exchange(kind, numbers, op, self.master_rank))
+        except CollectiveError:  # the ranks know no names: say it in the user's words
+            if kind != "broadcast":
+                self._need_alike(targets, kind, "", rows_may_differ=kind == "all_gather")
+            raise
+        self.linked.pull(targets)
 
     def _read(
         self,
@@ -406,13 +443,17 @@ class Variables:
         raised: bool = False,
     ) -> Any:
         targets, single = self._checked(variables)
-        with self._engine.lock:
-            command: Command = Read(tuple(t.number for t in targets), ranks, mode, raised)
-            replies = self._engine.run(command)
-            modes = tuple([mode] * len(targets))
-            values = Collection(self._outputs, "get_value", modes, Survey(ranks), replies).result()
-        found = [value[0] if mode is None else value for value in values]
+        found = self._replicas(targets, ranks, mode, raised)
         return found[0] if single else found
+
+    def _replicas(
+        self, targets: Sequence[Shared], ranks: tuple[int, ...], mode: str | None, raised: bool = False
+    ) -> list[Any]:
+        command: Command = Read(tuple(t.number for t in targets), ranks, mode, raised)
+        replies = self._engine.run(command)
+        modes = tuple([mode] * len(targets))
+        values = Collection(self._outputs, "get_value", modes, Survey(ranks), replies).result()
+        return [value[0] if mode is None else value for value in values]
 
 
 def _check_once(variables: Sequence[Shared], keyword: str) -> None:

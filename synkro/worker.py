@@ -165,8 +165,17 @@ class Worker:
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interruptible and atomic.depth:
             atomic.pending = True
-        elif self._interruptible:
+        elif self._interruptible and not _imports(frame):  # if it does, the next interrupt comes soon
             raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether *frame* runs inside an import: a library that is cut off there is lost for good."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Leave(BaseException):

@@ -1,5 +1,6 @@
 """Ctrl-C at any moment: the call ends, the session goes on, none is lost, nothing is left behind."""
 
+import importlib
 import os
 import signal
 import sys
@@ -294,3 +295,53 @@ def test_close_is_finished_before_it_can_be_interrupted():
     session.close()
     for pid in session.pids:
         assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("where", ["distribution", "call"])
+def test_ctrl_c_cuts_off_no_import(where, session, tmp_path, monkeypatch):
+    marker = tmp_path / "begun"
+    name = f"slow_to_import_{where}"
+    lines = [
+        "import pathlib, sys, time",
+        "assert not hasattr(sys, __name__)  # cannot be imported twice",
+    ]
+    lines += [
+        "setattr(sys, __name__, True)",
+        f"pathlib.Path({str(marker)!r}).touch()",
+        "time.sleep(0.3)",
+    ]
+    lines += ["def double(x):", "    return 2 * x.sum()"]
+    (tmp_path / f"{name}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if where == "call":
+
+        def double(x):
+            import importlib
+
+            return importlib.import_module(name).double(x)
+    else:
+        double = importlib.import_module(name).double
+        monkeypatch.delattr(sys, name)
+    marker.unlink(missing_ok=True)
+    f = session.function(double, outputs="sum")
+    ctrl_c(marker.exists, lambda: [f(np.ones(10)), time.sleep(SOON)])
+    assert f(np.ones(10)) == 20
+
+
+def test_a_training_step_is_made_on_all_ranks_or_on_none(session, tmp_path):
+    w = session.shared(np.zeros(2))
+    marker = tmp_path / "begun"
+
+    def finish(weight):
+        synk.barrier()
+        for turn in range(2):
+            if synk.rank() == turn:
+                w.set_value(w.value + 1)
+            marker.touch()
+            time.sleep(0.3)
+
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    f.finish = finish
+    ctrl_c(marker.exists, lambda: [f(np.ones(4)), time.sleep(SOON)])
+    first, second = session.variables.gather(w)
+    np.testing.assert_array_equal(first, second)

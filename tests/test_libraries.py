@@ -32,6 +32,16 @@ class TestJax:
         assert got.dtype == np.float64
         np.testing.assert_allclose(got, gradient(np.arange(5.0), ROWS))
 
+    def test_a_precision_that_is_changed_between_calls(self, session):
+        import jax
+
+        jax.config.update("jax_enable_x64", False)
+        f = session.function(jax.jit(lambda x: x + 0), inputs=["x"], outputs="gather")
+        x = session.data(np.arange(4) + 2.0**40)
+        assert f(x).dtype == np.float32
+        jax.config.update("jax_enable_x64", True)
+        np.testing.assert_array_equal(f(x), x[:])
+
     def test_nested_outputs(self, session):
         def nested(x):
             import jax.numpy as jnp
@@ -418,6 +428,8 @@ class TestNumba:
         assert f(ROWS) == pytest.approx(ROWS.sum())
         with pytest.raises(WorkerError, match="No matching definition"):
             f(ROWS.astype(complex))
+        with pytest.raises(WorkerError, match=r"read-only.*leave numba's signature out"):
+            session.function(lambda x: total(x), outputs="sum")(ROWS)
 
     @pytest.mark.parametrize("types", [None, ["float64(float64)"]])
     def test_universal_functions(self, session, numba, types):

@@ -1,5 +1,6 @@
 """Graphs of PyTensor: the classic form of function(), and shared variables that are variables here."""
 
+import threading
 from collections import OrderedDict
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import synkro as synk
 from conftest import children, wait_until
 from synkro import extensions as ext
+from synkro.errors import InvalidValue
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
@@ -259,10 +261,90 @@ def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.variables, "broadcast", interrupted)
+        patch.setattr(workers.variables, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             show()
     assert np.array_equal(show(), np.ones((2, 2)))
+
+
+def failing_on_the_last_rank(name, **options):
+    """A graph that counts up w, and fails on a rank that sees the row 100."""
+    x = T.dvector("x")
+    w = pytensor.shared(np.zeros(2), name="w")
+    checked = pytensor.raise_op.assert_op(x.sum(), T.lt(x.max(), 100))
+    return w, synk.function(inputs=[x], outputs=checked, updates=[(w, w + x.size)], name=name, **options)
+
+
+def test_updates_are_made_on_all_ranks_or_on_none():
+    w, f = failing_on_the_last_rank("count")
+    with pytest.raises(synk.WorkerError, match="'count'"):
+        f(np.arange(101.0))
+    np.testing.assert_array_equal(synk.gather(w), np.zeros((2, 2)))
+    f(np.arange(100.0))
+    np.testing.assert_array_equal(synk.gather(w), np.full((2, 2), 50))
+
+
+def test_what_is_set_after_a_failed_call_counts(workers, monkeypatch):
+    w, f = failing_on_the_last_rank("count")
+    f(np.arange(10.0))
+    backup = w.get_value()
+
+    def interrupted(self, *args, **kwargs):
+        self._engine.run(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # too late: the ranks have counted on
+        patch.setattr(type(f), "_run", lambda self, planned: interrupted(self, planned.payload))
+        with pytest.raises(KeyboardInterrupt):
+            f(np.arange(10.0))
+    assert synk.get_value(0, w).tolist() == w.get_value().tolist() == [10, 10]  # came here since
+    with monkeypatch.context() as patch:
+        patch.setattr(type(f), "_run", lambda self, planned: interrupted(self, planned.payload))
+        with pytest.raises(KeyboardInterrupt):
+            f(np.arange(10.0))
+    w.set_value(backup)
+    assert synk.gather(w).tolist() == [[5, 5]] * 2
+    w.set_value(np.zeros(2))
+    f(np.arange(10.0))
+    w.set_value(-np.zeros(2))
+    w.set_value(np.array([-0.0, 0.0]))
+    assert np.signbit(synk.get_value(1, w)).tolist() == [True, False]
+
+
+def test_threads_may_set_and_use_variables_at_once():
+    x = T.dvector("x")
+    v, w = pytensor.shared(np.zeros(2), name="v"), pytensor.shared(np.zeros(()), name="w")
+    f = synk.function(inputs=[x], outputs=x.sum() + w, updates=[(w, w + 1)])
+    f(ROWS[:, 0])
+    ended = threading.Event()
+
+    def reduce():
+        while not ended.is_set():
+            v.set_value(v.get_value() + 1)
+            synk.all_reduce(v)
+
+    other = threading.Thread(target=reduce)
+    other.start()
+    try:
+        for number in range(100):
+            w.set_value(np.array(float(number)))
+            assert f(np.zeros(4)) == number
+            assert w.get_value() == number + 1
+    finally:
+        ended.set()
+        other.join()
+
+
+def test_shapes_that_the_graph_fixes():
+    x, y = T.tensor("x", shape=(None, 3), dtype="float64"), T.tensor("y", shape=(1, 3), dtype="float64")
+    f = synk.function(inputs=[x], bcast_inputs=[y], outputs=x.sum() + y.sum())
+    assert f(np.ones((4, 3)), np.ones((1, 3))) == 9
+    with pytest.raises(InvalidValue, match=r"'x' .*shape \(any, 3\) in the graph, got .*\(4, 2\)"):
+        f(np.ones((4, 2)), np.ones((1, 3)))
+    with pytest.raises(InvalidValue, match=r"'y' .*shape \(1, 3\) in the graph"):
+        f(np.ones((4, 3)), synk.data(np.ones((2, 3))))
+    with pytest.raises(InvalidValue, match=r"input y .*scattered by rows.*fixes their number"):
+        synk.function(inputs=[y], outputs=y.sum())
 
 
 # ── training ─────────────────────────────────────────────────────────────────────────────────────────

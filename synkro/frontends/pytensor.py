@@ -31,10 +31,13 @@ from ..plan.binding import RESERVED
 
 
 class InputType(NamedTuple):
-    """What an input has to be; *downcast*: whether casts may lose digits."""
+    """What an input has to be.
+
+    *shape* has None where any length will do, and *downcast* says whether casts may lose digits.
+    """
 
     dtype: np.dtype[Any]
-    ndim: int
+    shape: tuple[int | None, ...]
     downcast: bool
 
 
@@ -65,6 +68,13 @@ class Graph:
         self._check_inputs()
         self.scattered = len(scattered)
         self.names = _names(self.inputs)
+        for variable in scattered:
+            if any(length is not None for length in variable.type.shape[:1]):
+                raise InvalidValue(
+                    f"the input {variable} of the function {self.name!r} is scattered by rows, but the "
+                    f"graph fixes their number ({variable.type}): leave the first length open (None), "
+                    f"or name it in bcast_inputs."
+                )
         pairs, self.single = _outputs(outputs)
         for variable, _ in pairs:
             self._check_tensor(variable, "an output")
@@ -121,7 +131,7 @@ class Graph:
     def types(self, downcast: bool) -> dict[str, InputType]:
         """What each input has to be, by name."""
         return {
-            name: InputType(np.dtype(v.type.dtype), v.type.ndim, downcast)
+            name: InputType(np.dtype(v.type.dtype), v.type.shape, downcast)
             for name, v in zip(self.names, self.inputs, strict=True)
         }
 
@@ -236,11 +246,13 @@ class Compiled:
         return (outputs, list(results[self._count :])) if self._updates else outputs
 
     def warm(self) -> None:
-        """Let PyTensor compile what it compiles only when arrays come, as rows of shared memory do."""
+        """Let PyTensor compile what it compiles only when arrays come, as rows of shared memory do.
+
+        They are as empty as they can be, so that there is nothing to compute.
+        """
         arrays: list[Any] = []
         for variable in self._function.maker.fgraph.inputs:
-            shape = [1 if length is None else length for length in variable.type.shape]
-            array = np.ones(shape, variable.type.dtype)
+            array = np.zeros([length or 0 for length in variable.type.shape], variable.type.dtype)
             if len(arrays) < len(self.names):
                 array.flags.writeable = False
             arrays.append(array)

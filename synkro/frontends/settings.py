@@ -34,6 +34,13 @@ def collected() -> dict[str, dict[str, Any]]:
     return found
 
 
+def changing() -> tuple[Any, ...]:
+    """Those settings that programs change between calls, and that change what a call computes."""
+    jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
+    found = [] if jax is None else [getattr(jax.config, name, None) for name in JAX]
+    return tuple(found) if torch is None else (*found, torch.get_default_dtype())
+
+
 def apply(settings: dict[str, dict[str, Any]]) -> None:
     """Set here what ``collected`` found there."""
     if "torch" in settings or "torch" in sys.modules:
