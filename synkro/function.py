@@ -187,9 +187,9 @@ class Function:
 
         Submitted calls run in the order submitted; those that have not begun when the session is closed
         are cancelled (``concurrent.futures.CancelledError``), or, where they were about to begin, raise
-        ``SessionClosed``.  Arrays and lists are copied now; variables and ``Data`` are read when the call
-        runs, so do not write to them before the future is done.  Other calls of yours do not wait for
-        those in the background.
+        ``SessionClosed``.  Arrays and lists are copied now; variables and ``Data`` are read when the
+        call runs, so do not write to them before the future is done.  Other calls of yours do not wait
+        for those in the background.
         """
         named = {name: _snapshot(value) for name, value in kwargs.items()}
         return self._home.submit(functools.partial(self, *map(_snapshot, args), **named))
