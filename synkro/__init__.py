@@ -3,6 +3,7 @@
 The house has floors; a module imports only from lower ones, or from its own folder::
 
     9  extensions  update rules, and training steps that are one call
+       tracing     where the time of the calls of the current session goes
     8  api         fork, close, data, function, distribute …, on the current session
     7  session     Session: an engine with the functions and data that belong to it
     6  function    Function: plan, run, collect
@@ -23,6 +24,8 @@ The house has floors; a module imports only from lower ones, or from its own fol
        group       the ranks of a call, as the function that runs on them sees them
        resident    a variable as one rank has it
     3  comms/      reduce operations, and collectives over arrays
+       trace       what the main process and every rank did, and when
+       timeline    a trace as a file, a table, and a picture
        failures    what failed in the workers, as errors of the main process
        frontends/  a user's function made ready to travel
     2  messages    the commands and replies
@@ -95,6 +98,7 @@ from .errors import (
 from .function import Function
 from .session import Session
 from .shared import Shared
+from .tracing import plot_timeline, summary, trace
 
 __version__ = "0.1.0"
 
@@ -136,6 +140,7 @@ __all__ = [
     "get_shapes",
     "get_value",
     "load",
+    "plot_timeline",
     "rank",
     "recv",
     "reduce",
@@ -147,6 +152,8 @@ __all__ = [
     "set_value",
     "shared",
     "size",
+    "summary",
+    "trace",
     "xp",
 ]
 

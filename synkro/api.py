@@ -54,6 +54,8 @@ def fork(
         seed: of the workers' random generators (``rng()``), an int; None for a fresh one.
         preallocate: the fraction of its GPU's memory, from 0 to 1, that each worker takes at once for
             CuPy's pool; None to take memory as it is needed.
+        profile_workers: let each worker write a profile of itself (``cProfile``) when it ends, to
+            ``synkro-<pid>-rank<r>.prof`` in the working directory.
         verbose: print status lines to stderr.
 
     Raises: UsageError if there is a session already, or for arguments that cannot be; WorkerDied if a
@@ -86,7 +88,7 @@ def fork(
 def close() -> None:
     """End the workers of ``fork()``, if there are any.  It is also called at exit."""
     if world.current is not None:
-        _session("close").close()
+        current_session("close").close()
 
 
 def data(
@@ -115,7 +117,9 @@ def data(
 
     Raises: InvalidType, InvalidValue; SharedMemoryError.
     """
-    return _session("data").data(value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name)
+    return current_session("data").data(
+        value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name
+    )
 
 
 def function(
@@ -159,7 +163,7 @@ def function(
 
     Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
     """
-    return _session("function").function(
+    return current_session("function").function(
         fn, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, **options
     )
 
@@ -172,7 +176,7 @@ def distribute() -> None:
 
     Raises: InvalidType for a function that cannot be pickled; WorkerError if a worker cannot load it.
     """
-    _session("distribute").distribute()
+    current_session("distribute").distribute()
 
 
 def shared(value: ArrayLike, name: str | None = None) -> Shared:
@@ -188,7 +192,7 @@ def shared(value: ArrayLike, name: str | None = None) -> Shared:
 
     Raises: InvalidType; SharedMemoryError; NotForked.
     """
-    return _session("shared").shared(value, name)
+    return current_session("shared").shared(value, name)
 
 
 # ── collectives: of the main process over variables, and inside functions over arrays ────────────────
@@ -209,7 +213,7 @@ def broadcast(value: Any, values: Any = None, *, root: int | None = None) -> Any
         _inside_only("broadcast", values=values)
         return group.broadcast(value, root)
     _main_only("broadcast", root=root)
-    return _session("broadcast").variables.broadcast(value, values)
+    return current_session("broadcast").variables.broadcast(value, values)
 
 
 def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | None = None) -> Any:
@@ -226,7 +230,7 @@ def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | No
         _inside_only("scatter", values=values, batch=batch)
         return group.scatter(value, root)
     _main_only("scatter", root=root)
-    return _session("scatter").variables.scatter(value, values, batch)
+    return current_session("scatter").variables.scatter(value, values, batch)
 
 
 def gather(value: Any, nd_up: int | None = None, *, root: int | None = None) -> Any:
@@ -244,7 +248,7 @@ def gather(value: Any, nd_up: int | None = None, *, root: int | None = None) -> 
     if (group := _group()) is not None:
         return group.gather(value, root, nd_up or 0)
     _main_only("gather", root=root)
-    return _session("gather").variables.gather(value, 1 if nd_up is None else nd_up)
+    return current_session("gather").variables.gather(value, 1 if nd_up is None else nd_up)
 
 
 def all_gather(value: Any, nd_up: int | None = None) -> Any:
@@ -259,7 +263,7 @@ def all_gather(value: Any, nd_up: int | None = None) -> Any:
     if (group := _group()) is not None:
         return group.all_gather(value, nd_up or 0)
     _main_only("all_gather", nd_up=nd_up)
-    return _session("all_gather").variables.all_gather(value)
+    return current_session("all_gather").variables.all_gather(value)
 
 
 def reduce(
@@ -279,7 +283,7 @@ def reduce(
         _inside_only("reduce", in_place=None if in_place is True else in_place)
         return group.reduce(value, op, root, weight)
     _main_only("reduce", root=root, weight=weight)
-    return _session("reduce").variables.reduce(value, op, in_place)
+    return current_session("reduce").variables.reduce(value, op, in_place)
 
 
 def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
@@ -298,27 +302,27 @@ def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
     if (group := _group()) is not None:
         return group.all_reduce(value, op, weight)
     _main_only("all_reduce", weight=weight)
-    return _session("all_reduce").variables.all_reduce(value, op)
+    return current_session("all_reduce").variables.all_reduce(value, op)
 
 
 def set_value(rank: int, variables: Any, values: Any, batch: Any = None) -> None:
     """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
-    _session("set_value").variables.set_value(rank, variables, values, batch)
+    current_session("set_value").variables.set_value(rank, variables, values, batch)
 
 
 def get_value(rank: int, variables: Any) -> Any:
     """The replica of one *rank*: an array, or a list of them for several variables."""
-    return _session("get_value").variables.get_value(rank, variables)
+    return current_session("get_value").variables.get_value(rank, variables)
 
 
 def get_lengths(variables: Any) -> Any:
     """The number of rows of each rank's replica: a list, or a list of lists for several variables."""
-    return _session("get_lengths").variables.get_lengths(variables)
+    return current_session("get_lengths").variables.get_lengths(variables)
 
 
 def get_shapes(variables: Any) -> Any:
     """The shape of each rank's replica: a list, or a list of lists for several variables."""
-    return _session("get_shapes").variables.get_shapes(variables)
+    return current_session("get_shapes").variables.get_shapes(variables)
 
 
 def save(path: str | os.PathLike[str]) -> None:
@@ -329,7 +333,7 @@ def save(path: str | os.PathLike[str]) -> None:
 
     Raises: OSError.
     """
-    _session("save").save(path)
+    current_session("save").save(path)
 
 
 def load(path: str | os.PathLike[str]) -> None:
@@ -339,22 +343,22 @@ def load(path: str | os.PathLike[str]) -> None:
 
     Raises: InvalidValue if they are not; OSError.
     """
-    _session("load").load(path)
+    current_session("load").load(path)
 
 
 def unused_name(label: str) -> str:
     """*label*, with a number behind it if variables in use are named by it already."""
-    return _session("shared").variables.unused_name(label)
+    return current_session("shared").variables.unused_name(label)
 
 
 def worker_variable(variable: Any) -> Any:
     """The worker variable that stands for a shared variable of PyTensor's."""
-    return _session("shared").variables.check(variable, "a parameter")
+    return current_session("shared").variables.check(variable, "a parameter")
 
 
 def name_variable(variable: Any, text: str) -> None:
     """Name a variable that has no name."""
-    _session("shared").variables.name(variable, text)
+    current_session("shared").variables.name(variable, text)
 
 
 # ── inside functions only ────────────────────────────────────────────────────────────────────────────
@@ -424,7 +428,8 @@ def barrier() -> None:
 # ── where we are ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _session(verb: str) -> Session:
+def current_session(verb: str) -> Session:
+    """The session that ``synkro.verb()`` is for.  Raises: NotForked, UsageError."""
     here = world.current
     if here is None:
         raise NotForked(f"there are no workers yet for {verb}(): call synkro.fork() first.")

@@ -61,6 +61,7 @@ class Rank(Protocol):
     in_function: bool
     outbox: NDArray[np.uint8]
     report: Callable[[int, int], None]
+    mark: Callable[[int], None]
 
     def array(self, region: Region) -> Array: ...
 
@@ -113,6 +114,7 @@ class PreparedCall:
         several = len(self._spans) > 1
         merger = Merger(spec.name, self._outputs, replica.front_end, several)
         updates = Updates(spec, replica.front_end, several) if spec.updates else None
+        replica.mark(Phase.FEEDING)
         try:
             for number, (args, kwargs, weight) in enumerate(self._fixed or self._arguments()):
                 replica.report(Phase.RUNNING, number)
@@ -122,25 +124,30 @@ class PreparedCall:
                 value = spec.fn(*args, **kwargs)
                 replica.in_function = False
                 replica.device.settle()
+                replica.mark(Phase.MERGING)
                 if updates is not None:
                     value = updates.add(value, weight, replica.device)
                 if self._plan.subset is not None:
                     value = take_subset(self._plan.subset, value, f"the result of {spec.name!r}")
                 merger.add(value, weight, replica.device)
+                replica.mark(Phase.FEEDING)
         finally:
             for variable in self._sliced:
                 variable.show(None)
         if updates is not None:
+            replica.mark(Phase.COMMUNICATING)
             updates.apply(replica.comm)
         if spec.finish is not None:
             start, stop = self._plan.spans[replica.rank]
             self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
         replica.report(Phase.RUNNING, len(self._spans))
+        replica.mark(Phase.MERGING)
         done = self._layout.place(merger, replica.outbox, replica.device)
         replica.keep(merger.leaves if self._layout.keeps else [])
         return done
 
     def _finish(self, weight: int) -> None:
+        self._replica.mark(Phase.RUNNING)
         self._replica.in_function = True
         with atomic:  # Ctrl-C stops all ranks before it, or none
             self._spec.finish(weight)

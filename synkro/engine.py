@@ -47,6 +47,7 @@ from .messages import (
     TooLong,
 )
 from .plan.call import Access, Region
+from .trace import Trace
 
 _GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
 _SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
@@ -70,6 +71,8 @@ class Engine:
     Attributes:
         size: the number of workers.
         lock: held during a call; whoever makes several commands one call holds it around them.
+        trace, marks: what records its calls, or None; where that finds what the workers do.
+        at_close: what to do before the workers end, or None.
         stamps: None, or numbers in shared memory by which workers tell what has changed (``touch``).
         say: prints a status line.
     """
@@ -84,6 +87,8 @@ class Engine:
         self.size = len(environments)
         self.lock = threading.RLock()
         self.say = say
+        self.trace: Trace | None = None
+        self.at_close: Callable[[], None] | None = None
         self.stamps: NDArray[Any] | None = None
         self._timeout = timeout
         self._state = State.STARTING
@@ -123,7 +128,7 @@ class Engine:
             self._start_workers(environments, (block.fd, arena, self._wake_main, *self._wakes))
         finally:
             os.close(arena)
-        self._controller = Controller(
+        self._controller = self.marks = Controller(
             block.base.data,
             self._wake_main,
             self._wakes,
@@ -233,25 +238,44 @@ class Engine:
         SessionBroken.
         """
         with self.lock:
-            self.require_ready()
-            limit = self._timeout if timeout is None else timeout
-            if self._open:
-                self._settle(limit)
-            deadline = _after(limit)
-            payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
-            if len(payload) > AREA // 2:
-                payload, segment = self._indirect(payload)
-                segments = [*segments, (segment, Access.READ)]
-            self._open = True
-            try:
-                self._send(payload, segments)
-                self._wait(deadline, limit, on_tick)
-            except BaseException:
-                self._abandon()
-                raise
-            self._open = False
-            self._begun = True
-            return self._read()
+            if self.trace is None:
+                return self._run(command, segments, on_tick, timeout)
+            with self.trace.call(type(command).__name__.lower()):
+                return self._run(command, segments, on_tick, timeout)
+
+    def _run(
+        self,
+        command: Command | bytes,
+        segments: Iterable[tuple[Segment, Access]],
+        on_tick: Callable[[], None] | None,
+        timeout: float | None,
+    ) -> list[Any]:
+        self.require_ready()
+        limit = self._timeout if timeout is None else timeout
+        if self._open:
+            self._settle(limit)
+        deadline = _after(limit)
+        payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
+        if len(payload) > AREA // 2:
+            payload, segment = self._indirect(payload)
+            segments = [*segments, (segment, Access.READ)]
+        self._open = True
+        try:
+            self._mark("send")
+            self._send(payload, segments)
+            self._mark("wait")
+            self._wait(deadline, limit, on_tick)
+            self._mark("collect")
+        except BaseException:
+            self._abandon()
+            raise
+        self._open = False
+        self._begun = True
+        return self._read()
+
+    def _mark(self, what: str) -> None:
+        if self.trace is not None:
+            self.trace.mark(what)
 
     def slices_done(self, slices: Sequence[int]) -> int:
         """How many slices of the running call are done, where rank r has ``slices[r]`` of them."""
@@ -413,6 +437,8 @@ class Engine:
             if state is State.CLOSED:
                 return
             _engines.discard(self)
+            if self.at_close is not None:
+                self.at_close()
             if state is State.READY and held and not self._controller.unanswered():
                 self._controller.send(pickle.dumps(Exit(), 5), b"")
                 deadline = time.monotonic() + _GRACE

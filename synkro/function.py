@@ -127,31 +127,46 @@ class Function:
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
         with self._engine.lock:
-            self._engine.require_ready()
-            if self.bridge is not None:
-                self.bridge.before()
-            if self._engine.on_gpus:
-                for arg in (*args, *kwargs.values()):
-                    if isinstance(arg, Data):
-                        arg.touch_if_shared()
-            planned = None
-            whole = type(num_slices) is int and num_slices == 1
-            if whole and batch is None and batch_s is None and not kwargs and output_subset is None:
-                planned = self._quick.get(tuple([getattr(arg, "region", None) for arg in args]))
-            if planned is None:
-                planned = self._planner.plan(
-                    args, kwargs, batch, batch_s, _slices(num_slices), output_subset
-                )
-            self._home.bring(self)
-            try:
-                result = self._run_with_bar(planned) if progress else self._run(planned)
-            except WorkerError:  # what the ranks have done by then is seen here, too
-                if self.bridge is not None:
-                    self.bridge.after()
-                raise
+            if self._engine.trace is None:
+                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+            with self._engine.trace.call(self.name):
+                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batch: Any,
+        batch_s: Any,
+        num_slices: int,
+        output_subset: Sequence[Any] | None,
+        progress: bool,
+    ) -> Any:
+        self._engine.require_ready()
+        if self.bridge is not None:
+            self.bridge.before()
+        if self._engine.on_gpus:
+            for arg in (*args, *kwargs.values()):
+                if isinstance(arg, Data):
+                    arg.touch_if_shared()
+        planned = None
+        whole = type(num_slices) is int and num_slices == 1
+        if whole and batch is None and batch_s is None and not kwargs and output_subset is None:
+            planned = self._quick.get(tuple([getattr(arg, "region", None) for arg in args]))
+        if planned is None:
+            planned = self._planner.plan(
+                args, kwargs, batch, batch_s, _slices(num_slices), output_subset
+            )
+        self._home.bring(self)
+        try:
+            result = self._run_with_bar(planned) if progress else self._run(planned)
+        except WorkerError:  # what the ranks have done by then is seen here, too
             if self.bridge is not None:
                 self.bridge.after()
-            return result
+            raise
+        if self.bridge is not None:
+            self.bridge.after()
+        return result
 
     def _run(self, planned: Planned, on_tick: Callable[[], None] | None = None) -> Any:
         replies = self._engine.run(planned.payload, planned.segments, on_tick=on_tick)

@@ -7,10 +7,11 @@ itself is a group of one.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -22,9 +23,12 @@ from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .errors import InvalidType, InvalidValue
 from .foreign import handed, host_array, library_of
+from .messages import Phase
 from .plan.outputs import ALIASES, by_name, flatten, unflatten
 from .resident import Resident
 from .variable import Variable
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class StandIn(NamedTuple):
@@ -33,6 +37,20 @@ class StandIn(NamedTuple):
     variable: Variable
     before: Array
     resident: Resident
+
+
+def _collective(method: Method) -> Method:
+    """While *method* runs, this rank is communicating."""
+
+    @functools.wraps(method)
+    def marked(self: Group, *args: Any) -> Any:
+        self.mark(Phase.COMMUNICATING)
+        try:
+            return method(self, *args)
+        finally:
+            self.mark(Phase.RUNNING)
+
+    return cast("Method", marked)
 
 
 class Group:
@@ -46,9 +64,15 @@ class Group:
     """
 
     def __init__(
-        self, comm: Communicator, rng: np.random.Generator, device: Device | None = None
+        self,
+        comm: Communicator,
+        rng: np.random.Generator,
+        device: Device | None = None,
+        mark: Callable[[int], None] = lambda phase: None,
     ) -> None:
+        """*mark* tells whoever traces what this rank does."""
         self.comm = comm
+        self.mark = mark
         self.device = device or CpuDevice()
         self.rng = rng
         self.master = 0
@@ -79,9 +103,11 @@ class Group:
     def size(self) -> int:
         return self.comm.count
 
+    @_collective
     def barrier(self) -> None:
         self.comm.barrier()
 
+    @_collective
     def all_reduce(self, value: Any, op: Any, weight: Any) -> Any:
         operation = operation_named(op)
         leaves, tree = flatten(value)
@@ -102,41 +128,50 @@ class Group:
             results[index] = fitted(result, leaf, operation) if isinstance(leaf, Variable) else result
         return unflatten(tree, map(_put, leaves, results))
 
+    @_collective
     def reduce(self, value: Any, op: Any, root: Any, weight: Any) -> Any:
         operation = operation_named(op)
         factor = _weight(weight, operation)
         results = self.comm.reduce([self._array(value)], operation, factor, self._place(root, "root"))
         return None if results is None else _like(value, results[0])
 
+    @_collective
     def reduce_scatter(self, value: Any, op: Any, weight: Any) -> Any:
         operation = operation_named(op)
         array = self._array(value)
         return _like(value, self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0])
 
+    @_collective
     def broadcast(self, value: Any, root: Any) -> Any:
         place = self._place(root, "root")
         given = [self._array(value)] if place == self.rank else None
         return _like(value, self.comm.broadcast(given, place)[0])
 
+    @_collective
     def scatter(self, value: Any, root: Any) -> Any:
         place = self._place(root, "root")
         given = [self._array(value)] if place == self.rank else None
         return _like(value, self.comm.scatter(given, place)[0])
 
+    @_collective
     def all_gather(self, value: Any, nd_up: int) -> Any:
         return _like(value, self.comm.all_gather([self._raised(value, nd_up)])[0])
 
+    @_collective
     def gather(self, value: Any, root: Any, nd_up: int) -> Any:
         place = self._place(root, "root")
         results = self.comm.gather([self._raised(value, nd_up)], place)
         return None if results is None else _like(value, results[0])
 
+    @_collective
     def all_to_all(self, value: Any) -> Any:
         return _like(value, self.comm.all_to_all([self._array(value)])[0])
 
+    @_collective
     def send(self, value: Any, to: Any) -> None:
         self.comm.send(self._array(value), self._other(to, "to"))
 
+    @_collective
     def recv(self, source: Any) -> Any:
         return _like(None, self.comm.recv(self._other(source, "source")))
 

@@ -35,13 +35,20 @@ from .plan.split import Span
 
 
 class Phase(IntEnum):
-    """What a worker says that it does, for messages about time and for progress bars."""
+    """What a worker says that it does, for messages about time and for progress bars.
+
+    From BEGINNING on they are said to traces only.
+    """
 
     WAITING = 0
     LOADING = 1
     RUNNING = 2
     STORING = 3
     REDUCING = 4
+    BEGINNING = 5
+    FEEDING = 6
+    MERGING = 7
+    COMMUNICATING = 8
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ class Gpus:
 class Start:
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
-    *token* is what variables of this session are known by, *seed* the entropy of all ranks' generators.
+    *token* is what variables of this session are known by, *seed* the entropy of all ranks' generators,
+    *profiles* the files to which the ranks write profiles of themselves when they end, or None.
     """
 
     token: str
@@ -91,6 +99,7 @@ class Start:
     outbox: Region
     cores: tuple[int | None, ...]
     gpus: Gpus | None
+    profiles: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)

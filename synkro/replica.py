@@ -7,6 +7,7 @@ wait for a ``Keep``, which makes variables of them.
 
 from __future__ import annotations
 
+import cProfile
 import fcntl
 import os
 import sys
@@ -88,6 +89,7 @@ class Replica:
         comm: Communicator,
         descriptor: Callable[[int], int],
         report: Callable[[int, int], None],
+        mark: Callable[[int], None],
     ) -> None:
         self.rank = rank
         self.size = size
@@ -103,13 +105,16 @@ class Replica:
         self.in_call = False
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.report = report
-        self.group = Group(comm, np.random.default_rng())
+        self.mark = mark
+        self.group = Group(comm, np.random.default_rng(), mark=mark)
         self.token = ""
         self._descriptor = descriptor
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, tuple[int, Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
+        self._profile: cProfile.Profile | None = None
+        self._profile_path = ""
         self._stamps: NDArray[Any] = np.empty(0, np.uint64)
 
     def keep_house(self, housekeeping: Housekeeping) -> None:
@@ -156,6 +161,9 @@ class Replica:
 
     def close(self) -> None:
         """The process ends: give back what would not go with it."""
+        if self._profile is not None:
+            self._profile.disable()
+            self._profile.dump_stats(self._profile_path)
         if isinstance(self.comm, GpuCommunicator):
             self.comm.close()
 
@@ -214,7 +222,11 @@ class Replica:
         problem = ""
         if start.gpus is not None:
             problem = self._move_to_gpu(start.gpus)
-        self.group = Group(self.comm, rng, self.device)
+        self.group = Group(self.comm, rng, self.device, self.mark)
+        if start.profiles is not None:
+            self._profile_path = start.profiles[self.rank]
+            self._profile = cProfile.Profile()
+            self._profile.enable()
         return Started(problem)
 
     def _move_to_gpu(self, gpus: Gpus) -> str:
@@ -232,7 +244,7 @@ class Replica:
             return Link(identity, place, count, guard, index)
 
         self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)
-        self.group = Group(comm, self.group.rng, self.device)
+        self.group = Group(comm, self.group.rng, self.device, self.mark)
         self.begin(tuple(range(self.size)))
         return comm.connect()
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import saving, world
+from . import saving, timeline, world
 from .collect import Outputs
 from .data import Data, make_data
 from .devices.choice import VARIABLE, choose
@@ -31,6 +32,7 @@ from .messages import Gpus, Start
 from .plan.call import Access, Region
 from .replica import Replica
 from .shared import Shared
+from .trace import Trace
 from .variables import Variables, new_token
 
 _OUTBOXES = 1 << 21
@@ -38,6 +40,9 @@ _OUTBOXES = 1 << 21
 process, whose work grows with the ranks; others by all ranks, at the cost of two more commands.  Where
 the two ways cost the same is measured in ``benchmarks/reduction.py``."""
 
+
+TRACE = "SYNKRO_TRACE"
+"""The environment variable that names a file for the trace of a whole session."""
 
 _STAMPS = 1 << 12  # numbers that segments share, by which workers on GPUs tell what has changed
 
@@ -65,7 +70,13 @@ class Session:
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place()
-        _check_later(profile_workers=profile_workers or None)
+        if not isinstance(profile_workers, bool):
+            raise InvalidType(f"profile_workers must be True or False; got {profile_workers!r}.")
+        if profile_workers and not os.access(os.curdir, os.W_OK):
+            raise InvalidValue(
+                f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot be "
+                f"written: change to another."
+            )
         seed = _seed(seed)
         start_timeout = _seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else _seconds(timeout, "timeout")
@@ -82,14 +93,18 @@ class Session:
         environment |= thread_caps(threads, environment, threads_per_worker is not None)
         self._engine = Engine(placement.environments(environment), timeout, say)
         try:
-            self._functions = self._begin(placement, start_timeout, seed)
+            self._functions = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:
             self._engine.close()
             raise
         for line in placement.after(self.master_rank):
             say(line)
+        self._recording: timeline.Recording | None = None
+        if path := os.environ.get(TRACE):
+            self._recording = timeline.Recording(self._engine, timeline.checked_path(path))
+            self._engine.at_close = self._recording.end
 
-    def _begin(self, placement: Placement, start_timeout: float, seed: int) -> Functions:
+    def _begin(self, placement: Placement, start_timeout: float, seed: int, profiled: bool) -> Functions:
         """Tell the workers who they are; they answer when they have imported all that they need."""
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
@@ -106,6 +121,15 @@ class Session:
             region = Region(stamps.number, 0, (_STAMPS,), "<u8")
             engine.stamps = stamps.array(region)
             gpus = Gpus(placement.indices, placement.linked, placement.preallocate, region)
+        profiles = None
+        if profiled:
+            profiles = tuple(
+                os.path.abspath(f"synkro-{pid}-rank{rank}.prof") for rank, pid in enumerate(engine.pids)
+            )
+            engine.say(
+                f"Synkro: the workers write profiles when they end: {', '.join(profiles)} "
+                f"(python -m pstats FILE shows one)"
+            )
         start = Start(
             variables.token,
             seed,
@@ -113,6 +137,7 @@ class Session:
             outbox,
             tuple(assignment.core for assignment in placement.assignments),
             gpus,
+            profiles,
         )
         replies = engine.run(start, segments, timeout=start_timeout)
         placement.problem = placement.problem or replies[0].problem
@@ -135,6 +160,36 @@ class Session:
     def state(self) -> State:
         """What the session can do."""
         return self._engine.state
+
+    # ── where the time goes ──────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
+        """Record what all ranks do in the block; see ``synkro.trace``."""
+        checked = None if path is None else timeline.checked_path(path)
+        self._recording = recording = timeline.Recording(self._engine, checked)
+        try:
+            yield
+        finally:
+            recording.end()
+
+    def summary(self) -> None:
+        """Print where the time of the traced calls went; see ``synkro.summary``."""
+        print(timeline.table(self._traced()))
+
+    def plot_timeline(self, path: str | os.PathLike[str], calls: int = 10) -> None:
+        """Draw the last traced calls; see ``synkro.plot_timeline``."""
+        timeline.plot(self._traced(), timeline.checked_path(path), _count(calls))
+
+    def _traced(self) -> Trace:
+        if self._recording is None or not self._recording.trace.calls:
+            raise UsageError(
+                "no call of this session was traced: make the calls inside `with trace():`, or set "
+                f"{TRACE} to the path of a file before fork()."
+            )
+        return self._recording.trace
+
+    # ── lifecycle, its end ───────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
@@ -251,13 +306,6 @@ def _check_place() -> None:
         )
 
 
-def _check_later(**given: Any) -> None:
-    """Raises NotAvailable for keywords that have a value but no meaning yet."""
-    for name, value in given.items():
-        if value is not None:
-            raise NotAvailable(f"{name}= is not available yet in this version of Synkro: leave it out.")
-
-
 def _seconds(value: Any, name: str) -> float:
     try:
         seconds = float(value)
@@ -290,6 +338,14 @@ def _seed(seed: Any) -> int:
     if number < 0:
         raise InvalidValue(f"seed must be an int of 0 or more, or None; got {seed!r}.")
     return number
+
+
+def _count(calls: Any) -> int:
+    if not isinstance(calls, int) or isinstance(calls, bool):
+        raise InvalidType(f"calls must be an int of 1 or more; got {calls!r}.")
+    if calls < 1:
+        raise InvalidValue(f"calls must be 1 or more; got {calls}.")
+    return calls
 
 
 def _threads(threads: Any, workers: int) -> int:

@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
         self._listener = listener
-        self._replica = Replica(rank, size, comm, listener.descriptor, listener.report)
+        self._replica = Replica(rank, size, comm, listener.descriptor, listener.report, listener.mark)
         self._prepared: dict[bytes, Callable[[], Reply]] = {}
         self._interruptible = False
         self._too_long = b""
@@ -64,6 +64,7 @@ class Worker:
     def serve(self) -> None:
         while True:
             command, housekeeping = self._listener.receive()
+            self._listener.mark(Phase.BEGINNING)
             try:
                 reply = self._answer(command, housekeeping)
             except _Leave:

@@ -218,7 +218,7 @@ def test_devices(devices, error, message, monkeypatch):
         ),
         ({"seed": -1}, InvalidValue, "seed must be an int of 0 or more"),
         ({"seed": "one"}, InvalidType, "seed must be an int"),
-        ({"profile_workers": True}, NotAvailable, "profile_workers= is not available yet"),
+        ({"profile_workers": "all"}, InvalidType, "profile_workers must be True or False"),
     ],
 )
 def test_options_of_fork(options, error, message):

@@ -16,6 +16,9 @@ A number is written after its payload, so whoever sees the number sees the paylo
 sleep says so first and then looks once more; whoever writes a number looks afterwards whether the
 other sleeps.  Between the store and the look stands a fence, so one of the two always notices.
 
+While somebody traces (``Controller.trace``), workers also leave marks in the block, each a time, a
+phase and a count: from then on this rank does that.  All clocks are the machine's monotonic one.
+
 The numbers in the block are the only state: what was sent, and who has answered, can be read there
 at any time, also after Ctrl-C interrupted this module half-way.
 
@@ -44,10 +47,15 @@ SPIN = 100e-6
 
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
-_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _UNWANTED = 0, 1, 2, 3
+_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _UNWANTED, _TRACED = 0, 1, 2, 3, 4
 _MAIN_SLEEPS = _LINE
 _RANKS = 2 * _LINE
-_ANSWERED, _REPLY_SIZE, _SLEEPS, _PHASE, _SLICE = 0, 1, 2, 3, 4
+_ANSWERED, _REPLY_SIZE, _SLEEPS, _PHASE, _SLICE, _MARKED = 0, 1, 2, 3, 4, 5
+
+MARKS = 1 << 12
+"""How many marks of a rank there is room for between two looks at them; the oldest give way."""
+
+_MARK = 3  # words of a mark
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, whatever was lost
 _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
@@ -55,7 +63,7 @@ _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
 
 def block_bytes(size: int) -> int:
     """The size of the shared block for *size* workers."""
-    return (_RANKS + size * _LINE) * _WORD + (1 + size) * AREA
+    return (_RANKS + size * _LINE) * _WORD + (1 + size) * AREA + size * MARKS * _MARK * _WORD
 
 
 class _Block:
@@ -68,6 +76,9 @@ class _Block:
         self.command = memory[words : words + AREA]
         replies = memory[words + AREA :]
         self.replies = [replies[rank * AREA : (rank + 1) * AREA] for rank in range(size)]
+        marks = memory[words + (1 + size) * AREA :].cast("Q")
+        room = MARKS * _MARK
+        self.marks = [marks[rank * room : (rank + 1) * room] for rank in range(size)]
         self._lock = threading.Lock()
 
     def fence(self) -> None:
@@ -244,6 +255,21 @@ class Controller:
         size = self._block.words[self._block.lines[rank] + _REPLY_SIZE]
         return bytes(self._block.replies[rank][:size])
 
+    def trace(self, on: bool) -> None:
+        """Let the workers leave marks from now on, or no longer."""
+        self._block.words[_TRACED] = on
+
+    def marked(self, rank: int) -> int:
+        """How many marks *rank* has left until now."""
+        return self._block.words[self._block.lines[rank] + _MARKED]
+
+    def marks(self, rank: int, since: int) -> list[tuple[int, int, int]]:
+        """The marks of *rank* from number *since* on that are still there: ns, phase and count."""
+        end = self.marked(rank)
+        words = self._block.marks[rank]
+        places = (number % MARKS * _MARK for number in range(max(since, end - MARKS), end))
+        return [(words[at], words[at + 1], words[at + 2]) for at in places]
+
     def whereabouts(self, rank: int) -> tuple[int, int]:
         """What *rank* has last said that it does: a phase, and a count in it."""
         line = self._block.lines[rank]
@@ -273,6 +299,7 @@ class Listener:
         self._block = _Block(memory, size)
         self._line = self._block.lines[rank]
         self._area = self._block.replies[rank]
+        self._marks = self._block.marks[rank]
         self._wake_main = wake_main
         self._wake_worker = wake_worker
         self._socket = sock
@@ -375,3 +402,18 @@ class Listener:
         words = self._block.words
         words[self._line + _PHASE] = phase
         words[self._line + _SLICE] = count
+        if words[_TRACED]:
+            self._leave_mark(phase, count)
+
+    def mark(self, phase: int) -> None:
+        """Say only whoever traces what this worker does, in the slice that it is in."""
+        words = self._block.words
+        if words[_TRACED]:
+            self._leave_mark(phase, words[self._line + _SLICE])
+
+    def _leave_mark(self, phase: int, count: int) -> None:
+        words, marks = self._block.words, self._marks
+        number = words[self._line + _MARKED]
+        at = number % MARKS * _MARK
+        marks[at], marks[at + 1], marks[at + 2] = time.perf_counter_ns(), phase, count
+        words[self._line + _MARKED] = number + 1

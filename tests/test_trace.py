@@ -1,0 +1,240 @@
+"""Traces: what all lanes did is told whole, in order, and in the function that it belongs to."""
+
+import json
+import os
+import pstats
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import pairwise
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from conftest import ROOT
+from synkro import world
+from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+ROWS = np.arange(40.0).reshape(20, 2)
+NAP = 0.05
+
+
+@pytest.fixture
+def current(session, monkeypatch):
+    monkeypatch.setattr(world, "current", session)
+    return session
+
+
+def late_on_rank_1(x):
+    if synk.rank() == 1:
+        time.sleep(NAP)
+    return x.sum()
+
+
+def meeting(x):
+    if synk.rank() == 1:
+        time.sleep(NAP)
+    return synk.all_reduce(x.sum(), op="sum")
+
+
+def events_of(path):
+    """The calls of a trace, and the steps of each lane, both in the order of time."""
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    events.sort(key=lambda event: event["ts"])
+    lanes = {}
+    for event in events:
+        if event["cat"] == "step":
+            lanes.setdefault(event["tid"] - 1, []).append(event)
+    return [event for event in events if event["cat"] == "call"], lanes
+
+
+def seconds(steps, name):
+    return sum(step["dur"] for step in steps if step["name"] == name) / 1e6
+
+
+def test_the_steps_of_a_lane_follow_each_other_inside_the_call(current, tmp_path):
+    f = current.function(late_on_rank_1, outputs="sum")
+    f(ROWS)
+    with synk.trace(tmp_path / "trace.json"):
+        for slices in (1, 3):
+            f(ROWS, num_slices=slices)
+    calls, lanes = events_of(tmp_path / "trace.json")
+    assert [call["name"] for call in calls] == ["late_on_rank_1"] * 2
+    assert sorted(lanes) == [-1, 0, 1]
+    for steps in lanes.values():
+        for one, other in pairwise(steps):
+            assert one["dur"] >= 0
+            assert one["ts"] + one["dur"] <= other["ts"] + 1e-3  # microseconds, in floats
+        for step in steps:
+            call = calls[step["args"]["call"]]
+            assert call["ts"] <= step["ts"]
+            assert step["ts"] + step["dur"] <= call["ts"] + call["dur"] + 1e-3
+    names = [step["name"] for step in lanes[-1]]
+    assert names == ["plan", "send", "wait", "collect"] * 2
+    for rank in (0, 1):
+        computed = [step for step in lanes[rank] if step["name"] == "compute"]
+        assert [step["args"]["slice"] for step in computed if step["args"]["call"] == 1][:3] == [0, 1, 2]
+        kinds = {step["name"] for step in lanes[rank]}
+        assert {"wake", "begin", "inputs", "compute", "outputs", "wait for others"} >= kinds
+        assert {"begin", "inputs", "compute", "outputs"} <= kinds
+    assert seconds(lanes[1], "compute") >= 4 * NAP
+    assert seconds(lanes[0], "wait for others") >= 3 * NAP
+    assert seconds(lanes[0], "compute") < NAP
+
+
+def test_collectives_of_functions_and_of_the_main_process(current, tmp_path):
+    f = current.function(meeting, outputs="max")
+    w = synk.shared(np.zeros(3))
+    f(ROWS)
+    with synk.trace(tmp_path / "trace.json"):
+        f(ROWS)
+        synk.all_reduce(w)
+    calls, lanes = events_of(tmp_path / "trace.json")
+    assert [call["name"] for call in calls] == ["meeting", "exchange"]
+    assert seconds(lanes[0], "collective") >= NAP / 2
+    assert "reduce" in {step["name"] for step in lanes[0] if step["args"]["call"] == 1}
+
+
+def test_the_summary_says_where_the_time_went(current, capsys):
+    f = current.function(late_on_rank_1, outputs="sum")
+    f(ROWS)
+    with synk.trace():
+        for _ in range(3):
+            f(ROWS)
+    synk.summary()
+    titles, row = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert titles[0] == "function"
+    assert titles[-1] == "imbalance"
+    assert row[:2] == ["late_on_rank_1", "3"]
+    compute, transfer, communication, waiting, overhead, imbalance = (
+        int(share.rstrip("%")) for share in row[3:]
+    )
+    assert 96 <= compute + transfer + communication + waiting + overhead <= 104
+    assert communication == 0
+    assert min(compute, waiting) > 20  # rank 0 waits while rank 1 sleeps
+    assert imbalance > 50
+
+
+PICTURE = """
+import sys, numpy, pytest, synkro
+synkro.fork(2, verbose=False)
+f = synkro.function(lambda x: x.sum(), outputs="sum")
+with synkro.trace():
+    f(numpy.ones(10))
+synkro.plot_timeline(sys.argv[1], calls=3)
+for calls, error in ((0, synkro.InvalidValue), ("all", synkro.InvalidType)):
+    with pytest.raises(error, match="calls must be"):
+        synkro.plot_timeline(sys.argv[1], calls=calls)
+"""
+
+
+def test_a_picture(tmp_path):  # in a process of its own: matplotlib keeps its fonts open
+    path = tmp_path / "calls.png"
+    subprocess.run(
+        [sys.executable, "-c", PICTURE, path], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_marks_that_come_too_fast_are_counted(current, capsys):
+    f = current.function(lambda x: x.sum(), outputs="sum", name="slow")
+    with synk.trace():
+        assert f(np.ones(8000), num_slices=4000) == 8000
+    synk.summary()
+    assert "marks came too fast to be kept" in capsys.readouterr().out
+
+
+def test_nobody_leaves_marks_without_a_trace(current):
+    f = current.function(lambda x: x.sum(), outputs="sum")
+    with synk.trace():
+        f(ROWS)
+    before = current._engine.marks.marked(0)
+    assert before > 0
+    f(ROWS)
+    assert current._engine.marks.marked(0) == before
+
+
+def test_failures_are_traced_as_well(current, tmp_path):
+    def failing(x):
+        raise ValueError("no")
+
+    f = current.function(failing)
+    g = current.function(lambda x: x.sum(), outputs="sum", name="total")
+    with synk.trace(tmp_path / "trace.json"):
+        for _ in range(2):
+            with pytest.raises(WorkerError):
+                f(ROWS)
+            with pytest.raises(InvalidType):
+                g(None)
+            g(ROWS)
+    calls, lanes = events_of(tmp_path / "trace.json")
+    assert Counter(call["name"] for call in calls) == {"failing": 2, "total": 4}
+    assert {step["args"]["function"] for step in lanes[0]} == {"failing", "total"}
+
+
+def test_a_trace_outlives_a_worker(tmp_path):
+    session = synk.Session(devices=["cpu", "cpu"], verbose=False, timeout=60)
+    with session:
+        f = session.function(lambda x: os._exit(3), name="fatal")
+        with pytest.raises(WorkerDied), session.trace(tmp_path / "trace.json"):
+            f(ROWS)
+    calls, _ = events_of(tmp_path / "trace.json")
+    assert [call["name"] for call in calls] == ["fatal"]
+
+
+@pytest.mark.parametrize("end", ["synkro.close()", "", "raise SystemExit"])
+def test_the_environment_traces_a_whole_session(tmp_path, end):
+    path = tmp_path / "trace.json"
+    program = f"import synkro; synkro.fork(2); synkro.function(lambda x: x + 1)([1.0, 2.0]); {end}"
+    environment = {**os.environ, "SYNKRO_TRACE": str(path), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
+    calls, lanes = events_of(path)
+    assert "<lambda>" in [call["name"] for call in calls]
+    assert sorted(lanes) == [-1, 0, 1]
+
+
+def test_profiles_of_the_workers(tmp_path, monkeypatch, capfd):
+    def much_called(x):
+        return sum(map(float, x[:, 0]))
+
+    monkeypatch.chdir(tmp_path)
+    with synk.Session(devices=["cpu", "cpu"], timeout=60, profile_workers=True) as session:
+        session.function(much_called, outputs="sum")(ROWS)
+        names = [f"synkro-{pid}-rank{rank}.prof" for rank, pid in enumerate(session.pids)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    told = capfd.readouterr().err
+    for name in names:
+        assert str(tmp_path / name) in told
+        functions = {function for _, _, function in pstats.Stats(name).stats}
+        assert "much_called" in functions
+
+
+class TestBadUse:
+    def test_nothing_was_traced(self, current, tmp_path):
+        for ask in (synk.summary, lambda: synk.plot_timeline(tmp_path / "calls.png")):
+            with pytest.raises(UsageError, match=r"no call of this session was traced.*with trace\(\)"):
+                ask()
+
+    def test_two_at_once(self, current):
+        with synk.trace():
+            with pytest.raises(InvalidValue, match="traced already"), synk.trace():
+                """Never here."""
+            current.function(lambda x: x.sum())(ROWS)
+        synk.summary()
+
+    def test_no_place_to_write_to(self, current, tmp_path):
+        for path in (tmp_path, tmp_path / "no folder" / "trace.json"):
+            with pytest.raises(InvalidValue, match="cannot be written"), synk.trace(path):
+                """Never here."""
+        with pytest.raises(InvalidType, match="path of a file"), synk.trace(7.5):
+            """Never here."""
+
+    def test_no_session(self, monkeypatch):
+        monkeypatch.setattr(world, "current", None)
+        with pytest.raises(NotForked, match=r"trace\(\)"), synk.trace():
+            """Never here."""
