@@ -4,6 +4,7 @@ The house has floors; a module imports only from lower ones, or from its own fol
 
     9  extensions  update rules, and training steps that are one call
        tracing     where the time of the calls of the current session goes
+       cli/        python -m synkro: info, doctor and bench
     8  api         fork, close, data, function, distribute …, on the current session
     7  session     Session: an engine with the functions and data that belong to it
     6  function    Function: plan, run, collect

@@ -74,8 +74,8 @@ class Session:
             raise InvalidType(f"profile_workers must be True or False; got {profile_workers!r}.")
         if profile_workers and not os.access(os.curdir, os.W_OK):
             raise InvalidValue(
-                f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot be "
-                f"written: change to another."
+                f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot "
+                f"be written: change to another."
             )
         seed = _seed(seed)
         start_timeout = _seconds(start_timeout, "start_timeout")

@@ -75,12 +75,15 @@ class CpuDevice(Device):
         return ""
 
 
-_THREAD_VARIABLES = (
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",  # to which the next four libraries look where their own is not set
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
-)  # each of these libraries looks at OMP_NUM_THREADS where its own is not set
+    "NUMBA_NUM_THREADS",
+)
+"""How many threads the libraries that functions use start."""
 
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
@@ -94,7 +97,7 @@ def thread_caps(threads: int, environment: dict[str, str], forced: bool) -> dict
     What the user has set in *environment* wins, unless *forced*: an OMP_NUM_THREADS of theirs also
     speaks for the libraries that fall back on it.
     """
-    wanted = ["OMP_NUM_THREADS", *_THREAD_VARIABLES, "NUMBA_NUM_THREADS"]
+    wanted = list(THREAD_VARIABLES)
     if forced:
         return dict.fromkeys(wanted, str(threads))
     if "OMP_NUM_THREADS" in environment:

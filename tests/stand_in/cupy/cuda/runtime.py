@@ -196,6 +196,12 @@ def hostUnregister(ptr):
     _host.unregister(ptr)
 
 
+def deviceCanAccessPeer(device, other):
+    """Whether one device can read the memory of another: here they all can."""
+    _machine.check()
+    return int(device != other)
+
+
 def deviceSynchronize():
     """Wait until the current device has nothing left to do."""
     _machine.check()

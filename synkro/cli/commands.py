@@ -1,0 +1,89 @@
+"""``python -m synkro``: what there is to ask, and how the answers are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from . import doctor, info
+
+_BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+_SIGNS = {"ok": "OK", "warning": "warning", "failure": "FAILURE", "skipped": "not checked"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m synkro", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    told = commands.add_parser("info", help="versions, devices, cores, memory, and which extras work")
+    checked = commands.add_parser("doctor", help="check that everything works here, and how to mend it")
+    for command in (told, checked):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    checked.add_argument(
+        "--data", type=_size, default="1G", metavar="SIZE", help="shared memory to expect, such as 8G"
+    )
+    checked.add_argument("--devices", help='as in fork(), such as "cpu" or "cuda"; all by default')
+    commands.add_parser("bench", add_help=False, help="measure, against peers (--help)")
+    options, rest = parser.parse_known_args(arguments)
+    if options.command == "bench":
+        return _bench(rest)
+    if rest:
+        (told if options.command == "info" else checked).error(f"unknown: {' '.join(rest)}")
+    return _info(options.json) if options.command == "info" else _doctor(options)
+
+
+def _info(as_json: bool) -> int:
+    facts = info.facts()
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    width = max(len(name) for section in facts.values() for name in section)
+    for title, section in facts.items():
+        print(title)
+        for name, fact in section.items():
+            print(f"  {name.ljust(width)}  {fact}")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = []
+    for finding in doctor.findings(options.data, options.devices):
+        findings.append(finding)
+        if not options.json:
+            print(f"{_SIGNS[finding.status]:>11}  {finding.check}: {finding.says}", flush=True)
+            if finding.remedy:
+                print(f"{'':>11}  → {finding.remedy}", flush=True)
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    return int(any(finding.status == "failure" for finding in findings))
+
+
+def _bench(arguments: list[str]) -> int:
+    if not _BENCHMARKS.is_dir():
+        print(
+            f"The benchmarks are not part of the installed package: get the sources, and run this in "
+            f"them (looked for {_BENCHMARKS}).",
+            file=sys.stderr,
+        )
+        return 1
+    command = [sys.executable, str(_BENCHMARKS / "run.py"), *arguments]
+    return subprocess.run(command, check=False).returncode
+
+
+def _size(text: str) -> int:
+    """Bytes: ``8G``, ``512M``, ``64K``, or a number."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    number = text.strip().upper().removesuffix("B").removesuffix("I")
+    factor = units.get(number[-1:], 1)
+    try:
+        size = int(float(number[:-1] if factor > 1 else number) * factor)
+    except (ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise argparse.ArgumentTypeError(f"a size is a number of bytes, or such as 8G; got {text!r}")
+    return size

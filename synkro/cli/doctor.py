@@ -1,0 +1,260 @@
+"""Checks that start workers and prove that things work here; each says how to mend what does not."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from .. import world
+from ..api import xp
+from ..devices import gpus
+from ..errors import SharedMemoryError, SynkroError
+from ..ipc.segment import SHM_FOLDER, Segment
+from ..machine import available_cores, readable_bytes
+from ..session import Session
+
+_DESCRIPTORS = 1024  # that a program with many arrays needs
+_REDUCED = 1 << 24  # elements of float32
+_SLOWEST = 0.25  # of the speed of copying, that a reduction should reach
+_REDUCING = 1.0  # seconds
+_CALLS = 200
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: "ok", "warning", "failure" or "skipped", and what to do about it."""
+
+    check: str
+    status: str
+    says: str
+    remedy: str = ""
+
+
+def findings(nbytes: int, devices: str | None) -> Iterator[Finding]:
+    """All checks, one after the other, for programs with *nbytes* of shared memory on *devices*."""
+    yield shared_memory(nbytes)
+    yield open_files()
+    yield from _with_workers(devices)
+    seen = gpus.visible()
+    if len(seen.gpus) < 2:
+        reason = f"{len(seen.gpus)} GPUs are visible" if seen.gpus else seen.reason
+        yield Finding("peer access of GPUs", "skipped", reason)
+        yield Finding("NCCL between all pairs", "skipped", reason)
+        return
+    yield peer_access(len(seen.gpus))
+    yield pairs(len(seen.gpus))
+
+
+def shared_memory(nbytes: int) -> Finding:
+    """Whether so much can be had, and where."""
+    name = "shared memory"
+    try:
+        Segment.create(0, nbytes).close()
+    except SharedMemoryError as error:
+        remedy = "Free memory, use less data at once (check with --data), or map files (numpy.memmap)."
+        return Finding(name, "failure", str(error), remedy)
+    free = shutil.disk_usage(SHM_FOLDER).free
+    if free >= nbytes:
+        return Finding(name, "ok", f"{readable_bytes(nbytes)} can be had in {SHM_FOLDER}")
+    return Finding(
+        name,
+        "warning",
+        f"{readable_bytes(nbytes)} can be had, but {SHM_FOLDER} has {readable_bytes(free)} free",
+        "Nothing needs to be done: anonymous files serve instead. In a container, --shm-size=8g makes "
+        "it larger.",
+    )
+
+
+def open_files() -> Finding:
+    name = "limit of open files"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= _DESCRIPTORS or soft == resource.RLIM_INFINITY:
+        return Finding(name, "ok", f"{soft}")
+    return Finding(
+        name,
+        "warning",
+        f"{soft}, and each Data and each worker takes some",
+        f"ulimit -n {_DESCRIPTORS if hard < 0 else min(_DESCRIPTORS, hard)}, before the program.",
+    )
+
+
+def _with_workers(devices: str | None) -> Iterator[Finding]:
+    name = "workers"
+    start = time.monotonic()
+    try:
+        session = Session(devices=devices, verbose=False, timeout=120)
+    except SynkroError as error:
+        yield Finding(name, "failure", str(error), "Mend this first: the other checks need workers.")
+        return
+    before, world.current = world.current, session
+    try:
+        with session:
+            count = session.n_parallel
+            yield Finding(name, "ok", f"{count} started in {time.monotonic() - start:.2g} s")
+            checks: tuple[Callable[[Session], Finding], ...] = (exactness, clocks, threads, reduction)
+            for check in checks:
+                try:
+                    yield check(session)
+                except SynkroError as error:
+                    yield Finding(
+                        check.__name__,
+                        "failure",
+                        str(error).splitlines()[0],
+                        "Please report this, with the output of python -m synkro info.",
+                    )
+    finally:
+        world.current = before
+
+
+def exactness(session: Session) -> Finding:
+    """A scattered sum against the serial one, to the bit."""
+    rows = np.arange(10_007 * 3).reshape(-1, 3)
+    f = session.function(lambda x: x.sum(axis=0), outputs="sum", name="doctor")
+    if np.array_equal(f(rows), rows.sum(axis=0)):
+        return Finding("exactness", "ok", "a sum of 10,007 rows is the serial one")
+    return Finding("exactness", "failure", "a sum of rows is not the serial one", "Please report this.")
+
+
+def clocks(session: Session) -> Finding:
+    """Whether a worker's clock reads between two readings of the main process's."""
+    f = session.function(time.perf_counter, outputs=None, name="doctor")
+    apart = 0.0
+    lengths = []
+    for _ in range(_CALLS):
+        start = time.perf_counter()
+        readings = f()
+        stop = time.perf_counter()
+        lengths.append(stop - start)
+        apart = max(apart, start - min(readings), max(readings) - stop)
+    if apart <= 0:
+        took = f"a call takes {np.median(lengths) * 1e6:.0f} us"
+        return Finding("clocks", "ok", f"all processes read the same one; {took}")
+    return Finding(
+        "clocks",
+        "warning",
+        f"the workers' clocks are up to {apart * 1e6:.0f} us off",
+        "Traces will be off by as much: use the machine's own clock source, not a virtual one.",
+    )
+
+
+def threads(session: Session) -> Finding:
+    """Whether the libraries in the workers start more threads than there are cores."""
+    name = "threads"
+    caps = session.function(_thread_caps, outputs=None, name="doctor")()
+    most = int(max(caps))
+    cores = available_cores()
+    whole = most * session.n_parallel
+    if whole <= max(cores, session.n_parallel):
+        return Finding(name, "ok", f"{session.n_parallel} workers with {most} each on {cores} cores")
+    return Finding(
+        name,
+        "warning",
+        f"{session.n_parallel} workers start up to {most} threads each, on {cores} cores",
+        "Unset OMP_NUM_THREADS and its like, or fork(threads_per_worker=…).",
+    )
+
+
+def _thread_caps() -> int:
+    named = [value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")]
+    return max((int(value) for value in named if value.isdigit()), default=os.cpu_count() or 1)
+
+
+def reduction(session: Session) -> Finding:
+    """All-reduces for a second, and how fast they are beside copying."""
+    name = "reduction"
+    variable = session.shared(np.ones(_REDUCED, np.float32))
+    session.variables.all_reduce(variable)
+    count = 0
+    start = time.monotonic()
+    while (took := time.monotonic() - start) < _REDUCING:
+        session.variables.all_reduce(variable)
+        count += 1
+    if not np.array_equal(session.variables.get_value(0, variable)[:3], np.ones(3)):
+        return Finding(name, "failure", "the mean of ones is not one", "Please report this.")
+    speed = count * _REDUCED * 4 / took
+    says = f"{speed / 1e9:.2g} GB/s of float32 all-reduced by {session.n_parallel} workers"
+    copying = _copying_speed()
+    if speed >= _SLOWEST * copying or session.n_parallel > available_cores():
+        return Finding(name, "ok", f"{says}; one core copies {copying / 1e9:.2g} GB/s")
+    return Finding(
+        name,
+        "warning",
+        f"{says}, while one core copies {copying / 1e9:.2g} GB/s",
+        "Look for other programs on the cores (top), and for a CPU quota of the container.",
+    )
+
+
+def _copying_speed() -> float:
+    source = np.ones(_REDUCED, np.float32)
+    target = np.empty_like(source)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        target[...] = source
+        times.append(time.perf_counter() - start)
+    return source.nbytes / float(np.median(times))
+
+
+def peer_access(count: int) -> Finding:
+    """Which GPUs can read each other's memory."""
+    name = "peer access of GPUs"
+
+    def reachable() -> Any:
+        runtime = xp().cuda.runtime
+        ranks = range(count)
+        return np.array([[i == j or runtime.deviceCanAccessPeer(i, j) for j in ranks] for i in ranks])
+
+    try:
+        with Session(devices="cuda", verbose=False, timeout=120) as session:
+            table = session.function(reachable, outputs=None, name="doctor")()[0]
+    except SynkroError as error:
+        return Finding(name, "failure", str(error).splitlines()[0], "See `workers` above.")
+    apart = [f"{i}-{j}" for i, j in combinations(range(count), 2) if not table[i, j]]
+    if not apart:
+        return Finding(name, "ok", f"all {count} reach each other's memory")
+    return Finding(
+        name,
+        "warning",
+        f"none between {', '.join(apart)}",
+        "NCCL goes through host memory there: in a virtual machine or container, ask for peer-to-peer.",
+    )
+
+
+def pairs(count: int) -> Finding:
+    """An all-reduce by NCCL between any two GPUs."""
+    name = "NCCL between all pairs"
+    speeds = []
+    for one, other in combinations(range(count), 2):
+        devices = [f"cuda:{one}", f"cuda:{other}"]
+        try:
+            with Session(devices=devices, verbose=False, timeout=120) as session:
+                speeds.append(_pair_speed(session))
+        except SynkroError as error:
+            return Finding(
+                name,
+                "failure",
+                f"{' and '.join(devices)}: {str(error).splitlines()[0]}",
+                "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 goes through host memory instead.",
+            )
+    slowest = min(speeds) / 1e9
+    return Finding(name, "ok", f"all {len(speeds)} work; the slowest reduces {slowest:.3g} GB/s")
+
+
+def _pair_speed(session: Session) -> float:
+    """Bytes a second of an all-reduce whose result is right."""
+    variable = session.shared(np.ones(_REDUCED, np.float32))
+    session.variables.all_reduce(variable, "sum")
+    if session.variables.get_value(1, variable)[-1] != 2:
+        raise SynkroError("the sum of two ones is not two.")
+    start = time.perf_counter()
+    for _ in range(10):
+        session.variables.all_reduce(variable)
+    return 10 * _REDUCED * 4 / (time.perf_counter() - start)

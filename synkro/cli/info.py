@@ -1,0 +1,104 @@
+"""Facts about this machine and installation, for bug reports and for a first look."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ..devices import gpus
+from ..devices.cpu import THREAD_VARIABLES
+from ..ipc.segment import SHM_FOLDER
+from ..machine import available_cores, available_memory, cpu_name, interpreter, readable_bytes
+
+_NEEDED = ("numpy", "cloudpickle")
+_EXTRAS = ("cupy", "pytensor", "jax", "torch", "numba", "mpi4py", "ml_dtypes", "matplotlib", "tqdm")
+_PATIENCE = 60.0  # seconds that an import may take
+
+
+def facts() -> dict[str, dict[str, str]]:
+    """Titles, and under each the facts by name."""
+    return {
+        "Versions": _versions(),
+        "Extras": _extras(),
+        "Processor and memory": _machine(),
+        "GPUs": _gpus(),
+        "Settings": _settings(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"synkro": importlib.import_module("synkro").__version__}
+    found["Python"] = f"{platform.python_version()} ({sys.executable})"
+    found |= {name: importlib.metadata.version(name) for name in _NEEDED}
+    found["Linux"] = platform.release()
+    return found
+
+
+def _extras() -> dict[str, str]:
+    """Which of them can be imported, each tried in a process of its own, all at once."""
+    code = "import importlib, sys; print(getattr(importlib.import_module(argument), '__version__', '?'))"
+    children = {
+        name: subprocess.Popen(
+            interpreter(code, name),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in _EXTRAS
+    }
+    return {name: _outcome(name, child) for name, child in children.items()}
+
+
+def _outcome(name: str, child: subprocess.Popen[str]) -> str:
+    try:
+        out, err = child.communicate(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        return f"does not come up within {_PATIENCE:g} s"
+    if not child.returncode:
+        return out.splitlines()[-1]
+    last = (err.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+    absent = f"No module named '{name}'" in last
+    return "not installed" if absent else f"installed, but does not work: {last}"
+
+
+def _machine() -> dict[str, str]:
+    cores, usable = len(os.sched_getaffinity(0)), available_cores()
+    quota = "" if usable == cores else f"; {cores} without the quota of the control group"
+    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    shared = shutil.disk_usage(SHM_FOLDER)
+    return {
+        "processor": cpu_name(),
+        "cores": f"{usable} usable of {os.cpu_count()}{quota}",
+        "NUMA nodes": str(nodes),
+        "memory": f"{readable_bytes(available_memory())} available",
+        "shared memory": f"{readable_bytes(shared.free)} of {readable_bytes(shared.total)} free in "
+        f"{SHM_FOLDER}; what does not fit there goes into anonymous files",
+        "open files": f"at most {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}",
+    }
+
+
+def _gpus() -> dict[str, str]:
+    seen = gpus.visible()
+    if not seen.gpus:
+        return {"none": seen.reason}
+    version = seen.nccl
+    nccl = f"{version // 10_000}.{version % 10_000 // 100}.{version % 100}" if version else "not found"
+    return {
+        f"cuda:{gpu.index}": f"{gpu.name}, {readable_bytes(gpu.nbytes)}, PCI {gpu.address}"
+        for gpu in seen.gpus
+    } | {"NCCL": nccl}
+
+
+def _settings() -> dict[str, str]:
+    names = ("SYNKRO_DEVICES", "SYNKRO_TRACE", "CUDA_VISIBLE_DEVICES", *THREAD_VARIABLES)
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    return found or {"environment": "nothing that concerns Synkro is set"}

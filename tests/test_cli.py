@@ -1,0 +1,136 @@
+"""``python -m synkro``: what it tells, what it finds wrong, and what it answers to nonsense."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+
+from conftest import ROOT
+from gpu.conftest import environment, nothing_left
+from synkro.cli import doctor
+from synkro.cli.commands import main
+from synkro.devices import gpus
+
+
+def run(capsys, *arguments):
+    status = main(arguments)
+    return status, capsys.readouterr().out
+
+
+def test_it_is_a_module_that_can_be_run():
+    done = subprocess.run(
+        [sys.executable, "-m", "synkro", "info"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "numpy" in done.stdout
+
+
+def test_info_tells_what_there_is(capsys):
+    status, out = run(capsys, "info", "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert set(facts) == {"Versions", "Extras", "Processor and memory", "GPUs", "Settings"}
+    assert facts["Versions"]["numpy"] == __import__("numpy").__version__
+    assert facts["Extras"]["tqdm"] == __import__("tqdm").__version__
+    assert all(isinstance(fact, str) and fact for section in facts.values() for fact in section.values())
+    assert f"numpy{'':>10}" in run(capsys, "info")[1]
+
+
+def test_extras_that_are_broken_are_told_apart_from_absent_ones(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mpi4py.py").write_text("raise OSError('libmpi.so is missing')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = json.loads(run(capsys, "info", "--json")[1])["Extras"]
+    assert told["mpi4py"] == "installed, but does not work: OSError: libmpi.so is missing"
+
+
+def test_the_doctor_finds_this_machine_well(capsys):
+    status, out = run(capsys, "doctor", "--data", "16M", "--devices", "cpu,cpu", "--json")
+    found = {finding["check"]: finding for finding in json.loads(out)}
+    assert status == 0
+    for check in ("shared memory", "workers", "exactness", "clocks", "threads"):
+        assert found[check]["status"] == "ok", found[check]
+    assert found["reduction"]["status"] in ("ok", "warning")  # others may use the machine
+    assert "GB/s" in found["reduction"]["says"]
+    for finding in found.values():
+        assert set(finding) == {"check", "status", "says", "remedy"}
+        assert bool(finding["remedy"]) == (finding["status"] in ("warning", "failure"))
+
+
+def test_a_failure_is_the_exit_status(capsys):
+    status, out = run(capsys, "doctor", "--data", "900T", "--devices", "cuda")
+    assert status == 1
+    assert "FAILURE  shared memory: 900.0 TB of shared memory were asked for" in out
+    assert "→ Free memory" in out
+    assert "FAILURE  workers: devices= asks for GPUs" in out
+    assert "exactness" not in out
+
+
+def test_little_shared_memory_is_no_failure(monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(64 << 20, 0, 64 << 20))
+    found = doctor.shared_memory(128 << 20)
+    assert (found.status, "64.0 MB free" in found.says) == ("warning", True)
+    assert "--shm-size" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "remedy"),
+    [
+        ((256, 4096), "warning", "ulimit -n 1024"),
+        ((256, 512), "warning", "ulimit -n 512"),
+        ((4096, 4096), "ok", ""),
+        ((resource.RLIM_INFINITY,) * 2, "ok", ""),
+    ],
+)
+def test_few_open_files(monkeypatch, limits, status, remedy):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    found = doctor.open_files()
+    assert found.status == status
+    assert remedy in found.remedy
+
+
+def test_too_many_threads(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    _, out = run(capsys, "doctor", "--data", "1M", "--devices", "cpu,cpu")
+    assert "warning  threads: 2 workers start up to 64 threads each" in out
+    assert "→ Unset OMP_NUM_THREADS" in out
+
+
+def test_gpus_in_pairs(capsys):
+    gpus._look.cache_clear()
+    with nothing_left(), environment("stand-in", FAKE_CUDA_DEVICES="3"):
+        status, out = run(capsys, "doctor", "--data", "1M", "--json")
+    found = {finding["check"]: finding for finding in json.loads(out)}
+    assert status == 0
+    assert found["workers"]["says"].startswith("3 started")
+    assert found["peer access of GPUs"]["status"] == "ok"
+    assert found["NCCL between all pairs"]["says"].startswith("all 3 work")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["cure"], "invalid choice: 'cure'"),
+        (["doctor", "--data", "much"], "a size is a number of bytes, or such as 8G; got 'much'"),
+        (["doctor", "--data", "-1"], "expected one argument|a size is"),
+        (["info", "--fast"], "unknown: --fast"),
+    ],
+)
+def test_nonsense_is_answered(arguments, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    told = capsys.readouterr().err
+    assert any(part in told for part in message.split("|"))
+
+
+def test_bench_passes_on_to_the_benchmarks(capfd, monkeypatch, tmp_path):
+    assert main(["bench", "no_such_question"]) == 2
+    assert "no such question: no_such_question" in capfd.readouterr().err
+    monkeypatch.setattr("synkro.cli.commands._BENCHMARKS", tmp_path / "benchmarks")
+    assert main(["bench"]) == 1
+    assert "get the sources" in capfd.readouterr().err
