@@ -8,13 +8,15 @@ Peers: ``multiprocessing.Pool.map``, ``ProcessPoolExecutor.map`` and joblib (lok
 two tasks for two processes; and two bare processes with a posix_ipc semaphore each, which wait for it
 and release another: what the kernel's wake-ups alone cost.
 
-Hot: each side calls in a loop.  Idle: 5 ms of sleep before each call, the sides in turn.
+Hot: each side calls in a loop.  Idle: 5 ms of sleep before each call, the sides in turn.  At last, what
+a trace adds to a call of 1 ms.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -66,6 +68,12 @@ def nothing(x):
 
 def total(x):
     return x.sum()
+
+
+def busy(x):
+    stop = time.perf_counter() + 1e-3
+    while time.perf_counter() < stop:
+        pass
 
 
 def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
@@ -124,6 +132,28 @@ def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
             for n in sessions
         ]
         report.table("an empty call, hot loop, by workers", paired(sides, runs))
+        _ask_for_traces(report, sessions[2], x[2], runs, few)
+
+
+def _ask_for_traces(report: Report, session, x, runs: int, calls: int) -> None:
+    function = session.function(busy, outputs=[])
+
+    def traced() -> float:
+        with session.trace():
+            return plain()
+
+    def plain() -> float:
+        seconds = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            function(x)
+            seconds.append(time.perf_counter() - start)
+        return float(np.median(seconds))
+
+    sides = [Side("plain", plain, own_clock=True), Side("traced", traced, own_clock=True)]
+    samples = paired(sides, 2 * runs)
+    report.table("a call that computes for 1 ms", samples)
+    report.ratio("traced ÷ plain", samples["traced"], samples["plain"], at_most=1.02)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,11 @@ LIBRARIES = (
     "torch",
     "mpi4py",
     "mpich",
+    "jax",
+    "numba",
+    "ipyparallel",
+    "ray",
+    "distributed",
 )
 SCALES = ("full", "quick", "smoke")
 
@@ -120,13 +125,29 @@ class Report:
             "tables": [],
             "figures": [],
             "notes": [],
+            "not_measured": [],
         }
         print(f"\n══ {question} ({scale}) ══\n{self.record['asks']}", flush=True)
 
-    def table(self, title: str, samples: Samples, unit: str = "s") -> None:
-        """Medians with spread, one row a side."""
-        rows = [{"name": name, **_spread(values)} for name, values in samples.items()]
-        self.record["tables"].append({"title": title, "unit": unit, "rows": rows})
+    def absent(self, name: str, why: str) -> None:
+        """A peer that is not here: it is listed, never dropped."""
+        self.record["not_measured"].append({"name": name, "why": why})
+        print(f"  not measured: {name} ({why})", flush=True)
+
+    def table(self, title: str, samples: Samples, unit: str = "s", x: str | None = None) -> None:
+        """Medians with spread, one row a side.
+
+        With *x*, what a number in the names stands for, sides are called ``series, number``: such as
+        "Synkro, 4", or "Synkro, 64.0 MB"; the report draws a curve a series.
+        """
+        rows: list[dict[str, Any]] = [{"name": n, **_spread(values)} for n, values in samples.items()]
+        table: dict[str, Any] = {"title": title, "unit": unit, "rows": rows}
+        if x is not None:
+            table["x"] = x
+            for row in rows:
+                series, _, number = row["name"].rpartition(", ")
+                row |= {"series": series, "x": _number(number)}
+        self.record["tables"].append(table)
         width = max(map(len, samples))
         print(f"\n{title}\n  {'':{width}}  {'median':>9}  {'p10':>9}  {'p90':>9}  runs")
         for row in rows:
@@ -174,6 +195,12 @@ class Report:
     def note(self, text: str) -> None:
         self.record["notes"].append(text)
         print(f"  {text}", flush=True)
+
+
+def _number(text: str) -> float:
+    """``_number("1.5 KB") == 1536``; of a plain number, that."""
+    value, _, unit = text.partition(" ")
+    return float(value) * 1024 ** ("bytes", "KB", "MB", "GB", "TB").index(unit or "bytes")
 
 
 def _spread(values: Any) -> dict[str, Any]:

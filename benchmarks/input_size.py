@@ -35,7 +35,8 @@ def ask(report: Report, runs: int, calls: int, sizes: list[int], pool_sizes: lis
             name = f"Synkro, {readable_bytes(nbytes)}"
             sides.append(Side(name, lambda x=data: function(x), calls, warm=20))
         samples = paired(sides, runs)
-        report.table("a call that looks at one element a rank, by the size of its input", samples)
+        title = "a call that looks at one element a rank, by the size of its input"
+        report.table(title, samples, x="bytes")
         small, large = samples[sides[0].name], samples[sides[-1].name]
         report.ratio(f"{sides[-1].name} ÷ {sides[0].name}", large, small, at_most=1.2)
 
@@ -47,7 +48,7 @@ def ask(report: Report, runs: int, calls: int, sizes: list[int], pool_sizes: lis
             peers.append(
                 Side(name, lambda parts=halves: sum(pool.map(first, parts, chunksize=1)), few, warm=1)
             )
-        report.table("the same with the array sent to a pool", paired(peers, runs))
+        report.table("the same with the array sent to a pool", paired(peers, runs), x="bytes")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
     python benchmarks/run.py                       # all of them; writes benchmarks/results/cpu.json
     python benchmarks/run.py call_overhead --quick
+    python benchmarks/run.py --out lab             # records, plots and a page in the folder lab
     python -m benchmarks.call_overhead             # one, without a record
 
 Only a full run writes ``results/cpu.json`` unasked; records of questions that did not run stay in it.
@@ -24,12 +25,16 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 QUESTIONS = (
     "call_overhead",
+    "pools",
     "input_size",
     "shuffled_batch",
     "compute_bound",
     "reduction",
     "collectives",
     "start_up",
+    "memory",
+    "recovery",
+    "model",
     "kmeans",
     "compiled",
     "endurance",
@@ -43,11 +48,19 @@ def main() -> int:
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
     parser.add_argument("--quick", dest="scale", action="store_const", const="quick", default="full")
     parser.add_argument("--smoke", dest="scale", action="store_const", const="smoke")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the records to FILE")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write records.json, plots and report.html there (a path that ends in .json: the records)",
+    )
     options = parser.parse_args()
     if unknown := set(options.questions) - set(QUESTIONS):
         parser.error(f"no such question: {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
     out = options.out or (RESULTS if options.scale == "full" else None)
+    folder = None if out is None or out.suffix == ".json" else out.resolve()
+    if folder is not None:
+        out = folder / "records.json"
     failed = []
     for question in options.questions or QUESTIONS:
         record = ask(question, options.scale)
@@ -57,6 +70,9 @@ def main() -> int:
             keep(out, record)
     if out is not None:
         print(f"\nrecords: {out}")
+    if folder is not None and out.exists():
+        command = [sys.executable, "-m", "benchmarks.report", str(out), str(folder)]
+        subprocess.run(command, cwd=ROOT, check=True)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -130,7 +130,8 @@ class PreparedCall:
                 if self._plan.subset is not None:
                     value = take_subset(self._plan.subset, value, f"the result of {spec.name!r}")
                 merger.add(value, weight, replica.device)
-                replica.mark(Phase.FEEDING)
+                if number + 1 < len(self._spans):
+                    replica.mark(Phase.FEEDING)
         finally:
             for variable in self._sliced:
                 variable.show(None)
@@ -140,8 +141,7 @@ class PreparedCall:
         if spec.finish is not None:
             start, stop = self._plan.spans[replica.rank]
             self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
-        replica.report(Phase.RUNNING, len(self._spans))
-        replica.mark(Phase.MERGING)
+        replica.report(Phase.MERGING, len(self._spans))
         done = self._layout.place(merger, replica.outbox, replica.device)
         replica.keep(merger.leaves if self._layout.keeps else [])
         return done

@@ -238,7 +238,7 @@ class Engine:
         SessionBroken.
         """
         with self.lock:
-            if self.trace is None:
+            if self.trace is None or self.trace.within:
                 return self._run(command, segments, on_tick, timeout)
             with self.trace.call(type(command).__name__.lower()):
                 return self._run(command, segments, on_tick, timeout)
@@ -282,7 +282,7 @@ class Engine:
         done = list(slices)
         for rank in self._controller.unanswered():
             phase, number = self._controller.whereabouts(rank)
-            done[rank] = number if phase == Phase.RUNNING else 0
+            done[rank] = number if phase in (Phase.RUNNING, Phase.MERGING) else 0
         return sum(done)
 
     def _indirect(self, payload: bytes) -> tuple[bytes, Segment]:

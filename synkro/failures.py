@@ -17,6 +17,7 @@ _DOING = {
     Phase.WAITING: "has not begun",
     Phase.LOADING: "is loading functions",
     Phase.RUNNING: "is running the function, {} slices done",
+    Phase.MERGING: "is handing its outputs over, {} slices done",
     Phase.STORING: "is storing outputs",
     Phase.REDUCING: "is reducing outputs",
 }

@@ -45,9 +45,9 @@ class Phase(IntEnum):
     RUNNING = 2
     STORING = 3
     REDUCING = 4
-    BEGINNING = 5
-    FEEDING = 6
-    MERGING = 7
+    MERGING = 5
+    BEGINNING = 6
+    FEEDING = 7
     COMMUNICATING = 8
 
 

@@ -1,7 +1,7 @@
 """What the main process and every rank did, and when: the marks of a trace, made into spans.
 
 A mark says "from now on this"; the next one ends it.  The main process marks its own steps, workers
-leave theirs in the shared block (``ipc.channel``), from where they are fetched after every command::
+leave theirs in the shared block (``ipc.channel``), from where they are fetched now and then::
 
     main     plan │ send │ wait ────────────────────────────────│ collect │
     rank 0        │ wake │ begin │ inputs │ compute │ outputs │ wait for others
@@ -20,14 +20,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from .ipc.channel import MARKS
 from .messages import Phase
 
 MAIN = -1
 """The main process's lane; those of the ranks are their numbers."""
 
 _KEPT = 200_000  # marks a lane; older ones give way
+_ENOUGH = MARKS // 4  # marks of a rank to be fetched at once
 
 _NAMES = {
     Phase.LOADING: "load",
@@ -62,8 +64,7 @@ class Span:
     slice: int = 0
 
 
-@dataclass(frozen=True)
-class Called:
+class Called(NamedTuple):
     """A call of a function, or a command that the main process sent by itself."""
 
     name: str
@@ -77,6 +78,7 @@ class Trace:
     Attributes:
         size: how many ranks there are.
         calls: what was called, in its order.
+        within: whether a call is going on.
         lost: how many marks came too fast to be fetched.
     """
 
@@ -88,7 +90,7 @@ class Trace:
         self._seen = [0] * size
         self._main: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._ranks: list[deque[tuple[int, int, int]]] = [deque(maxlen=_KEPT) for _ in range(size)]
-        self._within = False  # a call
+        self.within = False
 
     def begin(self) -> None:
         self._seen = [self._marks.marked(rank) for rank in range(self.size)]
@@ -96,32 +98,29 @@ class Trace:
 
     def end(self) -> None:
         self._marks.trace(False)
+        self._fetch()
 
     def mark(self, what: str) -> None:
         """From now on the main process does *what*."""
-        if not self._main or self._main[-1][1] != what:
-            self._main.append((time.perf_counter_ns(), what))
+        self._main.append((time.perf_counter_ns(), what))
 
     @contextlib.contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """A call of *name*, unless one is going on that this is a part of."""
-        if self._within:
-            yield
-            self.mark("collect")
-            return
-        self._within = True
-        self.mark("")
+        """A call of *name*."""
+        self.within = True
         self.mark("plan")
         start = self._main[-1][0]
         try:
             yield
         finally:
-            self._within = False
+            self.within = False
             self.mark("")
             self.calls.append(Called(name, start, self._main[-1][0]))
-            self._fetch()
+            if self._marks.marked(0) - self._seen[0] > _ENOUGH:
+                self._fetch()
 
     def _fetch(self) -> None:
+        """Bring what the ranks have marked."""
         for rank, lane in enumerate(self._ranks):
             end = self._marks.marked(rank)
             fetched = self._marks.marks(rank, self._seen[rank])

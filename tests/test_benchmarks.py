@@ -10,11 +10,15 @@ from conftest import ROOT
 RUN = ROOT / "benchmarks" / "run.py"
 NEEDS = {
     "call_overhead": ("joblib", "posix_ipc"),
+    "pools": (),
     "input_size": (),
     "shuffled_batch": (),
     "compute_bound": ("threadpoolctl",),
     "reduction": (),
     "start_up": (),
+    "memory": (),
+    "recovery": (),
+    "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),
     "compiled": ("pytensor", "threadpoolctl"),
     "endurance": (),
@@ -40,6 +44,33 @@ def test_leaves_a_record_with_medians(question, run_python, tmp_path):
     for figure in record["figures"]:
         assert math.isfinite(figure["value"])
         assert ("target" in figure) == ("met" in figure)
+
+
+def test_the_report_is_one_page_with_its_plots(run_python, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = run_python("-m", "synkro", "bench", "memory", "--smoke", "--out", str(tmp_path / "lab"))
+    assert str(tmp_path / "lab" / "report.html") in done.stdout
+    page = (tmp_path / "lab" / "report.html").read_text()
+    record = json.loads((tmp_path / "lab" / "records.json").read_text())["memory"]
+    pictures = sorted(path.name for path in (tmp_path / "lab").glob("*.png"))
+    assert pictures == [f"memory_{number}.png" for number in range(len(record["tables"]))]
+    assert page.count("<img") == page.count("data:image/png;base64,") == len(pictures)
+    assert "http" not in page  # self-contained
+    for table in record["tables"]:
+        assert all(row["name"] in page for row in table["rows"])
+    for figure in record["figures"]:
+        assert figure["name"] in page
+
+
+def test_peers_that_are_not_here_are_listed(run_python, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.common import Report
+    from benchmarks.report import write
+
+    report = Report("quiz", "What?", "smoke")
+    report.absent("Ray <3", "ray is not installed")
+    page = write({"quiz": report.record}, tmp_path).read_text()
+    assert "Not measured: Ray &lt;3 (ray is not installed)" in page
 
 
 def test_every_question_is_described_and_tried(run_python):

@@ -55,7 +55,7 @@ _ANSWERED, _REPLY_SIZE, _SLEEPS, _PHASE, _SLICE, _MARKED = 0, 1, 2, 3, 4, 5
 MARKS = 1 << 12
 """How many marks of a rank there is room for between two looks at them; the oldest give way."""
 
-_MARK = 3  # words of a mark
+_MARK = struct.Struct("=3Q")
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, whatever was lost
 _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
@@ -63,7 +63,7 @@ _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
 
 def block_bytes(size: int) -> int:
     """The size of the shared block for *size* workers."""
-    return (_RANKS + size * _LINE) * _WORD + (1 + size) * AREA + size * MARKS * _MARK * _WORD
+    return (_RANKS + size * _LINE) * _WORD + (1 + size) * AREA + size * MARKS * _MARK.size
 
 
 class _Block:
@@ -76,8 +76,8 @@ class _Block:
         self.command = memory[words : words + AREA]
         replies = memory[words + AREA :]
         self.replies = [replies[rank * AREA : (rank + 1) * AREA] for rank in range(size)]
-        marks = memory[words + (1 + size) * AREA :].cast("Q")
-        room = MARKS * _MARK
+        marks = memory[words + (1 + size) * AREA :]
+        room = MARKS * _MARK.size
         self.marks = [marks[rank * room : (rank + 1) * room] for rank in range(size)]
         self._lock = threading.Lock()
 
@@ -266,9 +266,9 @@ class Controller:
     def marks(self, rank: int, since: int) -> list[tuple[int, int, int]]:
         """The marks of *rank* from number *since* on that are still there: ns, phase and count."""
         end = self.marked(rank)
-        words = self._block.marks[rank]
-        places = (number % MARKS * _MARK for number in range(max(since, end - MARKS), end))
-        return [(words[at], words[at + 1], words[at + 2]) for at in places]
+        marks = self._block.marks[rank]
+        numbers = range(max(since, end - MARKS), end)
+        return [_MARK.unpack_from(marks, number % MARKS * _MARK.size) for number in numbers]
 
     def whereabouts(self, rank: int) -> tuple[int, int]:
         """What *rank* has last said that it does: a phase, and a count in it."""
@@ -412,8 +412,7 @@ class Listener:
             self._leave_mark(phase, words[self._line + _SLICE])
 
     def _leave_mark(self, phase: int, count: int) -> None:
-        words, marks = self._block.words, self._marks
-        number = words[self._line + _MARKED]
-        at = number % MARKS * _MARK
-        marks[at], marks[at + 1], marks[at + 2] = time.perf_counter_ns(), phase, count
-        words[self._line + _MARKED] = number + 1
+        words, marked = self._block.words, self._line + _MARKED
+        number = words[marked]
+        _MARK.pack_into(self._marks, number % MARKS * _MARK.size, time.perf_counter_ns(), phase, count)
+        words[marked] = number + 1

@@ -1,0 +1,179 @@
+"""One page over all records: plots, tables, figures beside their targets, and what was not measured.
+
+``python -m benchmarks.report RECORDS.json FOLDER`` writes ``report.html``, which needs no other file,
+and each plot as a PNG beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from .common import readable
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
+h2 { margin-top: 2.5em; border-bottom: 1px solid #ccc; } img { max-width: 100%; }
+table { border-collapse: collapse; margin: 1em 0; } td, th { padding: .15em .8em; text-align: right; }
+td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid #999; }
+.met { color: #17692e; } .missed { color: #b3261e; } .quiet { color: #666; }
+"""
+
+
+def write(records: dict[str, dict[str, Any]], folder: Path) -> Path:
+    """Write the page and its plots into *folder*; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for name, record in records.items():
+        pictures = []
+        for number, table in enumerate(record["tables"]):
+            picture = drawn(table, name)
+            (folder / f"{name}_{number}.png").write_bytes(picture)
+            pictures.append(picture)
+        parts.append("\n".join(_section(name, record, pictures)))
+    page = folder / "report.html"
+    environment = next(iter(records.values()))["environment"] if records else {}
+    page.write_text(
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>Synkro, measured</title>"
+        f"<style>{_STYLE}</style><h1>Synkro, measured</h1>{_about(environment)}{_missed(records)}"
+        + "\n".join(parts)
+        + "</html>\n"
+    )
+    return page
+
+
+def drawn(table: dict[str, Any], question: str) -> bytes:
+    """The table as a PNG: a curve a series where its rows lie along an axis, else a bar a side."""
+    figure = Figure(figsize=(8, 0.6 + 0.4 * max(6, len(table["rows"]))), layout="constrained")
+    axes = figure.subplots()
+    (_curves if "x" in table else _bars)(axes, table)
+    axes.set_title(f"{question}: {table['title']}", fontsize=10)
+    axes.grid(which="both", alpha=0.2)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()
+
+
+def _curves(axes: Any, table: dict[str, Any]) -> None:
+    series: dict[str, list[dict[str, Any]]] = {}
+    for row in table["rows"]:
+        series.setdefault(row["series"], []).append(row)
+    for name, rows in series.items():
+        rows.sort(key=lambda row: row["x"])
+        xs = [row["x"] for row in rows]
+        style = "k--" if name == "floor" else "o-"
+        (line,) = axes.plot(xs, [row["median"] for row in rows], style, label=name)
+        low, high = [row["p10"] for row in rows], [row["p90"] for row in rows]
+        axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(table["x"])
+    axes.set_ylabel({"s": "seconds"}.get(table["unit"], table["unit"]))
+    axes.legend(fontsize=8)
+
+
+def _bars(axes: Any, table: dict[str, Any]) -> None:
+    rows = table["rows"][::-1]
+    names = [row["name"] for row in rows]
+    medians = [row["median"] for row in rows]
+    spread = [
+        [row["median"] - row["p10"] for row in rows],
+        [row["p90"] - row["median"] for row in rows],
+    ]
+    mine = ["tab:green" if name.lower().startswith("synkro") else "tab:grey" for name in names]
+    axes.barh(names, medians, xerr=spread, color=mine, ecolor="black", capsize=2)
+    for place, row in enumerate(rows):
+        text = readable(row["median"], table["unit"])
+        axes.annotate(f"  {text}", (row["p90"], place), va="center", fontsize=8)
+    if min(medians) > 0 and max(medians) > 10 * min(medians):
+        axes.set_xscale("log")
+    axes.set_xlabel({"s": "seconds"}.get(table["unit"], table["unit"]))
+    axes.margins(x=0.15)
+
+
+def _section(name: str, record: dict[str, Any], pictures: list[bytes]) -> Iterator[str]:
+    environment = record["environment"]
+    yield f"<h2 id={name}>{name}</h2><p>{html.escape(record['asks'])}</p>"
+    yield (
+        f"<p class=quiet>{record['scale']} run, {environment['date']}, commit "
+        f"{html.escape(str(environment['commit'])[:10])}, {record.get('seconds', '?')} s, load at its "
+        f"start {environment['load']:.2g}</p>"
+    )
+    for table, picture in zip(record["tables"], pictures, strict=True):
+        encoded = base64.b64encode(picture).decode()
+        yield f"<img alt='{html.escape(table['title'])}' src='data:image/png;base64,{encoded}'>"
+        yield "<table><tr><th><th>median<th>p10<th>p90<th>runs</tr>"
+        for row in table["rows"]:
+            cells = "".join(
+                f"<td>{readable(row[key], table['unit'])}" for key in ("median", "p10", "p90")
+            )
+            yield f"<tr><td>{html.escape(row['name'])}{cells}<td>{row['runs']}</tr>"
+        yield "</table>"
+    yield _figures(record["figures"])
+    for note in record["notes"]:
+        yield f"<p>{html.escape(note)}</p>"
+    for peer in record.get("not_measured", ()):
+        text = html.escape(f"{peer['name']} ({peer['why']})")
+        yield f"<p class=missed>Not measured: {text}</p>"
+
+
+def _figures(figures: list[dict[str, Any]]) -> str:
+    if not figures:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(each['name'])}<td>{readable(each['value'], each['unit'])}"
+        f"<td>{html.escape(each.get('target', ''))}{_verdict(each)}</tr>"
+        for each in figures
+    )
+    return f"<table><tr><th>figure<th>value<th>target<th></tr>{rows}</table>"
+
+
+def _verdict(figure: dict[str, Any]) -> str:
+    if "met" not in figure:
+        return "<td>"
+    word = "met" if figure["met"] else "missed"
+    return f"<td class={word}>{word}"
+
+
+def _missed(records: dict[str, dict[str, Any]]) -> str:
+    """How many targets were met, and those that were not, with links."""
+    targets = [(name, each) for name, record in records.items() for each in record["figures"]]
+    targets = [(name, each) for name, each in targets if "met" in each]
+    missed = [(name, each) for name, each in targets if not each["met"]]
+    items = "".join(
+        f"<li><a href=#{name}>{name}</a>: {html.escape(each['name'])} is "
+        f"{readable(each['value'], each['unit'])}, target {html.escape(each['target'])}</li>"
+        for name, each in missed
+    )
+    return f"<p>{len(targets) - len(missed)} of {len(targets)} targets met; missed:</p><ul>{items}</ul>"
+
+
+def _about(environment: dict[str, Any]) -> str:
+    if not environment:
+        return "<p>No records.</p>"
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    return (
+        f"<p>{html.escape(environment['cpu'])}, {environment['cores']} cores, Linux "
+        f"{html.escape(environment['kernel'])}, Python {environment['python']}.</p>"
+        f"<p class=quiet>{html.escape(versions)}</p>"
+        f"<p>Sides take turns in every run; a figure is the median over the runs, whiskers and bands "
+        f"are its 10th and 90th percentile. Ratios are of medians of one run of the program.</p>"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("records", type=Path)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    print(write(json.loads(options.records.read_text()), options.folder))
