@@ -7,7 +7,6 @@ wait for a ``Keep``, which makes variables of them.
 
 from __future__ import annotations
 
-import cProfile
 import fcntl
 import os
 import sys
@@ -113,7 +112,7 @@ class Replica:
         self._unmapped: dict[int, tuple[int, Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
-        self._profile: cProfile.Profile | None = None
+        self._profile: Any = None
         self._profile_path = ""
         self._stamps: NDArray[Any] = np.empty(0, np.uint64)
 
@@ -224,6 +223,8 @@ class Replica:
             problem = self._move_to_gpu(start.gpus)
         self.group = Group(self.comm, rng, self.device, self.mark)
         if start.profiles is not None:
+            import cProfile  # noqa: PLC0415  it takes a while
+
             self._profile_path = start.profiles[self.rank]
             self._profile = cProfile.Profile()
             self._profile.enable()
