@@ -80,6 +80,8 @@ class Session:
         seed = _seed(seed)
         start_timeout = _seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else _seconds(timeout, "timeout")
+        path = os.environ.get(TRACE)
+        traced = timeline.checked_path(path) if path else None
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
         placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
@@ -99,10 +101,7 @@ class Session:
             raise
         for line in placement.after(self.master_rank):
             say(line)
-        self._recording: timeline.Recording | None = None
-        if path := os.environ.get(TRACE):
-            self._recording = timeline.Recording(self._engine, timeline.checked_path(path))
-            self._engine.at_close = self._recording.end
+        self._recording = None if traced is None else timeline.Recording(self._engine, traced)
 
     def _begin(self, placement: Placement, start_timeout: float, seed: int, profiled: bool) -> Functions:
         """Tell the workers who they are; they answer when they have imported all that they need."""
@@ -160,36 +159,6 @@ class Session:
     def state(self) -> State:
         """What the session can do."""
         return self._engine.state
-
-    # ── where the time goes ──────────────────────────────────────────────────────────────────────
-
-    @contextlib.contextmanager
-    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
-        """Record what all ranks do in the block; see ``synkro.trace``."""
-        checked = None if path is None else timeline.checked_path(path)
-        self._recording = recording = timeline.Recording(self._engine, checked)
-        try:
-            yield
-        finally:
-            recording.end()
-
-    def summary(self) -> None:
-        """Print where the time of the traced calls went; see ``synkro.summary``."""
-        print(timeline.table(self._traced()))
-
-    def plot_timeline(self, path: str | os.PathLike[str], calls: int = 10) -> None:
-        """Draw the last traced calls; see ``synkro.plot_timeline``."""
-        timeline.plot(self._traced(), timeline.checked_path(path), _count(calls))
-
-    def _traced(self) -> Trace:
-        if self._recording is None or not self._recording.trace.calls:
-            raise UsageError(
-                "no call of this session was traced: make the calls inside `with trace():`, or set "
-                f"{TRACE} to the path of a file before fork()."
-            )
-        return self._recording.trace
-
-    # ── lifecycle, its end ───────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
@@ -294,6 +263,34 @@ class Session:
     def variables(self) -> Variables:
         """The variables on the workers, and the collectives over them."""
         return self._functions.variables
+
+    # ── where the time goes ──────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
+        """Record what all ranks do in the block; see ``synkro.trace``."""
+        checked = None if path is None else timeline.checked_path(path)
+        self._recording = recording = timeline.Recording(self._engine, checked)
+        try:
+            yield
+        finally:
+            recording.end()
+
+    def summary(self) -> None:
+        """Print where the time of the traced calls went; see ``synkro.summary``."""
+        print(timeline.table(self._traced()))
+
+    def plot_timeline(self, path: str | os.PathLike[str], calls: int = 10) -> None:
+        """Draw the last traced calls; see ``synkro.plot_timeline``."""
+        timeline.plot(self._traced(), timeline.checked_path(path), _count(calls))
+
+    def _traced(self) -> Trace:
+        if self._recording is None or not self._recording.trace.calls:
+            raise UsageError(
+                "no call of this session was traced: make the calls inside `with trace():`, or set "
+                f"{TRACE} to the path of a file before fork()."
+            )
+        return self._recording.trace
 
 
 def _check_place() -> None:

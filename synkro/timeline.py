@@ -7,7 +7,7 @@ import json
 import os
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ class Traced(Protocol):
     size: int
     lock: RLock
     trace: Trace | None
+    at_close: Callable[[], None] | None
+    say: Callable[[str], None]
 
     @property
     def marks(self) -> Marks: ...
@@ -85,16 +87,24 @@ class Recording:
             self._engine = engine
             self._path = path
             self.trace.begin()
+            engine.at_close = self._close
 
     def end(self) -> None:
-        """The second time it does nothing."""
+        """The second time it does nothing.  Raises: OSError."""
         with self._engine.lock:
             if self._engine.trace is not self.trace:
                 return
-            self._engine.trace = None
+            self._engine.trace = self._engine.at_close = None
             self.trace.end()
         if self._path is not None:
             write(self.trace, self._path)
+
+    def _close(self) -> None:
+        """The session is closed, which an error must not hinder."""
+        try:
+            self.end()
+        except OSError as error:
+            self._engine.say(f"Synkro: the trace could not be written: {error}")
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -125,7 +135,7 @@ def write(trace: Trace, path: Path) -> None:
     for span, number in _placed(trace, calls):
         args = {"function": calls[number].name, "call": number}
         if span.lane != MAIN:
-            args["slice"] = span.slice
+            args["slice"] = span.piece
         event(span.lane, span.start, span.stop, span.what, "step", args)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 

@@ -55,13 +55,13 @@ class Marks(Protocol):
 
 @dataclass(frozen=True)
 class Span:
-    """What a lane did from *start* to *stop* (ns), in which slice of its rows."""
+    """What a lane did from *start* to *stop* (ns), in which *piece* (slice) of its rows."""
 
     lane: int
     start: int
     stop: int
     what: str
-    slice: int = 0
+    piece: int = 0
 
 
 class Called(NamedTuple):
@@ -130,13 +130,15 @@ class Trace:
 
     def spans(self) -> Iterator[Span]:
         """What all lanes did, lane by lane."""
-        commands = []  # when each was on its way, and when all had answered
-        marks = list(self._main)
-        for (start, what), (stop, _) in pairwise(marks):
+        commands: list[tuple[int, int]] = []  # from when each was sent, and until all had answered
+        sent = 0
+        for (start, what), (stop, _) in pairwise(self._main):
             if what:
                 yield Span(MAIN, start, stop, what)
-            if what == "wait":
-                commands.append((start, stop))
+            if what == "send":
+                sent = start
+            elif what == "wait":
+                commands.append((sent, stop))
         for rank, lane in enumerate(self._ranks):
             yield from _rank_spans(rank, list(lane), commands)
 

@@ -214,6 +214,30 @@ def test_profiles_of_the_workers(tmp_path, monkeypatch, capfd):
         assert "much_called" in functions
 
 
+def test_who_polls_is_soon_awake(current, tmp_path):
+    f = current.function(lambda x: None, outputs=[], name="nothing")
+    x = current.data(ROWS)
+    f(x)
+    with synk.trace(tmp_path / "trace.json"):
+        for _ in range(200):
+            f(x)
+    calls, lanes = events_of(tmp_path / "trace.json")
+    for rank in (0, 1):
+        woken = [step for step in lanes[rank] if step["name"] == "wake"]
+        assert len(woken) == 200
+        for step, call in zip(woken, calls, strict=True):
+            assert call["ts"] <= step["ts"]
+            assert step["ts"] + step["dur"] <= call["ts"] + call["dur"]
+
+
+def test_a_session_that_is_closed_inside_of_it(tmp_path):
+    session = synk.Session(devices=["cpu"], verbose=False, timeout=60)
+    with session.trace(tmp_path / "trace.json"):
+        session.function(lambda x: x.sum(), name="total")(ROWS)
+        session.close()
+    assert [call["name"] for call in events_of(tmp_path / "trace.json")[0]][-1] == "total"
+
+
 class TestBadUse:
     def test_nothing_was_traced(self, current, tmp_path):
         for ask in (synk.summary, lambda: synk.plot_timeline(tmp_path / "calls.png")):
@@ -233,6 +257,11 @@ class TestBadUse:
                 """Never here."""
         with pytest.raises(InvalidType, match="path of a file"), synk.trace(7.5):
             """Never here."""
+
+    def test_the_environment_names_no_place_to_write_to(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("SYNKRO_TRACE", str(tmp_path))
+        with pytest.raises(InvalidValue, match="cannot be written"):
+            synk.Session(devices=["cpu"], verbose=False)
 
     def test_no_session(self, monkeypatch):
         monkeypatch.setattr(world, "current", None)
