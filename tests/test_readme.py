@@ -1,4 +1,4 @@
-"""Every code block of the README runs as it stands, and its two commands are what CI runs."""
+"""Every code block of the README and of docs/ runs as it stands; CI runs the README's two commands."""
 
 import re
 
@@ -7,15 +7,20 @@ import pytest
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_code_block_runs(block, run_python):
     on_gpus = "cuda" in block  # which the stand-in's are
-    for library in ("pytensor", "torch", "jax"):
-        if f"import {library}\n" in block:
+    for library in ("pytensor", "torch", "jax", "joblib"):
+        if re.search(rf"^(import|from) {library}\b", block, re.MULTILINE):
             pytest.importorskip(library, reason=f"needs {library} (the extra {library})")
     path = {"PYTHONPATH": f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"} if on_gpus else {}
     run_python(block, env=path)
