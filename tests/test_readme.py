@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+import synkro
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -24,6 +25,17 @@ def test_code_block_runs(block, run_python):
             pytest.importorskip(library, reason=f"needs {library} (the extra {library})")
     path = {"PYTHONPATH": f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"} if on_gpus else {}
     run_python(block, env=path)
+
+
+def test_the_api_reference_is_built_without_warnings(run_python, tmp_path):
+    pytest.importorskip("pdoc", reason="needs pdoc (the extra docs)")
+    command = re.search(r"`python (-m pdoc .*?)`", README).group(1).split()
+    run_python("-W", "error", *command, "-o", str(tmp_path / "api"))
+    page = (tmp_path / "api" / "synkro.html").read_text()
+    for name in synkro.__all__:
+        assert f'id="{name}"' in page
+        assert getattr(synkro, name).__doc__
+    assert 'id="make_train_function"' in (tmp_path / "api" / "synkro" / "extensions.html").read_text()
 
 
 def test_commands_are_one_line_each_and_run_by_ci():
