@@ -29,7 +29,7 @@ from .frontends import settings
 from .frontends.base import FrontEnd
 from .frontends.plain import PlainFrontEnd
 from .group import Group, fitted
-from .ipc.interrupts import atomic, uninterrupted
+from .ipc.interrupts import uninterrupted
 from .ipc.segment import Segment
 from .messages import (
     Ack,
@@ -259,8 +259,7 @@ class Replica:
         if parcel.segment is not None:
             memory = self._segment(parcel.segment).base.data
             buffers = [memory[start:stop] for start, stop in parcel.buffers]
-        with atomic:  # libraries whose import Ctrl-C cuts off cannot be imported again
-            self.functions |= self.front_end.unpack(parcel.stream, buffers)
+        self.functions |= self.front_end.unpack(parcel.stream, buffers)
         return Ack()
 
     def keep(self, leaves: list[list[Array]]) -> None:
