@@ -41,6 +41,10 @@ class InputType(NamedTuple):
     downcast: bool
 
 
+Recipe = tuple[list[Any], list[Any], dict[str, Any]] | None
+"""Arguments of ``pytensor.function``."""
+
+
 class Graph:
     """A function of a graph, checked.
 
@@ -65,16 +69,9 @@ class Graph:
         self.name = name or "graph"
         scattered, broadcast = _listed(inputs), _listed(bcast_inputs)
         self.inputs = [*scattered, *broadcast]
-        self._check_inputs()
         self.scattered = len(scattered)
+        self._check_inputs()
         self.names = _names(self.inputs)
-        for variable in scattered:
-            if any(length is not None for length in variable.type.shape[:1]):
-                raise InvalidValue(
-                    f"the input {variable} of the function {self.name!r} is scattered by rows, but the "
-                    f"graph fixes their number ({variable.type}): leave the first length open (None), "
-                    f"or name it in bcast_inputs."
-                )
         pairs, self.single = _outputs(outputs)
         for variable, _ in pairs:
             self._check_tensor(variable, "an output")
@@ -114,6 +111,12 @@ class Graph:
                     f"pytensor.tensor.matrix('x'); got {variable!r}."
                 )
             self._check_tensor(variable, "an input")
+            if position < self.scattered and any(variable.type.shape[:1]):
+                raise InvalidValue(
+                    f"the input {variable} of the function {self.name!r} is scattered by rows, but the "
+                    f"graph fixes their number ({variable.type}): leave the first length open (None), "
+                    f"or name it in bcast_inputs."
+                )
             if any(variable is other for other in self.inputs[:position]):
                 raise InvalidValue(
                     f"the variable {variable} is listed twice for the function {self.name!r}: list each "
@@ -140,9 +143,7 @@ class Graph:
 
         Raises: InvalidValue for inputs that the graph does not use, or variables that it lacks.
         """
-        function = self._built(*self._pure(), options)
-        variables = [replicas[variable] for variable in self.shared]
-        return Compiled(self, self.types(bool(options.get("allow_input_downcast"))), function, variables)
+        return self._with(replicas, self._built(*self._pure(), options), options)
 
     def for_gpus(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
         """The function, as ``compiled``: interpreted here, and compiled by JAX on the workers.
@@ -173,9 +174,14 @@ class Graph:
                     f"the function {self.name!r} uses {node.op}, which PyTensor cannot compile with "
                     f'JAX, as it must on GPUs: fork(devices="cpu"), or write it with xp().'
                 )
+        return self._with(replicas, function, options, (places, targets, {**options, "mode": "JAX"}))
+
+    def _with(
+        self, replicas: Mapping[Any, Any], function: Any, options: dict[str, Any], recipe: Recipe = None
+    ) -> Compiled:
         variables = [replicas[variable] for variable in self.shared]
         types = self.types(bool(options.get("allow_input_downcast")))
-        return Compiled(self, types, function, variables, (places, targets, {**options, "mode": "JAX"}))
+        return Compiled(self, types, function, variables, recipe)
 
     def _pure(self) -> tuple[list[Any], list[Any]]:
         """The inputs and the results of the graph, where shared variables have become inputs."""
@@ -207,7 +213,7 @@ class Compiled:
         types: dict[str, InputType],
         function: Any,
         variables: Sequence[Any],
-        recipe: tuple[list[Any], list[Any], dict[str, Any]] | None = None,
+        recipe: Recipe = None,
     ) -> None:
         """*types* are those of the inputs, in their order; of a *recipe*, arguments of
         ``pytensor.function``, workers make another function than this one."""
