@@ -87,7 +87,7 @@ def ask(report: Report, sizes: list[int], nbytes: int) -> None:
             mine = pss([os.getpid(), *session.pids]) - alone
             del x, f
         samples[f"Synkro, {count}"] = [mine]
-        samples[f"inputs and bare interpreters, {count}"] = [floor + nbytes]
+        samples[f"floor: inputs and bare interpreters, {count}"] = [floor + nbytes]
         report.figure(
             f"{count} workers: beyond bare interpreters, over the inputs",
             (mine - floor) / nbytes,

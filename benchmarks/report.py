@@ -69,7 +69,7 @@ def _curves(axes: Any, table: dict[str, Any]) -> None:
     for name, rows in series.items():
         rows.sort(key=lambda row: row["x"])
         xs = [row["x"] for row in rows]
-        style = "k--" if name == "floor" else "o-"
+        style = "k--" if name.startswith("floor") else "o-"
         (line,) = axes.plot(xs, [row["median"] for row in rows], style, label=name)
         low, high = [row["p10"] for row in rows], [row["p90"] for row in rows]
         axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())

@@ -58,7 +58,9 @@ def ask(report: Report, runs: int, matrices: int, nbytes: int) -> None:
             reading.append(Side(f"Synkro, {count}", lambda g=g, rows=rows: g(rows), warm=1))
         for title, sides in (("compute-bound", computing), ("memory-bound", reading)):
             samples = paired(sides, runs)
-            report.table(f"a {title} function by workers", samples, x="workers")
+            one = float(np.median(samples["NumPy, 1"]))
+            floor = {f"floor, {n}": [one / min(n, available_cores())] for n in counts}
+            report.table(f"a {title} function by workers", {**samples, **floor}, x="workers")
             _fit(report, title, samples, [n for n in counts if n <= available_cores()])
 
 
