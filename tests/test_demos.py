@@ -48,7 +48,11 @@ def test_demos_are_found():
     assert len(DEMOS) >= 8
 
 
-@pytest.mark.parametrize("demo", DEMOS, ids=lambda demo: demo.stem)
+def marked(demo):
+    return pytest.param(demo, id=demo.stem, marks=[pytest.mark.libraries] * ("torch" in demo.stem))
+
+
+@pytest.mark.parametrize("demo", list(map(marked, DEMOS)))
 def test_runs_to_its_end(demo, run_demo, tmp_path):
     for library in ("pytensor", "torch"):
         if library in demo.stem:

@@ -10,6 +10,8 @@ import pytest
 import synkro
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerDied, WorkerError
 
+pytestmark = pytest.mark.libraries
+
 ROWS = np.random.default_rng(0).standard_normal((101, 5))
 
 

@@ -8,9 +8,22 @@ import synkro
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
+
+
+def imports(block, library):
+    return re.search(rf"^(import|from) {library}\b", block, re.MULTILINE) is not None
+
+
+def needs_libraries(block):
+    """Whether the block needs what CI installs in a step of its own."""
+    return any(imports(block, library) for library in ("torch", "jax"))
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
-    pytest.param(block, id=f"{page.stem}-{number}")
+    pytest.param(
+        block, id=f"{page.stem}-{number}", marks=[pytest.mark.libraries] * needs_libraries(block)
+    )
     for page in PAGES
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 ]
@@ -21,7 +34,7 @@ COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
 def test_code_block_runs(block, run_python):
     on_gpus = "cuda" in block  # which the stand-in's are
     for library in ("pytensor", "torch", "jax", "joblib"):
-        if re.search(rf"^(import|from) {library}\b", block, re.MULTILINE):
+        if imports(block, library):
             pytest.importorskip(library, reason=f"needs {library} (the extra {library})")
     path = {"PYTHONPATH": f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"} if on_gpus else {}
     run_python(block, env=path)

@@ -11,6 +11,8 @@ pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pyt
 pytest.importorskip("jax", reason="needs JAX (the extra jax)")
 T = pytensor.tensor
 
+pytestmark = pytest.mark.libraries
+
 ROWS = np.random.default_rng(0).standard_normal((101, 4))
 
 
