@@ -217,7 +217,7 @@ def readable(value: float, unit: str) -> str:
         return f"{value:.3g} s"
     if unit == "bytes":
         return ("-" if value < 0 else "") + readable_bytes(abs(value))
-    return f"{value:.3g} {unit}"
+    return f"{value:.3g} {unit}".rstrip()
 
 
 def environment() -> dict[str, Any]:

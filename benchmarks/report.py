@@ -75,6 +75,8 @@ def _curves(axes: Any, table: dict[str, Any]) -> None:
         axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    of_bytes = table["x"] == "bytes"
+    axes.xaxis.set_major_formatter(lambda x, _: readable(x, "bytes") if of_bytes else f"{x:g}")
     axes.set_xlabel(table["x"])
     axes.set_ylabel({"s": "seconds"}.get(table["unit"], table["unit"]))
     axes.legend(fontsize=8)

@@ -261,11 +261,11 @@ class Engine:
             segments = [*segments, (segment, Access.READ)]
         self._open = True
         try:
-            self._mark("send")
+            self.mark("send")
             self._send(payload, segments)
-            self._mark("wait")
+            self.mark("wait")
             self._wait(deadline, limit, on_tick)
-            self._mark("collect")
+            self.mark("collect")
         except BaseException:
             self._abandon()
             raise
@@ -273,7 +273,7 @@ class Engine:
         self._begun = True
         return self._read()
 
-    def _mark(self, what: str) -> None:
+    def mark(self, what: str) -> None:
         if self.trace is not None:
             self.trace.mark(what)
 

@@ -129,7 +129,7 @@ class Function:
         with self._engine.lock:
             if self._engine.trace is None:
                 return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
-            with self._engine.trace.call(self.name):
+            with self._engine.trace.call(self.name, self.number):
                 return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
 
     def _call(

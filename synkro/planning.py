@@ -139,7 +139,9 @@ class Planner:
         if data is None or mapped is not None or not fits:
             data = Data(self._engine, array.dtype, array.ndim, name=bound.name)
             self._cached[bound.name] = (None, data)
+        self._engine.mark("copy")
         data.set_value(array)
+        self._engine.mark("plan")
         return bound, data
 
     def _typed(self, bound: Bound, wanted: Any) -> Any:

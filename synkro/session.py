@@ -8,6 +8,8 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -40,6 +42,8 @@ _OUTBOXES = 1 << 21
 process, whose work grows with the ranks; others by all ranks, at the cost of two more commands.  Where
 the two ways cost the same is measured in ``benchmarks/reduction.py``."""
 
+
+_traced_sessions = count(1)
 
 TRACE = "SYNKRO_TRACE"
 """The environment variable that names a file for the trace of a whole session."""
@@ -80,8 +84,7 @@ class Session:
         seed = _seed(seed)
         start_timeout = _seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else _seconds(timeout, "timeout")
-        path = os.environ.get(TRACE)
-        traced = timeline.checked_path(path) if path else None
+        traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
         placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
@@ -273,8 +276,10 @@ class Session:
         self._recording = recording = timeline.Recording(self._engine, checked)
         try:
             yield
-        finally:
-            recording.end()
+        except BaseException:
+            recording.end_quietly()
+            raise
+        recording.end()
 
     def summary(self) -> None:
         """Print where the time of the traced calls went; see ``synkro.summary``."""
@@ -290,6 +295,7 @@ class Session:
                 "no call of this session was traced: make the calls inside `with trace():`, or set "
                 f"{TRACE} to the path of a file before fork()."
             )
+        self._recording.trace.fetch()
         return self._recording.trace
 
 
@@ -335,6 +341,21 @@ def _seed(seed: Any) -> int:
     if number < 0:
         raise InvalidValue(f"seed must be an int of 0 or more, or None; got {seed!r}.")
     return number
+
+
+def _traced_to(path: str | None) -> Path | None:
+    """The file for the trace of a whole session: of the second one in a process, with -2 in its name.
+
+    Raises: InvalidValue.
+    """
+    if not path:
+        return None
+    try:
+        checked = timeline.checked_path(path)
+    except InvalidValue as error:
+        raise InvalidValue(f"{TRACE}: {error}") from None
+    number = next(_traced_sessions)
+    return checked if number == 1 else checked.with_stem(f"{checked.stem}-{number}")
 
 
 def _count(calls: Any) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol
@@ -23,7 +25,6 @@ class Traced(Protocol):
     lock: RLock
     trace: Trace | None
     at_close: Callable[[], None] | None
-    say: Callable[[str], None]
 
     @property
     def marks(self) -> Marks: ...
@@ -33,7 +34,7 @@ class Traced(Protocol):
 
 SHARES = {
     "compute": ("compute", "load"),
-    "transfer": ("inputs", "outputs", "store"),
+    "transfer": ("copy", "inputs", "outputs", "store", "collect"),
     "communication": ("collective", "reduce"),
     "waiting": ("wait for others",),
 }
@@ -51,6 +52,7 @@ _COLOURS = {
     "wake": "lightgrey",
     "begin": "grey",
     "plan": "tab:purple",
+    "copy": "sandybrown",
     "send": "thistle",
     "wait": "whitesmoke",
     "collect": "tab:pink",
@@ -66,7 +68,7 @@ def checked_path(path: Any) -> Path:
     folder = checked.parent
     if checked.is_dir() or not os.access(checked if checked.exists() else folder, os.W_OK):
         raise InvalidValue(f"{checked} cannot be written: name a file in a folder that can be.")
-    return checked
+    return checked.absolute()
 
 
 class Recording:
@@ -87,24 +89,27 @@ class Recording:
             self._engine = engine
             self._path = path
             self.trace.begin()
-            engine.at_close = self._close
+            engine.at_close = self.end_quietly
 
     def end(self) -> None:
-        """The second time it does nothing.  Raises: OSError."""
+        """The second time it does nothing.  Raises: InvalidValue if it cannot be written."""
         with self._engine.lock:
             if self._engine.trace is not self.trace:
                 return
             self._engine.trace = self._engine.at_close = None
             self.trace.end()
         if self._path is not None:
-            write(self.trace, self._path)
+            try:
+                write(self.trace, self._path)
+            except OSError as error:
+                raise InvalidValue(f"the trace could not be written to {self._path}: {error}") from None
 
-    def _close(self) -> None:
-        """The session is closed, which an error must not hinder."""
+    def end_quietly(self) -> None:
+        """Where an error would hinder what matters more, print it."""
         try:
             self.end()
-        except OSError as error:
-            self._engine.say(f"Synkro: the trace could not be written: {error}")
+        except InvalidValue as error:
+            print(f"Synkro: {error}", file=sys.stderr)
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -130,11 +135,13 @@ def write(trace: Trace, path: Path) -> None:
             {"ph": "X", "pid": pid, "tid": lane + 1, "name": name, "cat": kind, **times, "args": args}
         )
 
+    for lane, start, stop in trace.gaps():
+        event(lane, max(start, origin), max(stop, origin), "steps that were not kept", "gap", {})
     for number, call in enumerate(calls):
         event(MAIN, call.start, call.stop, call.name, "call", {"call": number})
     for span, number in _placed(trace, calls):
         args = {"function": calls[number].name, "call": number}
-        if span.lane != MAIN:
+        if span.what in ("compute", "collective"):
             args["slice"] = span.piece
         event(span.lane, span.start, span.stop, span.what, "step", args)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
@@ -143,20 +150,25 @@ def write(trace: Trace, path: Path) -> None:
 def table(trace: Trace) -> str:
     """For each function how often it was called, how long it took, and where that time went.
 
-    Shares are those of the ranks' mean; *imbalance* is how much longer than that mean the slowest
-    rank computed.
+    Shares are those of the ranks' mean, and of the main process where the ranks have nothing to do;
+    *imbalance* is how much longer than that mean the slowest rank computed.  Calls whose steps are not
+    all there are left out, and counted below.
     """
-    calls = list(trace.calls)
+    calls, whole = list(trace.calls), trace.whole()
+    labels = _labels(calls)
     spent: dict[str, dict[str, list[float]]] = defaultdict(
         lambda: defaultdict(lambda: [0.0] * trace.size)
     )
     groups = {what: share for share, whats in SHARES.items() for what in whats}
     for span, number in _placed(trace, calls):
-        if span.lane != MAIN and span.what in groups:
-            spent[calls[number].name][groups[span.what]][span.lane] += span.stop - span.start
+        if span.what in groups and whole[number]:
+            share = spent[labels[number]][groups[span.what]]
+            for rank in range(trace.size) if span.lane == MAIN else [span.lane]:
+                share[rank] += span.stop - span.start
     lengths: dict[str, list[int]] = defaultdict(list)
-    for call in calls:
-        lengths[call.name].append(call.stop - call.start)
+    for label, call, known in zip(labels, calls, whole, strict=True):
+        if known:
+            lengths[label].append(call.stop - call.start)
     titles = ["function", "calls", "ms a call", *SHARES, "overhead", "imbalance"]
     rows = [_row(name, lengths[name], spent[name]) for name in lengths]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
@@ -167,9 +179,24 @@ def table(trace: Trace) -> str:
         )
         for row in [titles, *rows]
     ]
-    if trace.lost:
-        lines.append(f"({trace.lost} marks came too fast to be kept: shares are too low.)")
+    if missing := len(calls) - sum(whole):
+        lines.append(
+            f"({missing} calls are left out: they are too long ago, or have too many slices or "
+            f"collectives, for all of their steps to be kept.)"
+        )
     return "\n".join(lines)
+
+
+def _labels(calls: Sequence[Called]) -> list[str]:
+    """The calls' functions by their names; those that share a name are numbered."""
+    known: dict[tuple[str, int], str] = {}
+    count: dict[str, int] = defaultdict(int)
+    for call in calls:
+        if (call.name, call.number) not in known:
+            count[call.name] += 1
+            suffix = f" ({count[call.name]})" if count[call.name] > 1 else ""
+            known[call.name, call.number] = call.name + suffix
+    return [known[call.name, call.number] for call in calls]
 
 
 def _row(name: str, lengths: Sequence[int], spent: dict[str, list[float]]) -> list[str]:
@@ -206,7 +233,9 @@ def plot(trace: Trace, path: Path, count: int) -> None:
         axes.broken_barh(pieces, (lane - 0.4, 0.8), facecolors=_COLOURS[what])
     for call in calls[first:]:
         middle = ((call.start + call.stop) / 2 - origin) / 1e6
-        axes.annotate(call.name, (middle, MAIN - 0.5), ha="center", va="bottom", fontsize=8)
+        name = call.name.replace("$", r"\$")  # which begins a formula
+        axes.annotate(name, (middle, MAIN - 0.5), ha="center", va="bottom", fontsize=8)
+    axes.set_title(f"the last {len(calls) - first} of {len(calls)} traced calls", fontsize=10)
     lanes = range(MAIN, trace.size)
     axes.set_yticks(lanes, ["main process" if lane == MAIN else f"rank {lane}" for lane in lanes])
     axes.set_ylim(trace.size - 0.5, MAIN - 1)
@@ -214,7 +243,10 @@ def plot(trace: Trace, path: Path, count: int) -> None:
     used = [what for what in _COLOURS if any(what == each for _, each in bars)]
     handles = [patches.Patch(color=_COLOURS[what], label=what) for what in used]
     figure.legend(handles=handles, loc="outside right center", fontsize=8)
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:  # a suffix that stands for no kind of picture
+        raise InvalidValue(f"{path} cannot be drawn: {error}.") from None
 
 
 def _placed(trace: Trace, calls: Sequence[Called]) -> list[tuple[Span, int]]:
@@ -223,6 +255,6 @@ def _placed(trace: Trace, calls: Sequence[Called]) -> list[tuple[Span, int]]:
     placed = []
     for span in trace.spans():
         number = bisect_right(starts, span.start) - 1
-        if number >= 0 and span.start < calls[number].stop:
-            placed.append((span, number))
+        if number >= 0 and span.start < (end := calls[number].stop):
+            placed.append((span if span.stop <= end else replace(span, stop=end), number))
     return placed

@@ -65,9 +65,10 @@ class Span:
 
 
 class Called(NamedTuple):
-    """A call of a function, or a command that the main process sent by itself."""
+    """A call of a function, by its *number*, or a command that the main process sent by itself (0)."""
 
     name: str
+    number: int
     start: int
     stop: int
 
@@ -77,16 +78,17 @@ class Trace:
 
     Attributes:
         size: how many ranks there are.
-        calls: what was called, in its order.
+        calls: what was called, in its order; what was refused before any worker heard of it is not.
         within: whether a call is going on.
-        lost: how many marks came too fast to be fetched.
     """
 
     def __init__(self, size: int, marks: Marks) -> None:
         self.size = size
         self.calls: deque[Called] = deque(maxlen=_KEPT)
-        self.lost = 0
         self._marks = marks
+        self._on = False
+        self._sent = False  # whether the call that goes on has sent something
+        self._gaps: list[tuple[int, int, int]] = []
         self._seen = [0] * size
         self._main: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._ranks: list[deque[tuple[int, int, int]]] = [deque(maxlen=_KEPT) for _ in range(size)]
@@ -95,19 +97,24 @@ class Trace:
     def begin(self) -> None:
         self._seen = [self._marks.marked(rank) for rank in range(self.size)]
         self._marks.trace(True)
+        self._on = True
 
     def end(self) -> None:
         self._marks.trace(False)
-        self._fetch()
+        self.fetch()
+        self._on = False
 
     def mark(self, what: str) -> None:
         """From now on the main process does *what*."""
         self._main.append((time.perf_counter_ns(), what))
+        if what == "send":
+            self._sent = True
 
     @contextlib.contextmanager
-    def call(self, name: str) -> Iterator[None]:
-        """A call of *name*."""
+    def call(self, name: str, number: int = 0) -> Iterator[None]:
+        """A call of the function *name* with this *number*."""
         self.within = True
+        self._sent = False
         self.mark("plan")
         start = self._main[-1][0]
         try:
@@ -115,18 +122,32 @@ class Trace:
         finally:
             self.within = False
             self.mark("")
-            self.calls.append(Called(name, start, self._main[-1][0]))
+            if self._sent:
+                self.calls.append(Called(name, number, start, self._main[-1][0]))
             if self._marks.marked(0) - self._seen[0] > _ENOUGH:
-                self._fetch()
+                self.fetch()
 
-    def _fetch(self) -> None:
-        """Bring what the ranks have marked."""
-        for rank, lane in enumerate(self._ranks):
+    def fetch(self) -> None:
+        """Bring what the ranks have marked until now."""
+        for rank, lane in enumerate(self._ranks if self._on else ()):
             end = self._marks.marked(rank)
             fetched = self._marks.marks(rank, self._seen[rank])
-            self.lost += end - self._seen[rank] - len(fetched)
+            if end - self._seen[rank] > len(fetched) > 0:
+                self._gaps.append((rank, lane[-1][0] if lane else 0, fetched[0][0]))
             self._seen[rank] = end
             lane.extend(fetched)
+
+    def gaps(self) -> list[tuple[int, int, int]]:
+        """Lanes, with from when to when their marks are missing: too old, or too many at once."""
+        gaps = list(self._gaps)
+        if len(self._main) == _KEPT:
+            gaps.append((MAIN, 0, self._main[0][0]))
+        return gaps + [(n, 0, lane[0][0]) for n, lane in enumerate(self._ranks) if len(lane) == _KEPT]
+
+    def whole(self) -> list[bool]:
+        """Of each call, whether all of its marks are there."""
+        gaps = self.gaps()
+        return [not any(a < c.stop and c.start < b for _, a, b in gaps) for c in self.calls]
 
     def spans(self) -> Iterator[Span]:
         """What all lanes did, lane by lane."""
@@ -139,26 +160,34 @@ class Trace:
                 sent = start
             elif what == "wait":
                 commands.append((sent, stop))
+        begun = [start for start, _ in commands]
+        answered = [0] * len(commands)  # when the last rank had
+        for lane in self._ranks:
+            for time_of, phase, _ in lane:
+                if phase == Phase.WAITING and (at := bisect_right(begun, time_of) - 1) >= 0:
+                    answered[at] = max(answered[at], time_of)
         for rank, lane in enumerate(self._ranks):
-            yield from _rank_spans(rank, list(lane), commands)
+            yield from _rank_spans(rank, list(lane), begun, commands, answered)
 
 
 def _rank_spans(
-    rank: int, marks: list[tuple[int, int, int]], commands: list[tuple[int, int]]
+    rank: int,
+    marks: list[tuple[int, int, int]],
+    begun: list[int],
+    commands: list[tuple[int, int]],
+    answered: list[int],
 ) -> Iterator[Span]:
-    """One rank's spans; between two commands it waits for the other ranks, and later is woken."""
-    begun = [start for start, _ in commands]
+    """One rank's spans; after its answer it waits until the last has answered, and later is woken."""
     for index, (start, phase, number) in enumerate(marks):
-        if phase == Phase.BEGINNING:
-            at = bisect_right(begun, start) - 1
-            if at >= 0:
-                yield Span(rank, begun[at], start, "wake")
-        if index + 1 == len(marks) and phase != Phase.WAITING:
-            return
-        stop = marks[index + 1][0] if index + 1 < len(marks) else start
-        if phase != Phase.WAITING:
-            yield Span(rank, start, stop, _NAMES[Phase(phase)], number)
-            continue
         at = bisect_right(begun, start) - 1
-        if at >= 0 and commands[at][1] > start:
-            yield Span(rank, start, commands[at][1], "wait for others")
+        if phase == Phase.WAITING:
+            if at >= 0 and answered[at] > start:
+                yield Span(rank, start, answered[at], "wait for others")
+            continue
+        if phase == Phase.BEGINNING and at >= 0:
+            yield Span(rank, begun[at], start, "wake")
+        if index + 1 < len(marks):
+            stop = marks[index + 1][0]
+        else:  # it never answered: it died, or nobody waited for it any longer
+            stop = commands[at][1] if at >= 0 else start
+        yield Span(rank, start, max(start, stop), _NAMES[Phase(phase)], number)

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import ROOT
 from gpu.conftest import environment, nothing_left
-from synkro.cli import doctor
+from synkro.cli import doctor, info
 from synkro.cli.commands import main
 from synkro.devices import gpus
 
@@ -75,12 +75,19 @@ def test_little_shared_memory_is_no_failure(monkeypatch):
     assert (found.status, "64.0 MB free" in found.says) == ("warning", True)
     assert "--shm-size" in found.remedy
 
+    def gone(folder):
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    assert doctor.shared_memory(1 << 20).status == "warning"
+    assert "none" in info.facts()["Processor and memory"]["shared memory"]
+
 
 @pytest.mark.parametrize(
     ("limits", "status", "remedy"),
     [
         ((256, 4096), "warning", "ulimit -n 1024"),
-        ((256, 512), "warning", "ulimit -n 512"),
+        ((256, 512), "warning", "Raise the hard limit, 512, to 1024"),
         ((4096, 4096), "ok", ""),
         ((resource.RLIM_INFINITY,) * 2, "ok", ""),
     ],

@@ -59,10 +59,11 @@ def seconds(steps, name):
 
 def test_the_steps_of_a_lane_follow_each_other_inside_the_call(current, tmp_path):
     f = current.function(late_on_rank_1, outputs="sum")
-    f(ROWS)
+    rows = current.data(ROWS)
+    f(rows)
     with synk.trace(tmp_path / "trace.json"):
         for slices in (1, 3):
-            f(ROWS, num_slices=slices)
+            f(rows, num_slices=slices)
     calls, lanes = events_of(tmp_path / "trace.json")
     assert [call["name"] for call in calls] == ["late_on_rank_1"] * 2
     assert sorted(lanes) == [-1, 0, 1]
@@ -123,10 +124,12 @@ def test_the_summary_says_where_the_time_went(current, capsys):
 PICTURE = """
 import sys, numpy, pytest, synkro
 synkro.fork(2, verbose=False)
-f = synkro.function(lambda x: x.sum(), outputs="sum")
+f = synkro.function(lambda x: x.sum(), outputs="sum", name="$\\\\frac{$")
 with synkro.trace():
     f(numpy.ones(10))
 synkro.plot_timeline(sys.argv[1], calls=3)
+with pytest.raises(synkro.InvalidValue, match="cannot be drawn"):
+    synkro.plot_timeline(sys.argv[1] + ".json")
 for calls, error in ((0, synkro.InvalidValue), ("all", synkro.InvalidType)):
     with pytest.raises(error, match="calls must be"):
         synkro.plot_timeline(sys.argv[1], calls=calls)
@@ -141,12 +144,80 @@ def test_a_picture(tmp_path):  # in a process of its own: matplotlib keeps its f
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_marks_that_come_too_fast_are_counted(current, capsys):
+def test_calls_with_too_many_steps_are_left_out(current, capsys, tmp_path):
     f = current.function(lambda x: x.sum(), outputs="sum", name="slow")
-    with synk.trace():
+    g = current.function(lambda x: x.sum(), outputs="sum", name="quick")
+    with synk.trace(tmp_path / "trace.json"):
+        g(ROWS)
         assert f(np.ones(8000), num_slices=4000) == 8000
+        g(ROWS)
     synk.summary()
-    assert "marks came too fast to be kept" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "(2 calls are left out: they are too long ago, or have too many slices" in out
+    assert [line.split()[:2] for line in out.splitlines()[1:-1]] == [["quick", "1"]]
+    gaps = [
+        e
+        for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if e.get("cat") == "gap"
+    ]
+    assert {event["tid"] for event in gaps} == {1, 2}
+
+
+def test_old_steps_give_way(current, monkeypatch, capsys):
+    monkeypatch.setattr(sys.modules["synkro.trace"], "_KEPT", 100)
+    f = current.function(lambda x: x.sum(), outputs="sum", name="quick")
+    f(ROWS)
+    with synk.trace():
+        for _ in range(50):
+            f(ROWS)
+    synk.summary()
+    titles, row, note = capsys.readouterr().out.splitlines()
+    shown, missing = int(row.split()[1]), int(note.split()[0].strip("("))
+    assert (titles.split()[0], shown + missing) == ("function", 50)
+    assert 5 < shown < 50
+    assert sum(int(share.rstrip("%")) for share in row.split()[3:8]) in range(96, 105)
+
+
+def test_the_summary_of_a_trace_that_goes_on(current, capsys):
+    f = current.function(late_on_rank_1, outputs="sum")
+    f(ROWS)
+    with synk.trace():
+        f(ROWS)
+        synk.summary()
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert int(row[3].rstrip("%")) > 20  # computing
+
+
+def test_functions_of_one_name_are_told_apart_and_copies_are_transfer(current, capsys):
+    def make(nap):
+        def f(x):
+            time.sleep(nap)
+            return x[:1].sum()
+
+        return current.function(f, outputs="sum")
+
+    one, other = make(0), make(NAP)
+    big = np.ones((1 << 20, 8))
+    for f in (one, other):
+        f(big)
+    with synk.trace():
+        one(big)
+        other(ROWS)
+    synk.summary()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows[0][:2] == ["f", "1"]
+    assert rows[1][:3] == ["f", "(2)", "1"]
+    assert int(rows[0][4].rstrip("%")) > 50  # transfer
+
+
+def test_who_is_last_waits_for_nobody(current, tmp_path):
+    f = current.function(late_on_rank_1, outputs="sum")
+    f(ROWS)
+    with synk.trace(tmp_path / "trace.json"):
+        f(ROWS)
+    _, lanes = events_of(tmp_path / "trace.json")
+    assert seconds(lanes[1], "wait for others") == 0
+    assert seconds(lanes[0], "wait for others") > NAP / 2
 
 
 def test_nobody_leaves_marks_without_a_trace(current):
@@ -173,18 +244,20 @@ def test_failures_are_traced_as_well(current, tmp_path):
                 g(None)
             g(ROWS)
     calls, lanes = events_of(tmp_path / "trace.json")
-    assert Counter(call["name"] for call in calls) == {"failing": 2, "total": 4}
+    assert Counter(call["name"] for call in calls) == {"failing": 2, "total": 2}  # two were refused
     assert {step["args"]["function"] for step in lanes[0]} == {"failing", "total"}
 
 
 def test_a_trace_outlives_a_worker(tmp_path):
     session = synk.Session(devices=["cpu", "cpu"], verbose=False, timeout=60)
     with session:
-        f = session.function(lambda x: os._exit(3), name="fatal")
+        f = session.function(lambda x: [time.sleep(NAP), os._exit(3)], name="fatal")
+        session.distribute()
         with pytest.raises(WorkerDied), session.trace(tmp_path / "trace.json"):
             f(ROWS)
-    calls, _ = events_of(tmp_path / "trace.json")
+    calls, lanes = events_of(tmp_path / "trace.json")
     assert [call["name"] for call in calls] == ["fatal"]
+    assert seconds(lanes[0], "compute") >= NAP  # until it died
 
 
 @pytest.mark.parametrize("end", ["synkro.close()", "", "raise SystemExit"])
@@ -238,6 +311,16 @@ def test_a_session_that_is_closed_inside_of_it(tmp_path):
     assert [call["name"] for call in events_of(tmp_path / "trace.json")[0]][-1] == "total"
 
 
+def test_each_session_of_a_program_has_a_file_of_its_own(tmp_path):
+    program = "import synkro, os\nfor _ in range(2):\n synkro.fork(1); os.chdir('/'); synkro.close()"
+    environment = {**os.environ, "SYNKRO_TRACE": "trace.json", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.json"]
+    environment["SYNKRO_TRACE"] = str(tmp_path / "trace.json")
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace-2.json", "trace.json"]
+
+
 class TestBadUse:
     def test_nothing_was_traced(self, current, tmp_path):
         for ask in (synk.summary, lambda: synk.plot_timeline(tmp_path / "calls.png")):
@@ -260,8 +343,23 @@ class TestBadUse:
 
     def test_the_environment_names_no_place_to_write_to(self, tmp_path, monkeypatch):
         monkeypatch.setenv("SYNKRO_TRACE", str(tmp_path))
-        with pytest.raises(InvalidValue, match="cannot be written"):
+        with pytest.raises(InvalidValue, match=r"SYNKRO_TRACE: .* cannot be written"):
             synk.Session(devices=["cpu"], verbose=False)
+
+    def test_what_cannot_be_written_hides_no_error(self, current, tmp_path, capsys):
+        folder = tmp_path / "folder"
+
+        def fail():
+            folder.rmdir()
+            raise KeyError("mine")
+
+        folder.mkdir()
+        with pytest.raises(KeyError, match="mine"), synk.trace(folder / "trace.json"):
+            fail()
+        assert "the trace could not be written" in capsys.readouterr().err
+        folder.mkdir()
+        with pytest.raises(InvalidValue, match="could not be written"), synk.trace(folder / "t.json"):
+            folder.rmdir()
 
     def test_no_session(self, monkeypatch):
         monkeypatch.setattr(world, "current", None)

@@ -61,7 +61,10 @@ def shared_memory(nbytes: int) -> Finding:
     except SharedMemoryError as error:
         remedy = "Free memory, use less data at once (check with --data), or map files (numpy.memmap)."
         return Finding(name, "failure", str(error), remedy)
-    free = shutil.disk_usage(SHM_FOLDER).free
+    try:
+        free = shutil.disk_usage(SHM_FOLDER).free
+    except OSError:  # there is none, which is no harm
+        free = 0
     if free >= nbytes:
         return Finding(name, "ok", f"{readable_bytes(nbytes)} can be had in {SHM_FOLDER}")
     return Finding(
@@ -82,7 +85,9 @@ def open_files() -> Finding:
         name,
         "warning",
         f"{soft}, and each Data and each worker takes some",
-        f"ulimit -n {_DESCRIPTORS if hard < 0 else min(_DESCRIPTORS, hard)}, before the program.",
+        f"ulimit -n {_DESCRIPTORS}, before the program."
+        if hard < 0 or hard >= _DESCRIPTORS
+        else f"Raise the hard limit, {hard}, to {_DESCRIPTORS} (limits.conf; docker run --ulimit).",
     )
 
 
@@ -170,6 +175,8 @@ def _thread_caps() -> int:
 def reduction(session: Session) -> Finding:
     """All-reduces for a second, and how fast they are beside copying."""
     name = "reduction"
+    if session.n_parallel < 2:
+        return Finding(name, "skipped", "there is one worker, which has nobody to reduce with")
     variable = session.shared(np.ones(_REDUCED, np.float32))
     session.variables.all_reduce(variable)
     count = 0

@@ -74,14 +74,17 @@ def _machine() -> dict[str, str]:
     cores, usable = len(os.sched_getaffinity(0)), available_cores()
     quota = "" if usable == cores else f"; {cores} without the quota of the control group"
     nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
-    shared = shutil.disk_usage(SHM_FOLDER)
+    try:
+        space = shutil.disk_usage(SHM_FOLDER)
+        shared = f"{readable_bytes(space.free)} of {readable_bytes(space.total)} free in {SHM_FOLDER}"
+    except OSError as error:
+        shared = f"none ({error})"
     return {
         "processor": cpu_name(),
         "cores": f"{usable} usable of {os.cpu_count()}{quota}",
         "NUMA nodes": str(nodes),
         "memory": f"{readable_bytes(available_memory())} available",
-        "shared memory": f"{readable_bytes(shared.free)} of {readable_bytes(shared.total)} free in "
-        f"{SHM_FOLDER}; what does not fit there goes into anonymous files",
+        "shared memory": f"{shared}; what does not fit there goes into anonymous files",
         "open files": f"at most {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}",
     }
 
