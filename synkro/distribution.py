@@ -64,7 +64,7 @@ class Functions:
             waiting = dict(sorted(self._waiting.items()))
             if only is not None:
                 waiting = {n: f for n, f in waiting.items() if f is only}
-            if not waiting and settings.changing() == self._settings:
+            if not waiting and not self.settings_changed():
                 return
             say = self.engine.say if only is None else _quiet
             say("Synkro distributing functions...")
@@ -98,8 +98,12 @@ class Functions:
 
     def bring(self, function: Distributable) -> None:
         """Make sure that the workers have *function*, and the settings of the libraries."""
-        if function.number in self._waiting or settings.changing() != self._settings:
+        if function.number in self._waiting or self.settings_changed():
             self.distribute(function)
+
+    def settings_changed(self) -> bool:
+        """Whether the workers lack settings that the main process has changed."""
+        return settings.changing() != self._settings
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Run *call* in the background, after those submitted before it."""

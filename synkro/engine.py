@@ -261,21 +261,21 @@ class Engine:
             segments = [*segments, (segment, Access.READ)]
         self._open = True
         try:
-            self.mark("send")
+            trace = self.trace
+            if trace is not None:
+                trace.mark("send")
             self._send(payload, segments)
-            self.mark("wait")
+            if trace is not None:
+                trace.mark("wait")
             self._wait(deadline, limit, on_tick)
-            self.mark("collect")
+            if trace is not None:
+                trace.mark("collect")
         except BaseException:
             self._abandon()
             raise
         self._open = False
         self._begun = True
         return self._read()
-
-    def mark(self, what: str) -> None:
-        if self.trace is not None:
-            self.trace.mark(what)
 
     def slices_done(self, slices: Sequence[int]) -> int:
         """How many slices of the running call are done, where rank r has ``slices[r]`` of them."""

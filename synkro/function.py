@@ -157,7 +157,8 @@ class Function:
             planned = self._planner.plan(
                 args, kwargs, batch, batch_s, _slices(num_slices), output_subset
             )
-        self._home.bring(self)
+        if not planned.known or self._home.settings_changed():
+            self._home.bring(self)
         try:
             result = self._run_with_bar(planned) if progress else self._run(planned)
         except WorkerError:  # what the ranks have done by then is seen here, too

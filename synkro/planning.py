@@ -139,9 +139,12 @@ class Planner:
         if data is None or mapped is not None or not fits:
             data = Data(self._engine, array.dtype, array.ndim, name=bound.name)
             self._cached[bound.name] = (None, data)
-        self._engine.mark("copy")
+        trace = self._engine.trace
+        if trace is not None:
+            trace.mark("copy")
         data.set_value(array)
-        self._engine.mark("plan")
+        if trace is not None:
+            trace.mark("plan")
         return bound, data
 
     def _typed(self, bound: Bound, wanted: Any) -> Any:

@@ -37,6 +37,8 @@ def collected() -> dict[str, dict[str, Any]]:
 def changing() -> tuple[Any, ...]:
     """Those settings that programs change between calls, and that change what a call computes."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
+    if jax is None and torch is None:
+        return ()
     found = [] if jax is None else [getattr(jax.config, name, None) for name in JAX]
     return tuple(found) if torch is None else (*found, torch.get_default_dtype())
 
