@@ -42,7 +42,7 @@ def largest(x):
 def ask(report: Report, runs: int, matrices: int, nbytes: int) -> None:
     w = np.eye(64) * 0.99
     scalars = np.ones((matrices, 1))
-    table = np.zeros((nbytes // 8 // 128, 128))
+    table = np.ones((nbytes // 8 // 128, 128))  # zeros would be one page, again and again
     counts = sorted({1, 2, 4, available_cores()})
     with contextlib.ExitStack() as stack:
         stack.enter_context(threadpool_limits(1))
