@@ -14,6 +14,7 @@ from gpu.conftest import environment, nothing_left
 from synkro.cli import doctor, info
 from synkro.cli.commands import main
 from synkro.devices import gpus
+from synkro.devices.cpu import THREAD_VARIABLES
 
 
 def run(capsys, *arguments):
@@ -46,7 +47,9 @@ def test_extras_that_are_broken_are_told_apart_from_absent_ones(tmp_path, monkey
     assert told["mpi4py"] == "installed, but does not work: OSError: libmpi.so is missing"
 
 
-def test_the_doctor_finds_this_machine_well(capsys):
+def test_the_doctor_finds_this_machine_well(capsys, monkeypatch):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     status, out = run(capsys, "doctor", "--data", "16M", "--devices", "cpu,cpu", "--json")
     found = {finding["check"]: finding for finding in json.loads(out)}
     assert status == 0
