@@ -1,9 +1,11 @@
 """Functions: what can be one, how it is called, and what comes back."""
 
+import array as buffers
 import functools
 import operator
 import os
 import threading
+import time
 from collections import namedtuple
 from concurrent.futures import CancelledError
 
@@ -670,6 +672,14 @@ def test_submitted_calls_run_in_their_order(session):
     futures = [f.submit(k) for k in range(10)]
     assert [future.result(30).tolist() for future in futures] == [[k, k + 1] for k in range(10)]
     assert f.submit(10).result(30).tolist() == [10, 11]
+
+
+def test_buffers_are_copied_when_they_are_submitted(session):
+    f = session.function(lambda k: [k.sum(), time.sleep(0.2)][0], bcast_inputs="k", outputs="max")
+    numbers = buffers.array("d", [1.0, 2.0])
+    futures = [f.submit(np.zeros(2)), f.submit(numbers)]
+    numbers[0] = 100.0
+    assert [future.result(30) for future in futures] == [0.0, 3.0]
 
 
 def test_submitted_calls_take_options_and_raise_what_the_call_raises(session):

@@ -335,6 +335,25 @@ def test_threads_may_set_and_use_variables_at_once():
         other.join()
 
 
+def test_making_a_function_computes_nothing(workers):
+    seen = []
+
+    class Watched(pytensor.graph.op.Op):
+        __props__ = ()
+        itypes = otypes = (T.dmatrix,)
+
+        def perform(self, node, inputs, outputs):
+            seen.append(inputs[0].shape)
+            outputs[0][0] = inputs[0]
+
+        def infer_shape(self, fgraph, node, shapes):
+            return shapes
+
+    x = T.dmatrix("x")
+    synk.function(inputs=[x], outputs=Watched()(x).sum())
+    assert set(seen) == {(0, 0)}
+
+
 def test_shapes_that_the_graph_fixes():
     x, y = T.tensor("x", shape=(None, 3), dtype="float64"), T.tensor("y", shape=(1, 3), dtype="float64")
     f = synk.function(inputs=[x], bcast_inputs=[y], outputs=x.sum() + y.sum())
