@@ -191,7 +191,7 @@ class Variables:
         if values is None:
             self._exchange("broadcast", targets, "")
             return
-        self._write(targets, self._values(targets, values), lambda array: [(0, 0)] * self._engine.size)
+        self._write(targets, self._values(targets, values), self._everywhere)
 
     @_in_turn
     def set_value(self, rank: Any, variables: Any, values: Any, batch: Any = None) -> None:
@@ -225,7 +225,20 @@ class Variables:
         batch: Any = None,
         by_rows: bool = False,
     ) -> None:
-        """Send *arrays*; ``rows(n)`` says which of so many rows each rank takes."""
+        """Send *arrays* to the workers, and what becomes of them to PyTensor's shared variables."""
+        self.linked.doubt(targets)
+        self._fill(targets, arrays, rows, batch, by_rows)
+        self.linked.pull(targets)
+
+    def _fill(
+        self,
+        targets: Sequence[Shared],
+        arrays: Sequence[Array],
+        rows: Callable[[int], list[Span | None]],
+        batch: Any = None,
+        by_rows: bool = False,
+    ) -> None:
+        """Put *arrays* into replicas; ``rows(n)`` says which of so many rows each rank takes."""
         self._engine.require_ready()
         fills, used = [], []
         for target, array in zip(targets, arrays, strict=True):
@@ -244,19 +257,11 @@ class Variables:
             region: Region = source.input(self._engine, target.called())[0]
             fills.append(Fill(target.number, region, selection, tuple(rows(length))))
         segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
-        self.linked.doubt(targets)
         self._engine.run(Write(tuple(fills)), segments)
-        self.linked.pull(targets)
 
     def send(self, targets: Sequence[Shared], arrays: Sequence[Array]) -> None:
         """Put *arrays* into all replicas of *targets*, and nowhere else."""
-        sources = [self._travelling(array) for array in arrays]
-        inputs = [source.input(self._engine, "a value") for source in sources]
-        whole = ((0, 0),) * self._engine.size
-        fills = [
-            Fill(t.number, region, None, whole) for t, (region, _) in zip(targets, inputs, strict=True)
-        ]
-        self._engine.run(Write(tuple(fills)), [(segment, Access.READ) for _, segment in inputs])
+        self._fill(targets, arrays, self._everywhere)
 
     def fetch(self, targets: Sequence[Shared]) -> list[Array]:
         """The master rank's replicas."""
@@ -418,6 +423,9 @@ class Variables:
                     f"{called}: the replicas of {variable.called()} have different shapes, {listed}: "
                     f"they must be the same{' but for the number of rows' * rows_may_differ}{hint}."
                 )
+
+    def _everywhere(self, _: int) -> list[Span | None]:
+        return [(0, 0)] * self._engine.size
 
     def _travelling(self, array: Array) -> Data:
         data = Data(self._engine, array.dtype, array.ndim)
