@@ -345,3 +345,31 @@ def test_a_training_step_is_made_on_all_ranks_or_on_none(session, tmp_path):
     ctrl_c(marker.exists, lambda: [f(np.ones(4)), time.sleep(SOON)])
     first, second = session.variables.gather(w)
     np.testing.assert_array_equal(first, second)
+
+
+def test_ctrl_c_cuts_off_no_compilation_of_numba(session, tmp_path):
+    numba = pytest.importorskip("numba", reason="needs numba")
+    marker = tmp_path / "begun"
+
+    @numba.njit
+    def total(x):
+        return x.sum()
+
+    def compiled(x):
+        from numba.core import event
+
+        class Slow(event.Listener):
+            def on_start(self, event):
+                marker.touch()
+                time.sleep(0.5)
+
+            def on_end(self, event):
+                """Nothing to do."""
+
+        with event.install_listener("numba:compile", Slow()):
+            result = total(x)
+        return {"total": result, "compiled": sum(total.stats.cache_misses.values())}
+
+    f = session.function(compiled, outputs="sum")
+    ctrl_c(marker.exists, lambda: [f(np.ones(10)), time.sleep(SOON)])
+    assert f(np.ones(10)) == {"total": 10, "compiled": 1}

@@ -25,6 +25,8 @@ from numba.core import compiler, serialize
 from numba.core.compiler_lock import global_compiler_lock
 from numba.np.ufunc.dufunc import DUFunc
 
+from ..ipc.interrupts import atomic
+
 _LENGTH = struct.Struct("q")
 
 
@@ -75,7 +77,7 @@ def _share(dispatcher: Any, attribute: str, on_disk: bool, place: str, number: i
     compile_alone = dispatcher.compile
 
     def compile_or_take(*args: Any, **kwargs: Any) -> Any:
-        with global_compiler_lock, file.locked():
+        with atomic, global_compiler_lock, file.locked():  # Ctrl-C must not leave the lock behind
             return compile_alone(*args, **kwargs)
 
     dispatcher.compile = compile_or_take
@@ -118,7 +120,7 @@ class _File:
         while self._end + _LENGTH.size <= size:
             (length,) = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, self._end))
             start = self._end + _LENGTH.size
-            if not length or start + length > size:  # its writer died over it
+            if not length or start + length > size:  # its writer did not come to its end
                 break
             found, code = pickle.loads(os.pread(self._file, length, start))
             self._found[found] = code
@@ -128,6 +130,7 @@ class _File:
     def add(self, key: Any, code: bytes | None) -> None:
         """Hand the *code* of *key* to the others, under the lock."""
         record = serialize.dumps((key, code))
+        os.ftruncate(self._file, self._end)  # what a writer has left that did not come to its end
         os.pwrite(self._file, record, self._end + _LENGTH.size)
         os.pwrite(self._file, _LENGTH.pack(len(record)), self._end)  # last: only now it counts
 
