@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_HALF = np.dtype(np.float16)
+_SINGLE, _DOUBLE, _LONG = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Operation:
         """The dtype that outputs of *dtype* accumulate in."""
         if not self.accumulates:
             return dtype
-        if dtype == _HALF or dtype.name == "bfloat16":
-            return np.dtype(np.float32)
+        if dtype.itemsize == 2 and dtype.kind in "fV":  # float16 and bfloat16: a name takes long
+            return _SINGLE
         return self.result_dtype(dtype)
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -52,9 +52,9 @@ class Operation:
         A mean of bools or integers is float64, a sum or product of bools int64; all else stays.
         """
         if self.weighted and dtype.kind in "biu":
-            return np.dtype(np.float64)
+            return _DOUBLE
         if self.accumulates and dtype.kind == "b":
-            return np.dtype(np.int64)
+            return _LONG
         return dtype
 
     def lift(self, value: Array, weight: int) -> Array:
@@ -62,7 +62,7 @@ class Operation:
         dtype = self.partial_dtype(value.dtype)
         if self.weighted and weight != 1:
             return _array(np.multiply(value, weight, dtype=dtype))
-        return value.astype(dtype, copy=False)
+        return value if value.dtype == dtype else value.astype(dtype)
 
     def merge(self, one: Array, other: Array, out: Array | None = None) -> Array:
         """Two partials as one, written to *out* if given."""

@@ -17,6 +17,8 @@ from ..foreign import handed, host_array, is_key, is_numba
 from .base import Buffer, FrontEnd
 from .refused import advice, is_open_file, known
 
+_NUMBERS = (bool, int, float, complex, np.generic)
+
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
 
@@ -71,6 +73,18 @@ class PlainFrontEnd(FrontEnd):
         return handed(array, library)
 
     def output(self, value: Any) -> NDArray[Any]:
+        array: NDArray[Any] = value if type(value) is np.ndarray else self._array(value)
+        if not is_numeric(array.dtype):
+            raise OutputError(
+                f"expected bools, integers, floats or complex numbers, got an array of dtype "
+                f"{array.dtype}."
+            )
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+    def _array(self, value: Any) -> NDArray[Any]:
+        """Raises: OutputError for what is neither an array nor a number."""
+        if isinstance(value, _NUMBERS):
+            return np.asarray(value)
         if isinstance(value, np.ma.MaskedArray):
             raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
         if is_key(value):
@@ -78,19 +92,13 @@ class PlainFrontEnd(FrontEnd):
         value = host_array(value)
         if hasattr(value, "__cuda_array_interface__"):
             array: NDArray[Any] = value  # on this worker's GPU, where it stays
-        elif isinstance(value, bool | int | float | complex) or hasattr(value, "__array__"):
-            array = np.asarray(value)  # of a subclass of ndarray, the plain array
-        else:
-            raise OutputError(
-                f"expected an array or a number, got {shortened(value)}; a function that returns "
-                f"nothing useful says outputs=[]."
-            )
-        if not is_numeric(array.dtype):
-            raise OutputError(
-                f"expected bools, integers, floats or complex numbers, got an array of dtype "
-                f"{array.dtype}."
-            )
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+            return array
+        if hasattr(value, "__array__"):
+            return np.asarray(value)  # of a subclass of ndarray, the plain array
+        raise OutputError(
+            f"expected an array or a number, got {shortened(value)}; a function that returns "
+            f"nothing useful says outputs=[]."
+        )
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

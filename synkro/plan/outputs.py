@@ -19,6 +19,8 @@ from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
 
+_CONTAINERS = (dict, tuple, list)
+
 _NAMES = 200  # characters of names that are spelled out
 
 
@@ -54,11 +56,12 @@ def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]] | 
     return None
 
 
-def flatten(value: Any, opens: Callable[[Any], bool] = lambda value: True) -> tuple[list[Any], Tree]:
+def flatten(value: Any, opens: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree]:
     """The leaves of *value*, from left to right, and its tree; what does not *open* is a leaf."""
-    parts = _children(value) if opens(value) else None
-    if parts is None:
+    if not isinstance(value, _CONTAINERS) or (opens is not None and not opens(value)):
         return [value], None
+    parts = _children(value)
+    assert parts is not None
     kind, keys, children = parts
     leaves: list[Any] = []
     trees = []
@@ -130,8 +133,8 @@ def leaf_modes(spec: Any, tree: Tree, path: str = "") -> list[str | None]:
 
     Raises: OutputError where the nesting of *spec* is not that of the result.
     """
-    if not isinstance(spec, tuple | list | dict):
-        return [spec] * len(leaf_paths(tree))
+    if not isinstance(spec, _CONTAINERS):
+        return [spec] if tree is None else [spec] * len(leaf_paths(tree))
     modes: list[str | None] = []
     for entry, child, below in zip(*_matched(spec, tree, path), strict=True):
         modes += leaf_modes(entry, child, below)
