@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from synkro.machine import available_cores, cpu_name, readable_bytes
+from synkro.machine import available_cores, cpu_name
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = (
@@ -44,6 +45,7 @@ LIBRARIES = (
     "ray",
     "distributed",
 )
+_UNITS = ("bytes", "KB", "MB", "GB", "TB")
 SCALES = ("full", "quick", "smoke")
 
 Samples = dict[str, list[float]]
@@ -200,7 +202,7 @@ class Report:
 def _number(text: str) -> float:
     """``_number("1.5 KB") == 1536``; of a plain number, that."""
     value, _, unit = text.partition(" ")
-    return float(value) * 1024 ** ("bytes", "KB", "MB", "GB", "TB").index(unit or "bytes")
+    return float(value) * 1024 ** _UNITS.index(unit or "bytes")
 
 
 def _spread(values: Any) -> dict[str, Any]:
@@ -216,7 +218,8 @@ def readable(value: float, unit: str) -> str:
                 return f"{value / step:.3g} {name}"
         return f"{value:.3g} s"
     if unit == "bytes":
-        return ("-" if value < 0 else "") + readable_bytes(abs(value))
+        power = min(4, max(0, int(math.log2(max(1, abs(value))) // 10)))
+        return f"{value / 1024**power:.4g} {_UNITS[power]}"
     return f"{value:.3g} {unit}".rstrip()
 
 

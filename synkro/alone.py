@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,8 +18,11 @@ from .group import Group
 
 
 @contextlib.contextmanager
-def alone(rng: np.random.Generator) -> Iterator[None]:
-    """Until the end of the block, in this thread, this process is the only rank of a call."""
+def alone(rng: Callable[[], np.random.Generator]) -> Iterator[None]:
+    """Until the end of the block, in this thread, this process is the only rank of a call.
+
+    *rng* gives its random generator.
+    """
     with contextlib.ExitStack() as stack:
         wake = os.eventfd(0)
         stack.callback(os.close, wake)

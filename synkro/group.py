@@ -53,12 +53,20 @@ def _collective(method: Method) -> Method:
     return cast("Method", marked)
 
 
+def generator(seed: int | None, stream: int) -> np.random.Generator:
+    """Random generator number *stream* of those that spring from *seed*, all independent.
+
+    Source: the spawning of ``numpy.random.SeedSequence`` (M. O'Neill's seed_seq_fe).
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+
+
 class Group:
     """One rank's view of the ranks that take part in a call.
 
     Attributes:
         comm, device: its end of their collectives, and where it computes.
-        rng: this rank's random generator.
+        rng: this rank's random generator, made when it is first asked for.
         master: the place of the default root.
         stand_ins: where there are no workers, what stands for their variables, by id.
     """
@@ -66,17 +74,21 @@ class Group:
     def __init__(
         self,
         comm: Communicator,
-        rng: np.random.Generator,
+        rng: Callable[[], np.random.Generator],
         device: Device | None = None,
         mark: Callable[[int], None] = lambda phase: None,
     ) -> None:
-        """*mark* tells whoever traces what this rank does."""
+        """*rng* makes the generator; *mark* tells whoever traces what this rank does."""
         self.comm = comm
         self.mark = mark
         self.device = device or CpuDevice()
-        self.rng = rng
+        self._rng = rng
         self.master = 0
         self.stand_ins: dict[int, StandIn] = {}
+
+    @functools.cached_property
+    def rng(self) -> np.random.Generator:
+        return self._rng()  # when it is first used: numpy.random takes 2 MB
 
     def stand_in(self, variable: Variable) -> Resident:
         """What stands for a worker variable here, where there are no workers."""

@@ -8,6 +8,7 @@ wait for a ``Keep``, which makes variables of them.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from .errors import InternalError
 from .frontends import settings
 from .frontends.base import FrontEnd
 from .frontends.plain import PlainFrontEnd
-from .group import Group, fitted
+from .group import Group, fitted, generator
 from .ipc.interrupts import uninterrupted
 from .ipc.segment import Segment
 from .messages import (
@@ -105,7 +106,7 @@ class Replica:
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.report = report
         self.mark = mark
-        self.group = Group(comm, np.random.default_rng(), mark=mark)
+        self.group = self._new_group(None)
         self.token = ""
         self._descriptor = descriptor
         self._segments: dict[int, Segment] = {}
@@ -216,12 +217,10 @@ class Replica:
         self.outbox = rows[self.rank]
         self.token = start.token
         self._master = start.master_rank
-        seeds = np.random.SeedSequence(start.seed).spawn(self.size)
-        rng = np.random.default_rng(seeds[self.rank])
         problem = ""
         if start.gpus is not None:
             problem = self._move_to_gpu(start.gpus)
-        self.group = Group(self.comm, rng, self.device, self.mark)
+        self.group = self._new_group(start.seed)
         if start.profiles is not None:
             import cProfile  # noqa: PLC0415  it takes a while
 
@@ -229,6 +228,10 @@ class Replica:
             self._profile = cProfile.Profile()
             self._profile.enable()
         return Started(problem)
+
+    def _new_group(self, seed: Any) -> Group:
+        rng = functools.partial(generator, seed, self.rank)
+        return Group(self.comm, rng, self.device, self.mark)
 
     def _move_to_gpu(self, gpus: Gpus) -> str:
         """Compute on this rank's GPU from now on; returns why NCCL does not connect it to the others."""
@@ -245,7 +248,7 @@ class Replica:
             return Link(identity, place, count, guard, index)
 
         self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)
-        self.group = Group(comm, self.group.rng, self.device, self.mark)
+        self.group = self._new_group(None)
         self.begin(tuple(range(self.size)))
         return comm.connect()
 

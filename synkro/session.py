@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 import os
@@ -13,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import saving, timeline, world
@@ -28,6 +28,7 @@ from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
 from .foreign import has_graph_variables
 from .function import Function
 from .graphs import graph_function
+from .group import generator
 from .ipc.segment import aligned
 from .machine import available_cores
 from .messages import Gpus, Start
@@ -113,8 +114,8 @@ class Session:
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         outputs = Outputs(engine, segment.array(outbox))
-        own = np.random.SeedSequence(seed).spawn(engine.size + 1)[engine.size]  # after the workers'
-        rng = np.random.default_rng(own)
+        # its own generator comes after the workers', and stays the same one
+        rng = functools.cache(functools.partial(generator, seed, engine.size))
         variables = Variables(engine, outputs, new_token(), self.master_rank, rng)
         segments, gpus = [(segment, Access.WRITE)], None
         if placement.gpus:

@@ -56,7 +56,7 @@ class Variables:
     Attributes:
         token: what variables of this session are known by on its workers.
         master_rank: the root of collectives that have one.
-        rng: the generator of functions that run in the main process by themselves.
+        rng: gives the generator of functions that run in the main process by themselves.
         linked: PyTensor's shared variables, which are variables here, too.
     """
 
@@ -66,7 +66,7 @@ class Variables:
         outputs: Outputs,
         token: str,
         master_rank: int,
-        rng: np.random.Generator,
+        rng: Callable[[], np.random.Generator],
     ) -> None:
         self.token = token
         self.master_rank = master_rank

@@ -8,7 +8,7 @@ operation for a whole subtree, or a tuple, list or dict with an entry for each c
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,7 +100,7 @@ def by_name(tree: Tree) -> tuple[tuple[int, ...], str]:
     order = tuple(sorted(range(len(names)), key=names.__getitem__))
     text = ", ".join(names[index] for index in order)
     if len(text) > _NAMES:
-        text = f"{text[:_NAMES]}… ({len(names)} in all, {hashlib.sha1(text.encode()).hexdigest()[:8]})"
+        text = f"{text[:_NAMES]}… ({len(names)} in all, {zlib.crc32(text.encode()):08x})"
     return order, text
 
 
