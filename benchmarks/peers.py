@@ -103,6 +103,9 @@ class Mpi:
     def barrier(self) -> None:
         self.world.Barrier()
 
+    def leave(self) -> None:
+        """MPI takes its leave when the process ends."""
+
     def caller(self) -> Any:
         """A call of both ranks, by pickled bcast and gather: each sums its eight numbers."""
         rows = np.ones(8)
@@ -136,6 +139,9 @@ class Gloo:
     def barrier(self) -> None:
         self.dist.barrier()
 
+    def leave(self) -> None:
+        self.dist.destroy_process_group()
+
     def all_reducer(self, count: int) -> Any:
         tensor = self.torch.zeros(count)
         return lambda: self.dist.all_reduce(tensor)
@@ -166,6 +172,7 @@ def serve(peer: Any) -> None:
         command = peer.share(json.loads(line) if line else {"what": "leave"})
         what, rounds = command.pop("what"), command.pop("rounds", 1)
         if what == "leave":
+            peer.leave()
             return
         key = f"{what} {command}"
         if key not in prepared:

@@ -3,14 +3,19 @@
 Floor: a bare interpreter, which then imports NumPy, twice at the same time.  The rest of a worker is
 Synkro's own modules and cloudpickle, a few mappings, and one command and its answer.
 
-Peers: ``multiprocessing.Pool(2)`` and ``ProcessPoolExecutor(2)``, started with *spawn*, until they have
-answered a first task that needs NumPy.  (They count as started when *one* process has done both tasks.)
+Peers, until two processes have answered a first task that needs NumPy: ``multiprocessing.Pool(2)`` and
+``ProcessPoolExecutor(2)``, started with *spawn* and with *fork* (which copies this process, NumPy and
+all, and is unsafe in one with threads or CUDA); joblib, ipyparallel, Ray, Dask, two ranks of MPI and of
+torch.distributed (gloo), and JAX on two CPU devices.  (Pools count as started when *one* process has
+done both tasks.)
 
 Every figure comes from a fresh interpreter, which has imported what it uses before its clock starts.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +23,10 @@ import time
 
 import numpy as np
 
+from synkro.machine import interpreter
+
 from .common import Report, Side, main, paired
+from .peers import Peer, missing
 
 FORK = """
 import time, numpy, synkro
@@ -37,7 +45,7 @@ print(time.perf_counter() - start)
 POOL = """
 import multiprocessing, time, numpy as np
 start = time.perf_counter()
-with multiprocessing.get_context("spawn").Pool(2) as pool:
+with multiprocessing.get_context({method!r}).Pool(2) as pool:
     assert pool.map(np.sum, [np.ones(1)] * 2, chunksize=1) == [1, 1]
     print(time.perf_counter() - start)
 """
@@ -49,6 +57,54 @@ with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as 
     assert list(executor.map(np.sum, [np.ones(1)] * 2)) == [1, 1]
     print(time.perf_counter() - start)
 """
+PEERS = {
+    "joblib": """
+import time, numpy as np, joblib
+from joblib.externals.loky import get_reusable_executor
+start = time.perf_counter()
+with joblib.Parallel(n_jobs=2) as parallel:
+    assert parallel(joblib.delayed(np.sum)(np.ones(1)) for _ in range(2)) == [1, 1]
+    print(time.perf_counter() - start)
+get_reusable_executor().shutdown(wait=True)
+""",
+    "ipyparallel": """
+import time, numpy as np, ipyparallel
+start = time.perf_counter()
+with ipyparallel.Cluster(n=2, log_level=40) as client:
+    assert client[:].map_sync(np.sum, [np.ones(1)] * 2) == [1, 1]
+    print(time.perf_counter() - start)
+""",
+    "ray": """
+import time, numpy as np, ray
+start = time.perf_counter()
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+total = ray.remote(lambda x: float(x.sum()))
+assert ray.get([total.remote(np.ones(1)) for _ in range(2)]) == [1, 1]
+print(time.perf_counter() - start)
+ray.shutdown()
+""",
+    "distributed": """
+import time, numpy as np, dask.distributed as dd
+if __name__ == "__main__":
+    start = time.perf_counter()
+    with dd.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with dd.Client(cluster) as client:
+            assert client.gather(client.map(np.sum, [np.ones(1)] * 2)) == [1, 1]
+            print(time.perf_counter() - start)
+""",
+    "jax": """
+import os, time, numpy as np
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
+from jax.sharding import NamedSharding, PartitionSpec as P
+start = time.perf_counter()
+x = jax.device_put(np.ones(2), NamedSharding(jax.make_mesh((2,), ("rows",)), P("rows")))
+assert jax.jit(lambda x: x.sum())(x) == 2
+print(time.perf_counter() - start)
+""",
+}
+"""What a fresh interpreter runs, by the module that it needs."""
 IMPORT = """
 import time, numpy
 start = time.perf_counter()
@@ -58,18 +114,39 @@ print(time.perf_counter() - start)
 
 
 def seconds_of(script: str) -> float:
-    """What a fresh interpreter that runs *script* prints."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    """What a fresh interpreter that runs *script* prints last."""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def seconds_of_ranks(kind: str) -> float:
+    """From starting two ranks of MPI or torch.distributed until they have reduced a number.
+
+    Their imports are in it: what they are to compute with, they import themselves.
+    """
+    start = time.perf_counter()
+    peer = Peer(kind)
+    try:
+        peer.seconds("all_reducer", count=1)
+        return time.perf_counter() - start
+    finally:
+        peer.close()
 
 
 def two_at_once(statement: str) -> float:
-    """Seconds until two interpreters that run *statement* have ended."""
+    """Seconds until two interpreters, started as workers are, have run *statement*."""
+    command = interpreter(f"{statement}; print(flush=True)")
     start = time.perf_counter()
-    processes = [subprocess.Popen([sys.executable, "-c", statement]) for _ in range(2)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
     for process in processes:
-        assert process.wait() == 0
-    return time.perf_counter() - start
+        process.stdout.readline()
+    seconds = time.perf_counter() - start
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    return seconds
 
 
 def import_costs(statement: str) -> dict[str, float]:
@@ -80,25 +157,54 @@ def import_costs(statement: str) -> dict[str, float]:
     return {module: int(microseconds) * 1e-6 for microseconds, module in lines}
 
 
-def ask(report: Report, runs: int, first: bool) -> None:
-    def fresh(name, script):
-        return Side(name, lambda: seconds_of(script), own_clock=True)
+def fresh(name: str, script: str) -> Side:
+    return Side(name, lambda: seconds_of(script), own_clock=True)
 
-    starting = paired(
-        [
-            fresh("synkro.fork(2)", FORK),
-            fresh("Synkro, first result", FIRST_RESULT),
-            fresh("Pool(2), spawn, first result", POOL),
-            fresh("ProcessPoolExecutor(2), spawn, first result", EXECUTOR),
-        ],
-        runs,
-        first,
+
+def ask(report: Report, runs: int, peer_runs: int, first: bool) -> None:
+    sides = [
+        fresh("synkro.fork(2)", FORK),
+        fresh("Synkro, first result", FIRST_RESULT),
+        fresh("Pool(2), fork", POOL.format(method="fork")),
+        fresh("Pool(2), spawn", POOL.format(method="spawn")),
+        fresh("ProcessPoolExecutor(2), spawn", EXECUTOR),
+    ]
+    starting = paired(sides, runs, first)
+    bare = Side(
+        "floor: two interpreters with NumPy", lambda: two_at_once("import numpy"), own_clock=True
     )
-    report.table("starting two workers", starting)
+    floor = paired([bare], runs)
+    report.table("starting two workers, until a first result", {**starting, **floor})
     report.figure("synkro.fork(2)", float(np.median(starting["synkro.fork(2)"])), "s", at_most=0.4)
-    for peer in list(starting)[2:]:
-        report.ratio(f"{peer} ÷ Synkro", starting[peer], starting["Synkro, first result"])
+    for peer in ("Pool(2), spawn", "ProcessPoolExecutor(2), spawn"):
+        report.ratio(f"{peer} ÷ Synkro", starting[peer], starting["Synkro, first result"], at_least=1)
+    if peer_runs:
+        _against_libraries(report, peer_runs)
+    _ask_for_parts(report, runs, first)
 
+
+def _against_libraries(report: Report, runs: int) -> None:
+    sides = [fresh("Synkro", FIRST_RESULT)]
+    for module, script in PEERS.items():
+        if importlib.util.find_spec(module) is None:
+            report.absent(module, f"{module} is not installed")
+        else:
+            sides.append(fresh(module, script))
+    for kind, name in (("mpi", "MPI, two ranks"), ("gloo", "torch.distributed, two ranks")):
+        if why := missing(kind):
+            report.absent(name, why)
+        else:
+            sides.append(Side(name, lambda kind=kind: seconds_of_ranks(kind), own_clock=True))
+    samples = paired(sides, runs)
+    report.table("starting two workers of a library, until a first result", samples)
+    for name in samples:
+        if name == "jax":
+            report.ratio(f"{name} (starts no process) ÷ Synkro", samples[name], samples["Synkro"])
+        elif name != "Synkro":
+            report.ratio(f"{name} ÷ Synkro", samples[name], samples["Synkro"], at_least=1)
+
+
+def _ask_for_parts(report: Report, runs: int, first: bool) -> None:
     parts = {
         "an interpreter": "pass",
         "an interpreter and NumPy": "import numpy",
@@ -107,7 +213,7 @@ def ask(report: Report, runs: int, first: bool) -> None:
     sides = [
         Side(name, lambda code=code: two_at_once(code), own_clock=True) for name, code in parts.items()
     ]
-    report.table("where it goes: two at once, from start to end", paired(sides, runs, first))
+    report.table("where it goes: two at once, until they have run it", paired(sides, runs, first))
 
     imports = paired([fresh("synkro", IMPORT.format(module="synkro"))], runs, first)
     report.table("import after NumPy", imports)
@@ -126,7 +232,7 @@ if __name__ == "__main__":
         __file__,
         __doc__,
         ask,
-        full={"runs": 20, "first": True},
-        quick={"runs": 5},
-        smoke={"runs": 1, "first": False},
+        full={"runs": 20, "peer_runs": 5, "first": True},
+        quick={"runs": 5, "peer_runs": 2},
+        smoke={"runs": 1, "peer_runs": 0, "first": False},
     )

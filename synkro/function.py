@@ -150,9 +150,13 @@ class Function:
                 if isinstance(arg, Data):
                     arg.touch_if_shared()
         planned = None
-        whole = type(num_slices) is int and num_slices == 1
-        if whole and batch is None and batch_s is None and not kwargs and output_subset is None:
-            planned = self._quick.get(tuple([getattr(arg, "region", None) for arg in args]))
+        whole = batch is None and batch_s is None and output_subset is None
+        if whole and type(num_slices) is int:  # True and 1.0 are equal to 1
+            values = (*args, *kwargs.values()) if kwargs else args
+            regions = [getattr(value, "region", None) for value in values]
+            planned = self._quick.get((*regions, *kwargs, num_slices))
+            if planned is None and (refilled := self._planner.refilled(values)):
+                planned = self._quick.get((*refilled, *kwargs, num_slices))
         if planned is None:
             planned = self._planner.plan(
                 args, kwargs, batch, batch_s, _slices(num_slices), output_subset

@@ -76,6 +76,7 @@ class Planner:
         self._own_indices: Data | None = None
         self._own_regions: dict[tuple[Region, int, int], Region] = {}
         self._known: dict[CallPlan, Planned] = {}
+        self._refillable: list[Data | None] = []  # of the last call: for each value, where it was copied
 
     def plan(
         self,
@@ -93,10 +94,48 @@ class Planner:
         if chosen is not None and isinstance(self._modes, tuple | list | dict):
             take_subset(chosen, self._modes, "outputs=")
         planned = self._plan(inputs, tuple(named), form, batch, batch_s, slices, chosen)
-        whole = batch is None and not kwargs and slices == 1 and subset is None and not self._sliced
-        if whole and all(isinstance(arg, Data) for arg in args):
-            planned.key = tuple([value.region for _, value in inputs])
+        self._refillable = []
+        if batch is None and batch_s is None and subset is None and not self._sliced:
+            used = [value for _, value in inputs]
+            planned.key = self._recognized([*args, *kwargs.values()], used, (*kwargs, slices))
         return planned
+
+    def _recognized(self, values: list[Any], used: list[Any], rest: Any) -> tuple[Any, ...] | None:
+        """What a call with such *values* is found by again, whose inputs are *used*; None for others."""
+        plain = [type(value) is np.ndarray for value in values]
+        if not all(known or isinstance(value, Data) for known, value in zip(plain, values, strict=True)):
+            return None
+        if any(plain):
+            self._refillable = [
+                data if copied else None for data, copied in zip(used, plain, strict=True)
+            ]
+        return (*[data.region for data in used], *rest)
+
+    def refilled(self, values: Sequence[Any]) -> list[Region | None] | None:
+        """The regions of *values*, after arrays were copied to where the last call's arrays lay.
+
+        None, and nothing is copied, where one is no array, or not like the last call's.
+        """
+        targets = self._refillable
+        if len(values) != len(targets):
+            return None
+        for value, data in zip(values, targets, strict=True):
+            if data is None:
+                if not isinstance(value, Data):
+                    return None
+            elif type(value) is not np.ndarray or value.shape != data.shape or value.dtype != data.dtype:
+                return None
+        trace = self._engine.trace
+        if trace is not None:
+            trace.mark("copy")
+        regions = []
+        for value, data in zip(values, targets, strict=True):
+            if data is not None:
+                data.set_value(value)
+            regions.append((value if data is None else data).region)
+        if trace is not None:
+            trace.mark("plan")
+        return regions
 
     def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
         """The leaves of *arguments*, and how to make them again, unless they are themselves."""

@@ -11,10 +11,12 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import synkro as synk
 from conftest import INLINE
-from synkro import InvalidIndex, InvalidValue, WorkerError
+from synkro import InvalidIndex, InvalidType, InvalidValue, WorkerError
 from synkro.frontends.plain import OUT_OF_BAND
 
 pytestmark = pytest.mark.quick  # on every Python version
@@ -254,6 +256,53 @@ def test_plain_arrays_are_copied_into_cached_data(session):
     assert f(X.astype("f4")) == X.sum()
     assert f(X[0]) == X[0].sum()
     assert f([1, 2, 3]) == 6
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["data", "array", "float32", "list"]),
+            st.sampled_from(["data", "array", "view"]),
+            st.sampled_from([3, 4]),
+            st.sampled_from(["position", "name", "both names", "names turned"]),
+            st.sampled_from([1, 2]),
+        ),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_calls_of_all_kinds_take_turns(session, calls):
+    function = session.function(lambda x, y: (x + 3 * y).sum(), outputs="sum")
+    data = {rows: (session.data(np.ones(rows)), session.data(np.ones(rows))) for rows in (3, 4)}
+    for number, (one, other, rows, naming, slices) in enumerate(calls):
+        x, y = np.arange(rows) + 10.0 * number, np.arange(rows) - 7.0 * number
+        for kept, value in zip(data[rows], (x, y), strict=True):
+            kept[...] = value
+        forms = {
+            "data": lambda kept, value: kept,
+            "array": lambda kept, value: value,
+            "float32": lambda kept, value: value.astype("f4"),
+            "list": lambda kept, value: value.tolist(),
+            "view": lambda kept, value: np.repeat(value, 2)[::2],
+        }
+        first, second = forms[one](data[rows][0], x), forms[other](data[rows][1], y)
+        result = {
+            "position": lambda: function(first, second, num_slices=slices),
+            "name": lambda: function(first, y=second, num_slices=slices),
+            "both names": lambda: function(x=first, y=second, num_slices=slices),
+            "names turned": lambda: function(y=second, x=first, num_slices=slices),
+        }[naming]()
+        assert result == (x + 3 * y).sum()
+        assert data[rows][0][:].tolist() == x.tolist()  # nobody's Data was written to
+        assert data[rows][1][:].tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("slices", [True, 1.0, [1]])
+def test_what_equals_one_is_no_number_of_slices(session, slices):
+    function = session.function(lambda x: x.sum(), outputs="sum")
+    assert function(X) == X.sum()
+    with pytest.raises(InvalidType, match="num_slices must be an int"):
+        function(X, num_slices=slices)
 
 
 def test_what_is_written_into_an_array_between_calls_is_seen(session):
