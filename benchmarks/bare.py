@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 _PR_SET_PDEATHSIG = 1
-_LINE = 8  # words
+LINE = 8  # words
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
@@ -89,8 +89,8 @@ class BareAllReduce:
         return time.perf_counter() - start
 
     def _barrier(self, rank) -> None:
-        words, other = self.words, (1 - rank) * _LINE
-        words[rank * _LINE] += 1
-        reached = words[rank * _LINE]
+        words, other = self.words, (1 - rank) * LINE
+        words[rank * LINE] += 1
+        reached = words[rank * LINE]
         while words[other] < reached:
             os.sched_yield()

@@ -4,9 +4,11 @@ Floor: no bytes worth counting; the main process tells every worker, every worke
 hot loop nobody needs to sleep, so that is four cache lines' way for two workers.  After idleness
 everybody sleeps: one wake-up a worker, and one of the main process.
 
+The floors are measured: two bare processes that poll for a number and write it back, and two with a
+posix_ipc semaphore each, which wait for it and release another.
+
 Peers: ``multiprocessing.Pool.map``, ``ProcessPoolExecutor.map`` and joblib (loky, kept open), each with
-two tasks for two processes; and two bare processes with a posix_ipc semaphore each, which wait for it
-and release another: what the kernel's wake-ups alone cost.
+two tasks for two processes.
 
 Hot: each side calls in a loop.  Idle: 5 ms of sleep before each call, the sides in turn.  At last, what
 a trace adds to a call of 1 ms.
@@ -15,7 +17,9 @@ a trace adds to a call of 1 ms.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing
+import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 
@@ -24,7 +28,7 @@ import posix_ipc
 
 import synkro
 
-from .bare import start, stop
+from .bare import LINE, start, stop
 from .common import Report, Side, main, paired
 
 
@@ -62,6 +66,46 @@ def _echo(go: posix_ipc.Semaphore, done: posix_ipc.Semaphore) -> None:
         done.release()
 
 
+class BarePolling:
+    """Processes that poll for a number in shared memory, and write it back: no hot call is faster."""
+
+    def __init__(self, size: int) -> None:
+        self.words = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
+        self.lines = [LINE * (rank + 1) for rank in range(size)]
+        self.processes = [start(self._serve, line) for line in self.lines]
+
+    def _serve(self, line: int) -> None:
+        while True:
+            before = self.words[line]
+            while self.words[0] == before:
+                if self.words[1]:
+                    time.sleep(1e-3)  # others are being timed
+                else:
+                    os.sched_yield()
+            self.words[line] = self.words[0]
+
+    def round_trip(self) -> None:
+        self.words[0] += 1
+        for line in self.lines:
+            while self.words[line] != self.words[0]:
+                os.sched_yield()
+
+    def seconds(self, rounds: int) -> float:
+        """Seconds a round trip, the median, with the processes awake only meanwhile."""
+        self.words[1] = 0
+        self.round_trip()
+        seconds = []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            self.round_trip()
+            seconds.append(time.perf_counter() - begin)
+        self.words[1] = 1
+        return float(np.median(seconds))
+
+    def close(self) -> None:
+        stop(self.processes)
+
+
 def nothing(x):
     return None
 
@@ -81,8 +125,9 @@ def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
     from joblib.externals.loky import get_reusable_executor
 
     with contextlib.ExitStack() as stack:
-        bare = BareSemaphores(2)
+        bare, polling = BareSemaphores(2), BarePolling(2)
         stack.callback(bare.close)
+        stack.callback(polling.close)
         context = multiprocessing.get_context("spawn")
         pool = stack.enter_context(context.Pool(2))
         executor = stack.enter_context(ProcessPoolExecutor(2, mp_context=context))
@@ -101,6 +146,7 @@ def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
             [
                 Side("Synkro, empty", lambda: empty[2](x[2]), calls, warm=20),
                 Side("Synkro, reduced scalar", lambda: reduced(x[2]), calls, warm=20),
+                Side("floor: bare polling", lambda: polling.seconds(calls), own_clock=True),
                 Side("bare semaphores", bare.round_trip, calls, warm=20),
                 Side("Pool.map", lambda: pool.map(nothing, (0, 1), chunksize=1), calls, warm=5),
                 Side("ProcessPoolExecutor", lambda: list(executor.map(nothing, (0, 1))), calls, warm=5),
@@ -118,13 +164,16 @@ def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
         cold = paired(
             [
                 Side("Synkro, empty", lambda: empty[2](x[2]), idle=5e-3),
-                Side("bare semaphores", bare.round_trip, idle=5e-3),
+                Side("floor: bare semaphores", bare.round_trip, idle=5e-3),
             ],
             idle_runs,
         )
         report.table("a call to two workers after 5 ms of idleness", cold)
         report.ratio(
-            "Synkro ÷ bare semaphores", cold["Synkro, empty"], cold["bare semaphores"], at_most=1.3
+            "Synkro ÷ bare semaphores",
+            cold["Synkro, empty"],
+            cold["floor: bare semaphores"],
+            at_most=1.3,
         )
 
         sides = [

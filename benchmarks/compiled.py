@@ -92,7 +92,12 @@ def _ask_for_calls(report: Report, runs: int, rows: int, calls: int) -> None:
         samples = paired(
             [
                 Side("Synkro, two workers", lambda: f(*data), calls, calls // 4),
-                Side("PyTensor, half of the rows", lambda: alone(half, weights), calls, calls // 4),
+                Side(
+                    "floor: half of the rows in one process",
+                    lambda: alone(half, weights),
+                    calls,
+                    calls // 4,
+                ),
             ],
             runs,
         )

@@ -69,7 +69,8 @@ def ask(report: Report, runs: int, iterations: int) -> None:
             ],
             runs,
         )
-    report.table(f"{iterations} iterations of k-means, {len(pixels)} pixels", samples)
+    floor = {"floor: half of one thread": [float(np.median(samples["one process, one thread"])) / 2]}
+    report.table(f"{iterations} iterations of k-means, {len(pixels)} pixels", samples | floor)
     for peer in ("one thread", "all threads"):
         over, under = samples[f"one process, {peer}"], samples["Synkro, two workers"]
         report.ratio(f"speed-up over {peer}", over, under)

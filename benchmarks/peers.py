@@ -120,6 +120,18 @@ class Mpi:
         array = np.zeros(count, np.float32)
         return lambda: self.world.Allreduce(self.mpi.IN_PLACE, array)
 
+    def scatterer(self, count: int) -> Any:
+        """Half of an array to each rank, which looks at its first element: the root has their sum."""
+        whole = np.ones(count, np.float32) if self.rank == 0 else None
+        half, total = np.empty(count // 2, np.float32), np.empty(1, np.float32)
+
+        def scatter() -> float:
+            self.world.Scatter(whole, half)
+            self.world.Reduce(half[:1].copy(), total)
+            return float(total[0])
+
+        return scatter
+
 
 class Gloo:
     def __init__(self) -> None:
@@ -146,18 +158,22 @@ class Gloo:
         tensor = self.torch.zeros(count)
         return lambda: self.dist.all_reduce(tensor)
 
-    def trainer(self, rows: int, hidden: int) -> Any:
-        """A step of a two-layer network on 64 features and 10 classes, half of the *rows* a rank."""
+    def trainer(self, count: int, features: int, hidden: int, rows: int) -> Any:
+        """A step on half of *rows* shuffled rows a rank, out of *count*, which every rank holds.
+
+        The model has one hidden layer, or with *hidden* 0 none, and 10 classes.
+        """
         torch, nn = self.torch, self.torch.nn
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+        layers = [nn.Linear(features, hidden), nn.ReLU()] if hidden else []
+        net = nn.Sequential(*layers, nn.Linear(hidden or features, 10))
         model = nn.parallel.DistributedDataParallel(net)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loss_of = nn.CrossEntropyLoss()
-        images, labels = torch.rand(1797, 64), torch.randint(10, (1797,))
+        images, labels = torch.rand(count, features), torch.randint(10, (count,))
 
         def step() -> None:
-            chosen = torch.randperm(1797)[: rows // 2]
+            chosen = torch.randperm(count)[: rows // 2]
             optimizer.zero_grad()
             loss_of(model(images[chosen]), labels[chosen]).backward()
             optimizer.step()

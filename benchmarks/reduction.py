@@ -24,7 +24,7 @@ import synkro.session
 from synkro.machine import readable_bytes
 
 from .bare import BareAllReduce
-from .common import Report, Side, main, paired
+from .common import Report, Samples, Side, main, paired
 
 
 def held(count):
@@ -45,6 +45,7 @@ def held_for_rows(count):
 
 
 def against_bare(report: Report, bare: BareAllReduce, sizes: list[int], runs: int) -> None:
+    curves: Samples = {}
     for nbytes in sizes:
         count, size = nbytes // 4, readable_bytes(nbytes)
         calls = min(200, max(3, (1 << 25) // nbytes))
@@ -62,7 +63,7 @@ def against_bare(report: Report, bare: BareAllReduce, sizes: list[int], runs: in
                     Side("Synkro, mean of 2 + 1 rows", lambda f=uneven, x=rows: f(x), calls, warm=2),
                     *(
                         Side(
-                            f"bare, {op}",
+                            f"floor: bare, {op}",
                             lambda n=count, mean=op == "mean", k=calls: bare.seconds(n, mean, k),
                             warm=1,
                             own_clock=True,
@@ -72,15 +73,16 @@ def against_bare(report: Report, bare: BareAllReduce, sizes: list[int], runs: in
                 ],
                 runs,
             )
-        report.table(f"all-reduce of {size} over two workers", samples)
+        curves |= {f"{name}, {size}": found for name, found in samples.items()}
         target = 1.3 if nbytes == 1 << 26 else None
         for op in ("sum", "mean"):
             report.ratio(
                 f"Synkro ÷ bare, {op}, {size}",
                 samples[f"Synkro, {op}"],
-                samples[f"bare, {op}"],
+                samples[f"floor: bare, {op}"],
                 at_most=target,
             )
+    report.table("outputs of two workers reduced, by their size", curves, x="bytes")
 
 
 def session_with(outboxes: int) -> synkro.Session:
@@ -98,6 +100,7 @@ def crossing(report: Report, sizes: list[int], runs: int) -> None:
         by_main = stack.enter_context(session_with(4 * max(sizes)))
         by_ranks = stack.enter_context(session_with(128))
         medians = []
+        curves: Samples = {}
         for nbytes in sizes:
             calls = min(200, max(5, (1 << 25) // nbytes))
             merged, reduced = (s.function(held(nbytes // 4), outputs="sum") for s in (by_main, by_ranks))
@@ -109,8 +112,10 @@ def crossing(report: Report, sizes: list[int], runs: int) -> None:
                 ],
                 runs,
             )
-            report.table(f"sum of {readable_bytes(nbytes)}", samples)
+            size = readable_bytes(nbytes)
+            curves |= {f"{name}, {size}": found for name, found in samples.items()}
             medians.append([float(np.median(values)) for values in samples.values()])
+    report.table("who reduces a sum, by its size", curves, x="bytes")
     ratios = [main_way / ranks_way for main_way, ranks_way in medians]
     dearer = [index for index, ratio in enumerate(ratios) if ratio <= 1]  # where main is the cheaper
     if not dearer or dearer[-1] + 1 == len(sizes):

@@ -90,8 +90,7 @@ def _bars(axes: Any, table: dict[str, Any]) -> None:
         [row["median"] - row["p10"] for row in rows],
         [row["p90"] - row["median"] for row in rows],
     ]
-    mine = ["tab:green" if name.lower().startswith("synkro") else "tab:grey" for name in names]
-    axes.barh(names, medians, xerr=spread, color=mine, ecolor="black", capsize=2)
+    axes.barh(names, medians, xerr=spread, color=[_colour(name) for name in names], capsize=2)
     for place, row in enumerate(rows):
         text = readable(row["median"], table["unit"])
         axes.annotate(f"  {text}", (row["p90"], place), va="center", fontsize=8)
@@ -99,6 +98,12 @@ def _bars(axes: Any, table: dict[str, Any]) -> None:
         axes.set_xscale("log")
     axes.set_xlabel({"s": "seconds"}.get(table["unit"], table["unit"]))
     axes.margins(x=0.15)
+
+
+def _colour(side: str) -> str:
+    if side.startswith("floor"):
+        return "black"
+    return "tab:green" if side.lower().startswith("synkro") else "tab:grey"
 
 
 def _section(name: str, record: dict[str, Any], pictures: list[bytes]) -> Iterator[str]:
