@@ -19,9 +19,12 @@ from .frontends import settings
 from .frontends.base import FrontEnd
 from .frontends.plain import PlainFrontEnd
 from .ipc.segment import Segment, aligned
-from .messages import Distribute, FunctionSpec, Parcel
+from .messages import Distribute, FunctionSpec, Parcel, Phase
 from .plan.call import Access
+from .progress import Progress
 from .variables import Variables
+
+_PATIENCE = 2.0  # seconds before a distribution shows how far it is
 
 
 class Distributable(Protocol):
@@ -75,11 +78,28 @@ class Functions:
             }
             parcel, segments = self._parcel(specs)
             path = tuple(str(Path(entry).absolute()) for entry in sys.path)
-            self.engine.run(Distribute(path, os.getcwd(), settings.collected(), parcel), segments)
+            command = Distribute(path, os.getcwd(), settings.collected(), parcel)
+            self._send(command, segments, len(specs), only is None)
             self._settings = settings.changing()
             for number in waiting:
                 self._waiting.pop(number, None)
             say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
+
+    def _send(
+        self, command: Distribute, segments: list[tuple[Segment, Access]], count: int, shown: bool
+    ) -> None:
+        engine = self.engine
+        if not (shown and engine.verbose):
+            engine.run(command, segments)
+            return
+        totals = [count] * engine.size
+        with Progress("distributing", sum(totals), "function", _PATIENCE) as progress:
+            engine.run(
+                command,
+                segments,
+                on_tick=lambda: progress.reach(engine.steps(totals, [Phase.LOADING])),
+            )
+            progress.reach(sum(totals))
 
     def _parcel(self, specs: dict[int, FunctionSpec]) -> tuple[Parcel, list[tuple[Segment, Access]]]:
         """The pickled functions; their big buffers go once into memory that all workers map."""

@@ -74,19 +74,19 @@ class Engine:
         trace, marks: what records its calls, or None; where that finds what the workers do.
         at_close: what to do before the workers end, or None.
         stamps: None, or numbers in shared memory by which workers tell what has changed (``touch``).
-        say: prints a status line.
+        verbose, say: whether status is to be shown; prints a line of it, if so.
     """
 
     def __init__(
         self,
         environments: Sequence[dict[str, str]],
         timeout: float | None,
-        say: Callable[[str], None],
+        verbose: bool,
     ) -> None:
         """Start a worker with each of *environments*.  They are ready when they answer a command."""
         self.size = len(environments)
         self.lock = threading.RLock()
-        self.say = say
+        self.verbose, self.say = verbose, status_line(verbose)
         self.trace: Trace | None = None
         self.at_close: Callable[[], None] | None = None
         self.stamps: NDArray[Any] | None = None
@@ -277,12 +277,12 @@ class Engine:
         self._begun = True
         return self._read()
 
-    def slices_done(self, slices: Sequence[int]) -> int:
-        """How many slices of the running call are done, where rank r has ``slices[r]`` of them."""
-        done = list(slices)
+    def steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
+        """How many steps are done, where rank r has ``totals[r]``, and counts them in these *phases*."""
+        done = list(totals)
         for rank in self._controller.unanswered():
             phase, number = self._controller.whereabouts(rank)
-            done[rank] = number if phase in (Phase.RUNNING, Phase.MERGING) else 0
+            done[rank] = number if phase in phases else 0
         return sum(done)
 
     def _indirect(self, payload: bytes) -> tuple[bytes, Segment]:

@@ -22,14 +22,14 @@ from .calling import pair_of
 from .collect import Collection
 from .data import Data, make_data
 from .distribution import Functions
-from .engine import Engine
-from .errors import InvalidType, InvalidValue, NotAvailable, WorkerError
+from .errors import InvalidType, InvalidValue, WorkerError
 from .foreign import handed, host_array, library_of
 from .linked import Bridge
+from .messages import Phase
 from .plan.binding import Binder, Bound
-from .plan.call import CallPlan
 from .plan.outputs import check_modes, flatten, unflatten
 from .planning import SCALARS, Planned, Planner
+from .progress import Progress
 from .shared import Shared
 
 _REMEMBERED = 64  # plans that are kept
@@ -121,7 +121,8 @@ class Function:
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
                 the function's own memory is bounded; the result is the same.
             output_subset: indices (or keys) of the outputs to reduce and return.
-            progress: show a bar over the slices of all ranks (needs tqdm).
+            progress: show a bar over the slices of all ranks, by tqdm if that is installed; where there
+                is no terminal and no notebook, a line now and then.
 
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
@@ -196,11 +197,14 @@ class Function:
         return collection.result()
 
     def _run_with_bar(self, planned: Planned) -> Any:
-        bar = _Bar(self._engine, self.name, planned.plan)
-        try:
-            return self._run(planned, bar.update)
-        finally:
-            bar.close()
+        plan = planned.plan
+        slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
+        totals = slices if plan.by_rows else [1] * len(slices)
+        phases = (Phase.RUNNING, Phase.MERGING)
+        with Progress(self.name, sum(totals), "slice") as progress:
+            result = self._run(planned, lambda: progress.reach(self._engine.steps(totals, phases)))
+            progress.reach(sum(totals))
+        return result
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background: a future of what the call returns or raises.
@@ -269,28 +273,6 @@ class Function:
             )
             for bound in (*positional, *named.values())
         )
-
-
-class _Bar:
-    """A tqdm bar over the slices of all ranks."""
-
-    def __init__(self, engine: Engine, name: str, plan: CallPlan) -> None:
-        try:
-            from tqdm.auto import tqdm  # noqa: PLC0415 - an optional package
-        except ImportError:
-            raise NotAvailable("progress=True needs tqdm: pip install tqdm.") from None
-        self._engine = engine
-        rows = [min(plan.slices, stop - start) for start, stop in plan.spans]
-        self._slices = rows if plan.by_rows else [1] * len(rows)
-        self._bar = tqdm(total=sum(self._slices), desc=name, unit="slice")
-
-    def update(self) -> None:
-        done = self._engine.slices_done(self._slices)
-        self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        self.update()
-        self._bar.close()
 
 
 def _snapshot(argument: Any) -> Any:

@@ -262,7 +262,9 @@ class Replica:
         if parcel.segment is not None:
             memory = self._segment(parcel.segment).base.data
             buffers = [memory[start:stop] for start, stop in parcel.buffers]
-        self.functions |= self.front_end.unpack(parcel.stream, buffers)
+        self.functions |= self.front_end.unpack(
+            parcel.stream, buffers, lambda done: self.report(Phase.LOADING, done)
+        )
         return Ack()
 
     def keep(self, leaves: list[list[Array]]) -> None:

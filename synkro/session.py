@@ -97,7 +97,7 @@ class Session:
             say(line)
         environment = {**ALLOCATOR, **os.environ}
         environment |= thread_caps(threads, environment, threads_per_worker is not None)
-        self._engine = Engine(placement.environments(environment), timeout, say)
+        self._engine = Engine(placement.environments(environment), timeout, verbose)
         try:
             self._functions = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:

@@ -3,7 +3,6 @@
 What can be known before a call is found before any worker is woken: ``quiet`` lets no command out.
 """
 
-import sys
 import threading
 
 import numpy as np
@@ -431,15 +430,6 @@ def test_more_slices_than_rows_are_as_many_as_rows(session):
 def test_other_options_of_calls(quiet, options, error, message):
     with pytest.raises(error, match=message):
         quiet.function(total)(ROWS, **options)
-
-
-def test_progress_without_tqdm(quiet, monkeypatch):
-    f = quiet.function(total, outputs="sum")
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "tqdm.auto", None)
-        without.setattr(quiet._functions, "bring", lambda function: None)
-        with pytest.raises(NotAvailable, match="progress=True needs tqdm: pip install tqdm"):
-            f(ROWS, progress=True)
 
 
 # ── data ─────────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,15 +16,17 @@ class FrontEnd(ABC):
 
     @abstractmethod
     def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[Buffer]]:
-        """All *specs* (by number) as one stream, in which shared objects stay shared, and the big
-        buffers that were left out of it.
+        """All *specs* (by number) as one stream of pickles, in which shared objects stay shared, and
+        the big buffers that were left out of it.
 
         Raises: InvalidType naming the function and the object that cannot be pickled.
         """
 
     @abstractmethod
-    def unpack(self, stream: bytes, buffers: Sequence[Buffer]) -> dict[int, Any]:
-        """The inverse of ``pack``, in a worker."""
+    def unpack(
+        self, stream: bytes, buffers: Sequence[Buffer], loading: Callable[[int], None]
+    ) -> dict[int, Any]:
+        """The inverse of ``pack``, in a worker; *loading* hears how many are done before each."""
 
     @abstractmethod
     def argument(self, array: Any, library: str | None) -> Any:

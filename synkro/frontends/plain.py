@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -43,7 +43,7 @@ class PlainFrontEnd(FrontEnd):
             return False
 
         try:
-            stream = _pickled(dict(specs), keep_in_band, self._reduced)
+            stream = _pickled([len(specs), *specs.items()], keep_in_band, self._reduced)
         except Exception as error:
             for spec in specs.values():
                 _explain(spec, error)
@@ -65,8 +65,15 @@ class PlainFrontEnd(FrontEnd):
             self._compilations.close()
             self._compilations = None
 
-    def unpack(self, stream: bytes, buffers: Sequence[Buffer]) -> dict[int, Any]:
-        specs: dict[int, Any] = pickle.loads(stream, buffers=buffers)
+    def unpack(
+        self, stream: bytes, buffers: Sequence[Buffer], loading: Callable[[int], None]
+    ) -> dict[int, Any]:
+        pickles = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)
+        specs = {}
+        for done in range(pickles.load()):
+            loading(done)
+            number, spec = pickles.load()
+            specs[number] = spec
         return specs
 
     def argument(self, array: Any, library: str | None) -> Any:
@@ -112,15 +119,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _pickled(
-    value: Any,
+    values: Iterable[Any],
     buffer_callback: Callable[[pickle.PickleBuffer], bool | None],
     reduced: Callable[[Any], Any] = lambda _: NotImplemented,
 ) -> bytes:
-    """*value* as bytes; *reduced* says how some objects are pickled, NotImplemented for the others."""
+    """*values*, one pickle after the other, in which shared objects stay shared.
+
+    *reduced* says how some objects are pickled, NotImplemented for the others.
+    """
     stream = io.BytesIO()
     pickler = _Pickler(stream, protocol=5, buffer_callback=buffer_callback)
     pickler.reduced = reduced
-    pickler.dump(value)
+    for value in values:
+        pickler.dump(value)
     return stream.getvalue()
 
 
@@ -144,7 +155,7 @@ def _explain(spec: Any, error: Exception) -> None:
 
 def _pickles(value: Any) -> bool:
     try:
-        _pickled(value, lambda _: None)
+        _pickled([value], lambda _: None)
     except Exception:
         return False
     return True

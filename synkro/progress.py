@@ -1,0 +1,69 @@
+"""Long work shows how far it is: a bar (tqdm) on a terminal or in a notebook, else a line at times."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_EVERY = 5.0  # seconds between two lines, where there is no bar
+
+
+class Progress:
+    """How far something is that has so many steps.
+
+    What is over before its *patience* shows nothing.  Used as a context manager, it ends with its block.
+    """
+
+    def __init__(self, what: str, total: int, unit: str, patience: float = 0.0) -> None:
+        """*what* is being done, *unit* is what its steps are called; *patience* is in seconds."""
+        self._what, self._total, self._unit = what, total, unit
+        self._done = 0
+        self._next = time.monotonic() + max(patience, _EVERY)
+        self._quiet = patience > 0
+        self._bar = _bar(what, total, unit, patience)
+
+    def reach(self, done: int) -> None:
+        """So many steps are done."""
+        if self._bar is not None:
+            self._bar.update(done - self._done)
+        elif done > self._done and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY
+            self._line(done)
+        self._done = done
+
+    def _line(self, done: int) -> None:
+        self._quiet = False
+        print(
+            f"Synkro: {self._what}: {done} of {self._total} {self._unit}s", file=sys.stderr, flush=True
+        )
+
+    def close(self) -> None:
+        """Show where it ended, if anything was shown."""
+        if self._bar is not None:
+            self._bar.close()
+        elif not self._quiet:
+            self._line(self._done)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _bar(what: str, total: int, unit: str, patience: float) -> Any:
+    """A bar where it can be drawn: None without a terminal or a notebook, or without tqdm."""
+    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        return None
+    try:
+        from tqdm.auto import tqdm  # noqa: PLC0415 - an optional package
+    except ImportError:
+        return None
+    return tqdm(total=total, desc=what, unit=unit, delay=patience)
