@@ -33,6 +33,13 @@ class Progress:
             self._line(done)
         self._done = done
 
+    def print(self, text: str) -> None:
+        """Print *text* to standard output, above the bar."""
+        if self._bar is not None:
+            self._bar.write(text)
+        else:
+            print(text, flush=True)
+
     def _line(self, done: int) -> None:
         self._quiet = False
         print(

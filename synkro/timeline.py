@@ -8,7 +8,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import RLock
@@ -117,34 +117,39 @@ def write(trace: Trace, path: Path) -> None:
 
     Source: "Trace Event Format", by the authors of Chrome's tracing.
     """
+    with path.open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        between = "\n"
+        for event in _events(trace):  # one by one: there may be a million
+            file.write(between + json.dumps(event))
+            between = ",\n"
+        file.write("\n]}\n")
+
+
+def _events(trace: Trace) -> Iterator[dict[str, Any]]:
     calls = list(trace.calls)
     origin = calls[0].start if calls else 0
     pid = os.getpid()
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "Synkro"}}
-    ]
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "Synkro"}}
     for lane in range(MAIN, trace.size):
         name = "main process" if lane == MAIN else f"rank {lane}"
         common = {"ph": "M", "pid": pid, "tid": lane + 1}
-        events.append({**common, "name": "thread_name", "args": {"name": name}})
-        events.append({**common, "name": "thread_sort_index", "args": {"sort_index": lane + 1}})
+        yield {**common, "name": "thread_name", "args": {"name": name}}
+        yield {**common, "name": "thread_sort_index", "args": {"sort_index": lane + 1}}
 
-    def event(lane: int, start: int, stop: int, name: str, kind: str, args: dict[str, Any]) -> None:
+    def event(lane: int, start: int, stop: int, name: str, kind: str, **args: Any) -> dict[str, Any]:
         times = {"ts": (start - origin) / 1e3, "dur": (stop - start) / 1e3}
-        events.append(
-            {"ph": "X", "pid": pid, "tid": lane + 1, "name": name, "cat": kind, **times, "args": args}
-        )
+        return {"ph": "X", "pid": pid, "tid": lane + 1, "name": name, "cat": kind, **times, "args": args}
 
     for lane, start, stop in trace.gaps():
-        event(lane, max(start, origin), max(stop, origin), "steps that were not kept", "gap", {})
+        yield event(lane, max(start, origin), max(stop, origin), "steps that were not kept", "gap")
     for number, call in enumerate(calls):
-        event(MAIN, call.start, call.stop, call.name, "call", {"call": number})
+        yield event(MAIN, call.start, call.stop, call.name, "call", call=number)
     for span, number in _placed(trace, calls):
-        args = {"function": calls[number].name, "call": number}
+        args: dict[str, Any] = {"function": calls[number].name, "call": number}
         if span.what in ("compute", "collective"):
             args["slice"] = span.piece
-        event(span.lane, span.start, span.stop, span.what, "step", args)
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        yield event(span.lane, span.start, span.stop, span.what, "step", **args)
 
 
 def table(trace: Trace) -> str:

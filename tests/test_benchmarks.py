@@ -16,6 +16,7 @@ NEEDS = {
     "compute_bound": ("threadpoolctl",),
     "scaling": ("threadpoolctl",),
     "reduction": (),
+    "collectives": (),
     "start_up": (),
     "training": ("threadpoolctl",),
     "memory": (),
@@ -76,7 +77,11 @@ def test_peers_that_are_not_here_are_listed(run_python, tmp_path, monkeypatch):
     assert "Not measured: Ray &lt;3 (ray is not installed)" in page
 
 
-def test_every_question_is_described_and_tried(run_python):
+def test_every_question_is_described_and_tried(run_python, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.run import QUESTIONS
+
+    assert set(QUESTIONS) == set(NEEDS)
     text = (ROOT / "benchmarks" / "README.md").read_text()
     listed = run_python(str(RUN), "--help").stdout
     for question in NEEDS:

@@ -68,6 +68,10 @@ def test_a_failure_is_the_exit_status(capsys):
     assert "FAILURE  shared memory: 900.0 TB of shared memory were asked for" in out
     assert "→ Free memory" in out
     assert "FAILURE  workers: devices= asks for GPUs" in out
+    quiet = run(capsys, "doctor", "--data", "900T", "--devices", "cuda", "--quiet")
+    assert quiet[0] == 1
+    assert "FAILURE  workers" in quiet[1]
+    assert "OK" not in quiet[1]
     assert "exactness" not in out
 
 
@@ -140,7 +144,11 @@ def test_nonsense_is_answered(arguments, message, capsys):
 
 def test_bench_passes_on_to_the_benchmarks(capfd, monkeypatch, tmp_path):
     assert main(["bench", "no_such_question"]) == 2
-    assert "no such question: no_such_question" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "no such question: no_such_question" in told
+    assert told.startswith("usage: python -m synkro bench")
+    assert main(["bench", "kmeans", "--smoke", "--out", "/proc/lab"]) == 2
+    assert "--out cannot be written" in capfd.readouterr().err
     monkeypatch.setattr("synkro.cli.commands._BENCHMARKS", tmp_path / "benchmarks")
     assert main(["bench"]) == 1
     assert "get the sources" in capfd.readouterr().err

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ..progress import Progress
 from . import doctor, info
 
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checked.add_argument(
         "--data", type=_size, default="1G", metavar="SIZE", help="shared memory to expect, such as 8G"
     )
+    checked.add_argument("--quiet", action="store_true", help="print only what is not OK")
     checked.add_argument("--devices", help='as in fork(), such as "cpu" or "cuda"; all by default')
     commands.add_parser("bench", add_help=False, help="measure, against peers (--help)")
     options, rest = parser.parse_known_args(arguments)
@@ -51,16 +53,28 @@ def _info(as_json: bool) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    findings = []
-    for finding in doctor.findings(options.data, options.devices):
-        findings.append(finding)
-        if not options.json:
-            print(f"{_SIGNS[finding.status]:>11}  {finding.check}: {finding.says}", flush=True)
-            if finding.remedy:
-                print(f"{'':>11}  → {finding.remedy}", flush=True)
+    found = doctor.findings(options.data, options.devices)
     if options.json:
+        findings = list(found)
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    elif options.quiet:
+        findings = list(found)
+        for finding in findings:
+            if finding.status in ("warning", "failure"):
+                print(_shown(finding))
+    else:
+        findings = []
+        with Progress("doctor", doctor.CHECKS, "check", patience=1) as progress:
+            for finding in found:
+                findings.append(finding)
+                progress.print(_shown(finding))
+                progress.reach(len(findings))
     return int(any(finding.status == "failure" for finding in findings))
+
+
+def _shown(finding: doctor.Finding) -> str:
+    line = f"{_SIGNS[finding.status]:>11}  {finding.check}: {finding.says}"
+    return f"{line}\n{'':>11}  → {finding.remedy}" if finding.remedy else line
 
 
 def _bench(arguments: list[str]) -> int:

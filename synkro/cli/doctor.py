@@ -27,6 +27,9 @@ _SLOWEST = 0.25  # of the speed of copying, that a reduction should reach
 _REDUCING = 1.0  # seconds
 _CALLS = 200
 
+CHECKS = 9
+"""How many findings there are where nothing stands in the way."""
+
 
 @dataclass(frozen=True)
 class Finding:
