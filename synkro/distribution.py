@@ -7,9 +7,8 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +22,9 @@ from .messages import Distribute, FunctionSpec, Parcel, Phase
 from .plan.call import Access
 from .progress import Progress
 from .variables import Variables
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _PATIENCE = 2.0  # seconds before a distribution shows how far it is
 
@@ -129,6 +131,8 @@ class Functions:
         """Run *call* in the background, after those submitted before it."""
         self.engine.require_ready()
         if self._executor is None:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  no worker needs it
+
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="synkro-submit")
         return self._executor.submit(call)
 

@@ -12,8 +12,7 @@ import functools
 import operator
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +30,9 @@ from .plan.outputs import check_modes, flatten, unflatten
 from .planning import SCALARS, Planned, Planner
 from .progress import Progress
 from .shared import Shared
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _REMEMBERED = 64  # plans that are kept
 

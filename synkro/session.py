@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import saving, timeline, world
+from . import timeline, world
 from .collect import Outputs
 from .data import Data, make_data
 from .devices.choice import VARIABLE, choose
@@ -257,10 +257,14 @@ class Session:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Named variables and generators to a file; see ``synkro.save``."""
+        from . import saving  # noqa: PLC0415  what it imports takes 1 MB in every worker
+
         saving.save(self.variables, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """… and back; see ``synkro.load``."""
+        from . import saving  # noqa: PLC0415
+
         saving.load(self.variables, path)
 
     @property

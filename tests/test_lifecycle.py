@@ -452,6 +452,20 @@ def test_import_loads_no_optional_package(run_python):
     assert done.stdout == "[]\n"
 
 
+def test_workers_load_only_what_they_need(run_python):
+    """Each of these takes half a megabyte or more, in every worker."""
+    script = """
+import subprocess, sys, numpy as np, synkro
+dear = {"numpy.random", "hashlib", "zipfile", "concurrent.futures", "multiprocessing", "asyncio"}
+code = "import numpy, sys; print(*sys.modules)"
+dear -= set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split())
+synkro.fork(1, verbose=False)
+count = synkro.function(lambda x: float(len(dear & set(sys.modules))), outputs="max")
+print(len(dear) > 2, count(np.ones(2)))
+"""
+    assert run_python(script).stdout == "True 0.0\n"
+
+
 def test_import_starts_nothing(run_python):
     done = run_python(
         "import os, sys, threading, synkro\n"

@@ -15,7 +15,7 @@ import pytest
 
 import synkro as synk
 from conftest import ROOT
-from synkro import world
+from synkro import extensions, world
 from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -86,6 +86,60 @@ def test_the_steps_of_a_lane_follow_each_other_inside_the_call(current, tmp_path
     assert seconds(lanes[1], "compute") >= 4 * NAP
     assert seconds(lanes[0], "wait for others") >= 3 * NAP
     assert seconds(lanes[0], "compute") < NAP
+
+
+def check_format(document):
+    """What the Trace Event Format asks of metadata and complete events, and that these nest."""
+    assert set(document) == {"traceEvents", "displayTimeUnit"}
+    assert document["displayTimeUnit"] == "ms"
+    lanes = {}
+    for event in document["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert {type(event["pid"]), type(event["tid"])} == {int}
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "M":
+            argument = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
+            assert list(event["args"]) == [argument[event["name"]]]
+            continue
+        assert event["ph"] == "X"
+        assert isinstance(event["cat"], str)
+        assert event["ts"] >= 0
+        assert event["dur"] >= 0
+        lanes.setdefault(event["tid"], []).append(event)
+    for events in lanes.values():
+        open_until = []
+        for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+            while open_until and open_until[-1] <= event["ts"] + 1e-3:
+                open_until.pop()
+            end = event["ts"] + event["dur"]
+            assert not open_until or end <= open_until[-1] + 1e-3  # inside of it, not across its end
+            open_until.append(end)
+    return lanes
+
+
+def test_the_trace_of_a_training_run_accounts_for_its_time(current, tmp_path):
+    rng = np.random.default_rng(0)
+    x = current.data(rng.standard_normal((4000, 200)))
+    y = current.data(rng.standard_normal((4000, 10)))
+    w, v = synk.shared(np.zeros((200, 200)) + 0.01), synk.shared(np.zeros((200, 10)))
+
+    def loss_and_grad(x, y):
+        hidden = np.tanh(x @ w.value)
+        error = hidden @ v.value - y
+        back = error @ v.value.T * (1 - hidden**2)
+        return (error**2).mean(), [x.T @ back / len(x), hidden.T @ error / len(x)]
+
+    train = extensions.make_train_function(loss_and_grad, [w, v], extensions.sgd([w, v], 0.01))
+    train(x, y)
+    with synk.trace(tmp_path / "trace.json"):
+        start = time.perf_counter()
+        for _ in range(10):
+            train(x, y, batch=rng.permutation(4000)[:3000])
+        wall = 1e6 * (time.perf_counter() - start)
+    lanes = check_format(json.loads((tmp_path / "trace.json").read_text()))
+    assert sorted(lanes) == [0, 1, 2]
+    for events in lanes.values():
+        assert sum(event["dur"] for event in events if event["cat"] == "step") >= 0.95 * wall
 
 
 def test_collectives_of_functions_and_of_the_main_process(current, tmp_path):
