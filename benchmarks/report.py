@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from .common import readable
 
@@ -52,9 +53,11 @@ def write(records: dict[str, dict[str, Any]], folder: Path) -> Path:
 
 def drawn(table: dict[str, Any], question: str) -> bytes:
     """The table as a PNG: a curve a series where its rows lie along an axis, else a bar a side."""
-    figure = Figure(figsize=(8, 0.6 + 0.4 * max(6, len(table["rows"]))), layout="constrained")
+    curves = "x" in table
+    height = 5.0 if curves else 0.6 + 0.4 * max(6, len(table["rows"]))
+    figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots()
-    (_curves if "x" in table else _bars)(axes, table)
+    (_curves if curves else _bars)(axes, table)
     axes.set_title(f"{question}: {table['title']}", fontsize=10)
     axes.grid(which="both", alpha=0.2)
     file = io.BytesIO()
@@ -70,16 +73,28 @@ def _curves(axes: Any, table: dict[str, Any]) -> None:
         rows.sort(key=lambda row: row["x"])
         xs = [row["x"] for row in rows]
         style = "k--" if name.startswith("floor") else "o-"
-        (line,) = axes.plot(xs, [row["median"] for row in rows], style, label=name)
+        width = 2.5 if name.startswith("Synkro") else 1.2
+        medians = [row["median"] for row in rows]
+        (line,) = axes.plot(xs, medians, style, label=name, linewidth=width)
         low, high = [row["p10"] for row in rows], [row["p90"] for row in rows]
         axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    of_bytes = table["x"] == "bytes"
-    axes.xaxis.set_major_formatter(lambda x, _: readable(x, "bytes") if of_bytes else f"{x:g}")
+    axes.set_xscale("log")
+    axes.set_xticks(sorted({row["x"] for row in table["rows"]}))
+    axes.xaxis.set_minor_locator(NullLocator())
+    unit = "bytes" if table["x"] == "bytes" else ""
+    axes.xaxis.set_major_formatter(lambda x, _: readable(x, unit))
     axes.set_xlabel(table["x"])
-    axes.set_ylabel({"s": "seconds"}.get(table["unit"], table["unit"]))
+    _measure(axes.yaxis, table)
     axes.legend(fontsize=8)
+
+
+def _measure(axis: Any, table: dict[str, Any]) -> None:
+    """Label an axis of medians; it is logarithmic where they are of different orders."""
+    medians = [row["median"] for row in table["rows"]]
+    if min(medians) > 0 and max(medians) > 5 * min(medians):
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(lambda value, _: readable(value, table["unit"]))
 
 
 def _bars(axes: Any, table: dict[str, Any]) -> None:
@@ -94,9 +109,7 @@ def _bars(axes: Any, table: dict[str, Any]) -> None:
     for place, row in enumerate(rows):
         text = readable(row["median"], table["unit"])
         axes.annotate(f"  {text}", (row["p90"], place), va="center", fontsize=8)
-    if min(medians) > 0 and max(medians) > 10 * min(medians):
-        axes.set_xscale("log")
-    axes.set_xlabel({"s": "seconds"}.get(table["unit"], table["unit"]))
+    _measure(axes.xaxis, table)
     axes.margins(x=0.15)
 
 

@@ -58,7 +58,9 @@ with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as 
     print(time.perf_counter() - start)
 """
 PEERS = {
-    "joblib": """
+    "joblib": (
+        "joblib",
+        """
 import time, numpy as np, joblib
 from joblib.externals.loky import get_reusable_executor
 start = time.perf_counter()
@@ -67,14 +69,20 @@ with joblib.Parallel(n_jobs=2) as parallel:
     print(time.perf_counter() - start)
 get_reusable_executor().shutdown(wait=True)
 """,
-    "ipyparallel": """
+    ),
+    "ipyparallel": (
+        "ipyparallel",
+        """
 import time, numpy as np, ipyparallel
 start = time.perf_counter()
 with ipyparallel.Cluster(n=2, log_level=40) as client:
     assert client[:].map_sync(np.sum, [np.ones(1)] * 2) == [1, 1]
     print(time.perf_counter() - start)
 """,
-    "ray": """
+    ),
+    "Ray": (
+        "ray",
+        """
 import time, numpy as np, ray
 start = time.perf_counter()
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -83,7 +91,10 @@ assert ray.get([total.remote(np.ones(1)) for _ in range(2)]) == [1, 1]
 print(time.perf_counter() - start)
 ray.shutdown()
 """,
-    "distributed": """
+    ),
+    "Dask": (
+        "distributed",
+        """
 import time, numpy as np, dask.distributed as dd
 if __name__ == "__main__":
     start = time.perf_counter()
@@ -92,7 +103,10 @@ if __name__ == "__main__":
             assert client.gather(client.map(np.sum, [np.ones(1)] * 2)) == [1, 1]
             print(time.perf_counter() - start)
 """,
-    "jax": """
+    ),
+    "JAX, one process": (
+        "jax",
+        """
 import os, time, numpy as np
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -103,8 +117,9 @@ x = jax.device_put(np.ones(2), NamedSharding(jax.make_mesh((2,), ("rows",)), P("
 assert jax.jit(lambda x: x.sum())(x) == 2
 print(time.perf_counter() - start)
 """,
+    ),
 }
-"""What a fresh interpreter runs, by the module that it needs."""
+"""What has to be installed, and what a fresh interpreter runs."""
 IMPORT = """
 import time, numpy
 start = time.perf_counter()
@@ -185,11 +200,11 @@ def ask(report: Report, runs: int, peer_runs: int, first: bool) -> None:
 
 def _against_libraries(report: Report, runs: int) -> None:
     sides = [fresh("Synkro", FIRST_RESULT)]
-    for module, script in PEERS.items():
+    for name, (module, script) in PEERS.items():
         if importlib.util.find_spec(module) is None:
-            report.absent(module, f"{module} is not installed")
+            report.absent(name, f"{module} is not installed")
         else:
-            sides.append(fresh(module, script))
+            sides.append(fresh(name, script))
     for kind, name in (("mpi", "MPI, two ranks"), ("gloo", "torch.distributed, two ranks")):
         if why := missing(kind):
             report.absent(name, why)
@@ -198,7 +213,7 @@ def _against_libraries(report: Report, runs: int) -> None:
     samples = paired(sides, runs)
     report.table("starting two workers of a library, until a first result", samples)
     for name in samples:
-        if name == "jax":
+        if name == "JAX, one process":
             report.ratio(f"{name} (starts no process) ÷ Synkro", samples[name], samples["Synkro"])
         elif name != "Synkro":
             report.ratio(f"{name} ÷ Synkro", samples[name], samples["Synkro"], at_least=1)

@@ -228,7 +228,7 @@ class Collection:
         value = views[0] if len(views) > 1 else views[0].copy()
         for number, view in enumerate(views[1:]):
             value = operation.merge(value, view, out=value if number and value.ndim else None)
-        value = operation.finish(value, self._plan.total_weight)
+        value = operation.finish(value, self._plan.total_weight, out=value if value.ndim else None)
         return value.astype(operation.result_dtype(output.dtype), copy=False)[()]
 
     def _fetch(self) -> list[Any]:
