@@ -12,10 +12,8 @@ Nothing in here knows functions or ``Data``.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +30,7 @@ from .ipc.channel import AREA, Controller, block_bytes
 from .ipc.departure import Departures
 from .ipc.interrupts import uninterrupted
 from .ipc.output import OutputPump
-from .ipc.process import WorkerProcess
+from .ipc.process import WorkerProcess, occupy_standard_descriptors
 from .ipc.segment import Segment
 from .messages import (
     Attach,
@@ -47,12 +45,14 @@ from .messages import (
     TooLong,
 )
 from .plan.call import Access, Region
+from .progress import status_line
 from .trace import Trace
 
 _GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
 _SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
 _DEPARTURES = 2000  # objects that are gone, of each kind, of which the workers hear at a time
 _REMEMBERED = 64  # replies that are kept decoded
+_WORTH_ASKING = 1 << 24  # bytes that the workers are told to give back before memory is asked for
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
 
@@ -73,6 +73,7 @@ class Engine:
         lock: held during a call; whoever makes several commands one call holds it around them.
         trace, marks: what records its calls, or None; where that finds what the workers do.
         at_close: what to do before the workers end, or None.
+        open: whether a command may lack answers, as it was interrupted.
         stamps: None, or numbers in shared memory by which workers tell what has changed (``touch``).
         verbose, say: whether status is to be shown; prints a line of it, if so.
     """
@@ -93,12 +94,12 @@ class Engine:
         self._timeout = timeout
         self._state = State.STARTING
         self._numbers = count(1)
-        self._attached: set[int] = set()
+        self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
         self._gone_segments: Departures[int] = Departures()
         self._gone_functions: Departures[int] = Departures()
         self._gone_variables: Departures[int] = Departures()
         self._decoded: dict[bytes, Any] = {}
-        self._open = False  # whether a command may lack answers
+        self.open = False
         self._begun = False  # whether the workers have answered once: before, SIGINT would kill them
         self._why_broken = ""
         self._pump = OutputPump()
@@ -119,6 +120,7 @@ class Engine:
         _engines.add(self)
 
     def _start(self, environments: Sequence[dict[str, str]]) -> None:
+        occupy_standard_descriptors()
         with uninterrupted():
             self._wake_main = os.eventfd(0)
             self._wakes += [os.eventfd(0) for _ in range(self.size)]
@@ -214,10 +216,12 @@ class Engine:
         self._gone_variables.watch(owner, number)
 
     def flush_drops(self) -> None:
-        """Before memory is asked for: let the workers give back what they still hold of the freed."""
-        if self._state is State.READY and any(
-            n in self._attached for n in self._gone_segments.payloads()
-        ):
+        """Before memory is asked for: let the workers give back what they still hold of the freed.
+
+        A little is worth no command: they hear of it with the next one.
+        """
+        gone = sum(self._attached.get(number, 0) for number in self._gone_segments.payloads())
+        if self._state is State.READY and gone >= _WORTH_ASKING:
             self.run(Release())
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────
@@ -240,7 +244,8 @@ class Engine:
         with self.lock:
             if self.trace is None or self.trace.within:
                 return self._run(command, segments, on_tick, timeout)
-            with self.trace.call(type(command).__name__.lower()):
+            name = "transfer" if isinstance(command, bytes) else type(command).__name__.lower()
+            with self.trace.call(name):
                 return self._run(command, segments, on_tick, timeout)
 
     def _run(
@@ -252,14 +257,14 @@ class Engine:
     ) -> list[Any]:
         self.require_ready()
         limit = self._timeout if timeout is None else timeout
-        if self._open:
+        if self.open:
             self._settle(limit)
         deadline = _after(limit)
         payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
         if len(payload) > AREA // 2:
             payload, segment = self._indirect(payload)
             segments = [*segments, (segment, Access.READ)]
-        self._open = True
+        self.open = True
         try:
             trace = self.trace
             if trace is not None:
@@ -273,14 +278,17 @@ class Engine:
         except BaseException:
             self._abandon()
             raise
-        self._open = False
+        self.open = False
         self._begun = True
         return self._read()
 
     def steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
         """How many steps are done, where rank r has ``totals[r]``, and counts them in these *phases*."""
         done = list(totals)
-        for rank in self._controller.unanswered():
+        waiting = self._controller.unanswered()
+        if not waiting:  # whoever has answered may have failed, which is known in a moment
+            return 0
+        for rank in waiting:
             phase, number = self._controller.whereabouts(rank)
             done[rank] = number if phase in phases else 0
         return sum(done)
@@ -310,8 +318,9 @@ class Engine:
         with uninterrupted():  # what is known of the workers stays true
             self._pass_descriptors([(s.number, s.fd) for s, _ in new.values()])
             self._controller.send(payload, housekeeping)
-            self._attached.difference_update(freed)
-            self._attached.update(new)
+            for number in drops:
+                del self._attached[number]
+            self._attached |= {number: segment.nbytes for number, (segment, _) in new.items()}
             for departures, known in zip(gone, counts, strict=True):
                 departures.forget(known)
 
@@ -399,7 +408,7 @@ class Engine:
             )
             late = self._controller.unanswered()
             if not late:
-                self._open = False
+                self.open = False
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._late(late, limit or 0.0)
@@ -487,14 +496,3 @@ atexit.register(_at_exit)
 def _after(limit: float | None) -> float | None:
     """The deadline *limit* seconds from now, on the monotonic clock."""
     return None if limit is None else time.monotonic() + limit
-
-
-def status_line(verbose: bool) -> Callable[[str], None]:
-    """A printer of status lines to stderr, or a silent one."""
-
-    def say(text: str) -> None:
-        if verbose:
-            with contextlib.suppress(Exception):
-                print(text, file=sys.stderr, flush=True)
-
-    return say

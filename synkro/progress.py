@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -19,13 +21,15 @@ class Progress:
     def __init__(self, what: str, total: int, unit: str, patience: float = 0.0) -> None:
         """*what* is being done, *unit* is what its steps are called; *patience* is in seconds."""
         self._what, self._total, self._unit = what, total, unit
-        self._done = 0
+        self._done = self._shown = 0
         self._next = time.monotonic() + max(patience, _EVERY)
         self._quiet = patience > 0
+        self._say = status_line(True)
         self._bar = _bar(what, total, unit, patience)
 
     def reach(self, done: int) -> None:
-        """So many steps are done."""
+        """So many steps are done; fewer than before are not."""
+        done = max(done, self._done)
         if self._bar is not None:
             self._bar.update(done - self._done)
         elif done > self._done and time.monotonic() >= self._next:
@@ -42,15 +46,14 @@ class Progress:
 
     def _line(self, done: int) -> None:
         self._quiet = False
-        print(
-            f"Synkro: {self._what}: {done} of {self._total} {self._unit}s", file=sys.stderr, flush=True
-        )
+        self._shown = done
+        self._say(f"Synkro: {self._what}: {done} of {self._total} {self._unit}s")
 
-    def close(self) -> None:
-        """Show where it ended, if anything was shown."""
+    def close(self, failed: bool = False) -> None:
+        """Show where it ended, if anything was shown and it has not *failed*."""
         if self._bar is not None:
             self._bar.close()
-        elif not self._quiet:
+        elif not (self._quiet or failed or self._shown == self._done):
             self._line(self._done)
 
     def __enter__(self) -> Progress:
@@ -62,15 +65,26 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(failed=error is not None)
 
 
 def _bar(what: str, total: int, unit: str, patience: float) -> Any:
     """A bar where it can be drawn: None without a terminal or a notebook, or without tqdm."""
-    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+    if sys.stderr is None or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         return None
     try:
         from tqdm.auto import tqdm  # noqa: PLC0415 - an optional package
     except ImportError:
         return None
     return tqdm(total=total, desc=what, unit=unit, delay=patience)
+
+
+def status_line(verbose: bool) -> Callable[[str], None]:
+    """A printer of status lines to stderr, or a silent one."""
+
+    def say(text: str) -> None:
+        if verbose and sys.stderr is not None:  # None would mean standard output
+            with contextlib.suppress(Exception):
+                print(text, file=sys.stderr, flush=True)
+
+    return say

@@ -23,7 +23,7 @@ from .devices.choice import VARIABLE, choose
 from .devices.cpu import ALLOCATOR, thread_caps
 from .devices.placement import Placement
 from .distribution import Functions
-from .engine import Engine, State, status_line
+from .engine import Engine, State
 from .errors import InvalidType, InvalidValue, NotAvailable, UsageError
 from .foreign import has_graph_variables
 from .function import Function
@@ -33,6 +33,7 @@ from .ipc.segment import aligned
 from .machine import available_cores
 from .messages import Gpus, Start
 from .plan.call import Access, Region
+from .progress import status_line
 from .replica import Replica
 from .shared import Shared
 from .trace import Trace
@@ -297,7 +298,9 @@ class Session:
     def _traced(self) -> Trace:
         if self._recording is None or not self._recording.trace.calls:
             raise UsageError(
-                "no call of this session was traced: make the calls inside `with trace():`, or set "
+                "no call of this session was traced"
+                + (", there was none in its last trace" if self._recording is not None else "")
+                + ": make the calls inside `with trace():`, after fork(), or set "
                 f"{TRACE} to the path of a file before fork()."
             )
         self._recording.trace.fetch()

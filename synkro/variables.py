@@ -35,6 +35,8 @@ from .plan.split import Span, split
 from .shared import Kept, Shared
 from .variable import Variable
 
+_SMALL = 1 << 16  # bytes of a value that stays in shared memory after it was sent, for the next one
+
 Made = TypeVar("Made", bound=Shared)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -240,9 +242,10 @@ class Variables:
     ) -> None:
         """Put *arrays* into replicas; ``rows(n)`` says which of so many rows each rank takes."""
         self._engine.require_ready()
-        fills, used = [], []
+        fills, used, sources = [], [], []
         for target, array in zip(targets, arrays, strict=True):
-            source = self._travelling(array)
+            source = self._travelling(array, target.sent)
+            sources.append(source)
             used.append(source)
             selection: Strided | Picked | None = None
             length = 0
@@ -258,6 +261,8 @@ class Variables:
             fills.append(Fill(target.number, region, selection, tuple(rows(length))))
         segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
         self._engine.run(Write(tuple(fills)), segments)
+        for target, source in zip(targets, sources, strict=True):
+            target.sent = source if source.nbytes <= _SMALL else None
 
     def send(self, targets: Sequence[Shared], arrays: Sequence[Array]) -> None:
         """Put *arrays* into all replicas of *targets*, and nowhere else."""
@@ -427,8 +432,12 @@ class Variables:
     def _everywhere(self, _: int) -> list[Span | None]:
         return [(0, 0)] * self._engine.size
 
-    def _travelling(self, array: Array) -> Data:
-        data = Data(self._engine, array.dtype, array.ndim)
+    def _travelling(self, array: Array, before: Data | None = None) -> Data:
+        """*array* in shared memory, where the one *before* it was if they are alike and it is read."""
+        data = before
+        read = self._engine.open or self._engine.on_gpus
+        if data is None or read or (data.dtype, data.shape) != (array.dtype, array.shape):
+            data = Data(self._engine, array.dtype, array.ndim)
         data.set_value(array)
         return data
 
