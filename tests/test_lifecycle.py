@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import subprocess
 import sys
 import threading
 
@@ -464,6 +465,29 @@ count = synkro.function(lambda x: float(len(dear & set(sys.modules))), outputs="
 print(len(dear) > 2, count(np.ones(2)))
 """
     assert run_python(script).stdout == "True 0.0\n"
+
+
+@pytest.mark.parametrize(
+    "closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"]
+)
+def test_closed_standard_descriptors(closed, tmp_path):
+    script = tmp_path / "daemon.py"
+    script.write_text(
+        "import pathlib, time, numpy as np, synkro\n"
+        "synkro.fork(2, start_timeout=20, timeout=20)\n"
+        "def late(x):\n"
+        "    time.sleep(0.01)\n"
+        "    return x.sum()\n"
+        "f = synkro.function(late, outputs='sum')\n"
+        "synkro.distribute()\n"
+        "total = f(np.ones(4), num_slices=2, progress=True)\n"
+        "pathlib.Path('total').write_text(str(total))\n"
+    )
+    command = ["sh", "-c", f"exec {sys.executable} {script} {closed}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (tmp_path / "total").read_text() == "4.0"
+    assert done.stdout == ""
+    assert ("2 of 2" in done.stderr or "4 of 4" in done.stderr) == ("2>&-" not in closed)
 
 
 def test_import_starts_nothing(run_python):

@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from ..machine import interpreter
 
+_STANDARD = 2  # the last of the standard descriptors
 _F_SETSIG = 10  # Linux; the standard library has no name for it
 
 
@@ -37,6 +38,16 @@ def hold_on_to(lifeline: int) -> None:
     poll.register(own, select.POLLIN)
     if poll.poll(0):  # it was over before the kernel knew of us
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def occupy_standard_descriptors() -> None:
+    """Open the null device in the place of a closed standard input, output or error.
+
+    Else a descriptor of ours could be 0, 1 or 2, and be lost in workers, which have their own there.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STANDARD:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 class WorkerProcess:
