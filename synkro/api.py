@@ -432,7 +432,10 @@ def current_session(verb: str) -> Session:
     """The session that ``synkro.verb()`` is for.  Raises: NotForked, UsageError."""
     here = world.current
     if here is None:
-        raise NotForked(f"there are no workers yet for {verb}(): call synkro.fork() first.")
+        raise NotForked(
+            f"there are no workers yet for {verb}(): call synkro.fork() first. (A Session of your own "
+            f"has methods of these names.)"
+        )
     if isinstance(here, Replica):
         raise UsageError(
             f"{verb}() was called inside a worker: a function that runs on the workers is plain array "

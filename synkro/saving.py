@@ -1,8 +1,9 @@
 """Named variables and random generators of all ranks, to a file and back.
 
 The file is NumPy's ``.npz``.  Its entry ``synkro`` is a JSON text: how many ranks there were, the states
-of their generators, and the entries of each variable: one if all ranks had the same, else one a rank.
-They are called ``name`` and ``name@rank``, where the name can be that of a file.
+of their generators and of the main process's (``as_serial``), and the entries of each variable: one if
+all ranks had the same, else one a rank.  They are called ``name`` and ``name@rank``, where the name can
+be that of a file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from .arrays import Array
-from .errors import InvalidValue
+from .errors import InvalidType, InvalidValue
 from .shared import Shared
 from .variables import Variables
 
@@ -42,6 +43,7 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
         "format": _FORMAT,
         "ranks": variables.size,
         "generators": variables.generators(),
+        "own": variables.rng().bit_generator.state,
         "places": places,
     }
     entries["synkro"] = np.array(json.dumps(header))
@@ -104,6 +106,8 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
         for rank, replica in enumerate(replicas):
             variables.set_value(rank, known[name], replica)
     variables.generators(tuple(generators))
+    if "own" in header:
+        variables.rng().bit_generator.state = header["own"]
 
 
 def _by_name(variables: Variables) -> dict[str, Shared]:
@@ -129,7 +133,12 @@ def _entry(wanted: str, taken: dict[str, Any]) -> str:
 
 
 def _npz(path: str | os.PathLike[str]) -> Path:
-    name = os.fsdecode(path)
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise InvalidType(f"expected the path of a file; got {path!r}.") from None
+    if not os.path.basename(name) or "\0" in name:
+        raise InvalidValue(f"expected the path of a file, with a name; got {path!r}.")
     return Path(name if name.endswith(".npz") else f"{name}.npz")
 
 

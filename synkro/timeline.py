@@ -44,7 +44,7 @@ _COLOURS = {
     "compute": "tab:green",
     "inputs": "tab:orange",
     "outputs": "gold",
-    "store": "khaki",
+    "store": "tab:brown",
     "load": "tab:olive",
     "collective": "tab:blue",
     "reduce": "tab:cyan",
@@ -52,11 +52,14 @@ _COLOURS = {
     "wake": "lightgrey",
     "begin": "grey",
     "plan": "tab:purple",
-    "copy": "sandybrown",
+    "copy": "maroon",
     "send": "thistle",
     "wait": "whitesmoke",
     "collect": "tab:pink",
 }
+
+
+_LETTERS = 130  # that fit beside each other over the picture
 
 
 def checked_path(path: Any) -> Path:
@@ -64,9 +67,12 @@ def checked_path(path: Any) -> Path:
     try:
         checked = Path(path)
     except TypeError:
-        raise InvalidType(f"a trace needs the path of a file; got {path!r}.") from None
-    folder = checked.parent
-    if checked.is_dir() or not os.access(checked if checked.exists() else folder, os.W_OK):
+        raise InvalidType(f"expected the path of a file to write; got {path!r}.") from None
+    try:
+        possible = os.access(checked if checked.exists() else checked.parent, os.W_OK)
+    except ValueError:  # a zero in it
+        possible = False
+    if not possible or checked.is_dir():
         raise InvalidValue(f"{checked} cannot be written: name a file in a folder that can be.")
     return checked.absolute()
 
@@ -82,17 +88,23 @@ class Recording:
             engine.require_ready()
             if engine.trace is not None:
                 raise InvalidValue(
-                    "this session is traced already: end that trace first (SYNKRO_TRACE traces all "
-                    "of it)."
+                    "this session is traced already, and a trace cannot hold another: end the outer "
+                    "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
                 )
             self.trace = engine.trace = Trace(engine.size, engine.marks)
             self._engine = engine
             self._path = path
+            self._pid = os.getpid()
             self.trace.begin()
             engine.at_close = self.end_quietly
 
     def end(self) -> None:
-        """The second time it does nothing.  Raises: InvalidValue if it cannot be written."""
+        """The second time, and in a fork of this process, it does nothing.
+
+        Raises: InvalidValue if it cannot be written.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._engine.lock:
             if self._engine.trace is not self.trace:
                 return
@@ -185,11 +197,12 @@ def table(trace: Trace) -> str:
         for row in [titles, *rows]
     ]
     if missing := len(calls) - sum(whole):
+        left_out = "1 call is" if missing == 1 else f"{missing} calls are"
         lines.append(
-            f"({missing} calls are left out: they are too long ago, or have too many slices or "
-            f"collectives, for all of their steps to be kept.)"
+            f"({left_out} left out: too long ago, or with too many slices or collectives, for all "
+            f"steps to be kept.)"
         )
-    return "\n".join(lines)
+    return "\n".join(lines if rows else lines[1:])
 
 
 def _labels(calls: Sequence[Called]) -> list[str]:
@@ -236,17 +249,25 @@ def plot(trace: Trace, path: Path, count: int) -> None:
             bars[span.lane, span.what].append(bar)
     for (lane, what), pieces in bars.items():
         axes.broken_barh(pieces, (lane - 0.4, 0.8), facecolors=_COLOURS[what])
+    lost: list[Any] = []
+    for lane, start, stop in trace.gaps():
+        if (start := max(start, origin)) < stop:
+            bar = ((start - origin) / 1e6, (stop - start) / 1e6)
+            axes.broken_barh([bar], (lane - 0.4, 0.8), facecolor="white", edgecolor="grey", hatch="///")
+            lost = [patches.Patch(facecolor="white", edgecolor="grey", hatch="///", label="not kept")]
+    room = (calls[-1].stop - origin) / _LETTERS  # a letter's
     for call in calls[first:]:
-        middle = ((call.start + call.stop) / 2 - origin) / 1e6
-        name = call.name.replace("$", r"\$")  # which begins a formula
-        axes.annotate(name, (middle, MAIN - 0.5), ha="center", va="bottom", fontsize=8)
+        if len(call.name) * room <= call.stop - call.start:
+            middle = ((call.start + call.stop) / 2 - origin) / 1e6
+            name = call.name.replace("$", r"\$")  # which begins a formula
+            axes.annotate(name, (middle, MAIN - 0.5), ha="center", va="bottom", fontsize=8)
     axes.set_title(f"the last {len(calls) - first} of {len(calls)} traced calls", fontsize=10)
     lanes = range(MAIN, trace.size)
     axes.set_yticks(lanes, ["main process" if lane == MAIN else f"rank {lane}" for lane in lanes])
     axes.set_ylim(trace.size - 0.5, MAIN - 1)
     axes.set_xlabel("ms")
     used = [what for what in _COLOURS if any(what == each for _, each in bars)]
-    handles = [patches.Patch(color=_COLOURS[what], label=what) for what in used]
+    handles = [patches.Patch(color=_COLOURS[what], label=what) for what in used] + lost
     figure.legend(handles=handles, loc="outside right center", fontsize=8)
     try:
         figure.savefig(path, dpi=150)
