@@ -6,10 +6,16 @@ import sys
 from .cli.commands import main
 
 if __name__ == "__main__":
+    if sys.stdout is None:  # closed: there is the exit status still
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         status = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read it has seen enough
+    except KeyboardInterrupt:
+        status = 130
+    except OSError as error:  # who read it has seen enough, or there is no room
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
+        if not isinstance(error, BrokenPipeError):
+            print(f"Synkro: the output could not be written: {error.strerror}.", file=sys.stderr)
     sys.exit(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def _info(as_json: bool) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    found = doctor.findings(options.data, options.devices)
+    found = doctor.findings(options.data, options.devices or None)
     if options.json:
         findings = list(found)
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -86,7 +87,12 @@ def _bench(arguments: list[str]) -> int:
         )
         return 1
     command = [sys.executable, str(_BENCHMARKS / "run.py"), *arguments]
-    return subprocess.run(command, check=False).returncode
+    with subprocess.Popen(command) as process:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it hears of Ctrl-C itself
+        try:
+            return process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _size(text: str) -> int:

@@ -27,6 +27,11 @@ _SLOWEST = 0.25  # of the speed of copying, that a reduction should reach
 _REDUCING = 1.0  # seconds
 _CALLS = 200
 
+_MORE_MEMORY = (
+    "Free memory, or raise the limit that is in the way (ulimit -v, or the container's); or use less "
+    "data at once (check with --data), or map files (numpy.memmap)."
+)
+
 CHECKS = 9
 """How many findings there are where nothing stands in the way."""
 
@@ -62,8 +67,7 @@ def shared_memory(nbytes: int) -> Finding:
     try:
         Segment.create(0, nbytes).close()
     except SharedMemoryError as error:
-        remedy = "Free memory, use less data at once (check with --data), or map files (numpy.memmap)."
-        return Finding(name, "failure", str(error), remedy)
+        return Finding(name, "failure", str(error), _MORE_MEMORY)
     try:
         free = shutil.disk_usage(SHM_FOLDER).free
     except OSError:  # there is none, which is no harm
@@ -94,6 +98,10 @@ def open_files() -> Finding:
     )
 
 
+def _first_line(error: BaseException) -> str:
+    return f"{error}".strip().partition("\n")[0] or type(error).__name__
+
+
 def _with_workers(devices: str | None) -> Iterator[Finding]:
     name = "workers"
     start = time.monotonic()
@@ -111,13 +119,11 @@ def _with_workers(devices: str | None) -> Iterator[Finding]:
             for check in checks:
                 try:
                     yield check(session)
+                except (SharedMemoryError, MemoryError) as error:
+                    yield Finding(check.__name__, "failure", _first_line(error), _MORE_MEMORY)
                 except SynkroError as error:
-                    yield Finding(
-                        check.__name__,
-                        "failure",
-                        str(error).splitlines()[0],
-                        "Please report this, with the output of python -m synkro info.",
-                    )
+                    remedy = "Please report this, with the output of python -m synkro info."
+                    yield Finding(check.__name__, "failure", _first_line(error), remedy)
     finally:
         world.current = before
 
@@ -171,7 +177,11 @@ def threads(session: Session) -> Finding:
 
 
 def _thread_caps() -> int:
-    named = [value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")]
+    named = [
+        value.partition(",")[0].strip()  # OpenMP's have one for each level of nesting
+        for name, value in os.environ.items()
+        if name.endswith("_NUM_THREADS")
+    ]
     return max((int(value) for value in named if value.isdigit()), default=os.cpu_count() or 1)
 
 
@@ -226,7 +236,7 @@ def peer_access(count: int) -> Finding:
         with Session(devices="cuda", verbose=False, timeout=120) as session:
             table = session.function(reachable, outputs=None, name="doctor")()[0]
     except SynkroError as error:
-        return Finding(name, "failure", str(error).splitlines()[0], "See `workers` above.")
+        return Finding(name, "failure", _first_line(error), "See `workers` above.")
     apart = [f"{i}-{j}" for i, j in combinations(range(count), 2) if not table[i, j]]
     if not apart:
         return Finding(name, "ok", f"all {count} reach each other's memory")
@@ -251,7 +261,7 @@ def pairs(count: int) -> Finding:
             return Finding(
                 name,
                 "failure",
-                f"{' and '.join(devices)}: {str(error).splitlines()[0]}",
+                f"{' and '.join(devices)}: {_first_line(error)}",
                 "NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 goes through host memory instead.",
             )
     slowest = min(speeds) / 1e9
