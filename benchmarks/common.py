@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ class Report:
         """The ratio of two medians, with the spread of the ratios within each run."""
         within = _spread(np.divide(over, under))
         value = float(np.median(over) / np.median(under))
-        spread = {key: within[key] for key in ("p10", "p90")}
+        spread = {key: within[key] for key in ("p10", "p90")} if len(over) > 1 else {}
         self.figure(name, value, "×", at_least=at_least, at_most=at_most, **spread)
 
     def figure(
@@ -187,10 +188,10 @@ class Report:
         if spread:
             line += " (" + ", ".join(f"{k} {readable(v, unit)}" for k, v in spread.items()) + ")"
         target, sign = (at_least, "≥") if at_least is not None else (at_most, "≤")
-        if target is not None:
+        if target is not None and self.record["scale"] != "smoke":  # which measures nothing
             met = bool(value >= target if at_least is not None else value <= target)
-            figure |= {"target": f"{sign} {target:g}", "met": met}
-            line += f"   target {sign} {readable(target, unit)}: {'met' if met else 'missed'}"
+            figure |= {"target": f"{sign} {readable(target, unit)}", "met": met}
+            line += f"   target {figure['target']}: {'met' if met else 'missed'}"
         self.record["figures"].append(figure)
         print(line, flush=True)
 
@@ -275,7 +276,10 @@ def main(
     settings = full | {"full": {}, "quick": quick, "smoke": smoke}[options.scale]
     report = Report(Path(file).stem, text, options.scale)
     start = time.monotonic()
-    ask(report, **settings)
+    try:
+        ask(report, **settings)
+    except KeyboardInterrupt:
+        sys.exit(130)
     report.record["settings"] = settings
     report.record["seconds"] = round(time.monotonic() - start, 1)
     if options.json:

@@ -89,7 +89,7 @@ def ask(report: Report, sizes: list[int], nbytes: int) -> None:
         samples[f"Synkro, {count}"] = [mine]
         samples[f"floor: inputs and bare interpreters, {count}"] = [floor + nbytes]
         report.figure(
-            f"{count} workers: beyond bare interpreters, over the inputs",
+            f"beyond bare interpreters, over the inputs, with {count} worker{'s' if count > 1 else ''}",
             (mine - floor) / nbytes,
             "×",
             at_most=1.05,

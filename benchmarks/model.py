@@ -37,7 +37,12 @@ SECONDS = {"V100 (PCIe)": 64 / 360, "A100": 64 / 800, "H100": 64 / 1400}
 """Assumed: 64 images of a step, at the images a second that are commonly published for ResNet-50 in
 float32 or TF32 on one GPU."""
 
-BUS = {"PCIe 3": 10e9, "NVLink 2 (8 x V100)": 130e9, "NVSwitch (8 x H100)": 360e9, "100 Gb/s net": 11e9}
+BUS = {
+    "PCIe 3 (10 GB/s)": 10e9,
+    "100 Gb/s network": 11e9,
+    "NVLink 2, as 8 V100 have it (130 GB/s)": 130e9,
+    "NVSwitch, as 8 H100 have it (360 GB/s)": 360e9,
+}
 """Assumed bus bandwidths of large all-reduces, bytes a second, of the order that nccl-tests reports."""
 
 
@@ -60,8 +65,12 @@ def slowest(count: int, spread: float) -> float:
 
 def step(pieces: Pieces, count: int) -> float:
     """Seconds of a step of *count* workers."""
-    reducing = pieces.reduce if count > 1 else 0.0
-    return pieces.compute * slowest(count, pieces.spread) + reducing + pieces.call
+    return pieces.compute + waiting(pieces, count) + pieces.reduce + pieces.call
+
+
+def waiting(pieces: Pieces, count: int) -> float:
+    """Seconds that the others wait for the slowest of *count* workers, in the mean."""
+    return pieces.compute * (slowest(count, pieces.spread) - 1)
 
 
 def ring(nbytes: float, count: int, bus: float) -> float:
@@ -78,11 +87,17 @@ def ask(report: Report, runs: int, width: int, rows: int, steps: int) -> None:
             measured, pieces = _measured(session, weights, rows * count, runs, steps)
         predicted = step(pieces, count)
         errors.append(predicted / measured - 1)
-        names = ("measured", "predicted", "computing", "all-reduce", "call")
-        values = (measured, predicted, pieces.compute, pieces.reduce, pieces.call)
-        table = {name: [value] for name, value in zip(names, values, strict=True)}
-        report.table(f"a training step of {count} workers", table)
-        report.figure(f"error of the model with {count} workers", errors[-1] * 100, "%")
+        table = {
+            "measured": [measured],
+            "predicted": [predicted],
+            "of it computing": [pieces.compute],
+            "of it waiting for the slowest": [waiting(pieces, count)],
+            "of it all-reduce": [pieces.reduce],
+            "of it the call": [pieces.call],
+        }
+        workers = f"{count} worker{'s' if count > 1 else ''}"
+        report.table(f"a training step of {workers}", table)
+        report.figure(f"error of the model with {workers}", errors[-1] * 100, "%")
     if available_cores() < 4:
         report.note(
             f"4 workers share {available_cores()} cores: computing is measured as they share it."
@@ -147,11 +162,10 @@ def _predict(report: Report) -> None:
             table[net] = [8 * seconds / step(pieces, 8)]
         report.table(f"ResNet-50 on 8 x {gpu}: predicted speed-up", table, unit="×")
     table = {}
-    for count in (8, 16, 32, 64, 128, 256):
-        pieces = Pieces(SECONDS["H100"], ring(BYTES, count, BUS["100 Gb/s net"]), 1e-4, 0.01)
-        table[f"100 Gb/s net, {count}"] = [SECONDS["H100"] / step(pieces, count)]
-        pieces = Pieces(SECONDS["H100"], ring(BYTES, count, BUS["NVSwitch (8 x H100)"]), 1e-4, 0.01)
-        table[f"NVSwitch (8 x H100), {count}"] = [SECONDS["H100"] / step(pieces, count)]
+    for net in ("100 Gb/s network", "NVSwitch, as 8 H100 have it (360 GB/s)"):
+        for count in (8, 16, 32, 64, 128, 256):
+            pieces = Pieces(SECONDS["H100"], ring(BYTES, count, BUS[net]), 1e-4, 0.01)
+            table[f"{net}, {count}"] = [SECONDS["H100"] / step(pieces, count)]
     report.table("ResNet-50 on n x H100: predicted efficiency", table, unit="", x="GPUs")
     report.note(
         "Speeds of single GPUs and bus bandwidths are assumptions (see benchmarks/model.py); the "

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from .common import readable
 
@@ -29,11 +29,19 @@ td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px sol
 """
 
 
+_MINE = ("tab:green", "limegreen", "darkgreen", "olive", "yellowgreen")
+_OTHERS = tuple(f"tab:{name}" for name in ("blue", "orange", "red", "purple", "brown", "pink", "cyan"))
+
+
 def write(records: dict[str, dict[str, Any]], folder: Path) -> Path:
     """Write the page and its plots into *folder*; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for name, record in records.items():
+        if "failed" in record:
+            text = html.escape(record["failed"])
+            parts.append(f"<h2 id={name}>{name}</h2><p class=missed>Failed: {text}</p>")
+            continue
         pictures = []
         for number, table in enumerate(record["tables"]):
             picture = drawn(table, name)
@@ -41,6 +49,7 @@ def write(records: dict[str, dict[str, Any]], folder: Path) -> Path:
             pictures.append(picture)
         parts.append("\n".join(_section(name, record, pictures)))
     page = folder / "report.html"
+    records = {name: record for name, record in records.items() if "failed" not in record}
     environment = next(iter(records.values()))["environment"] if records else {}
     page.write_text(
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Synkro, measured</title>"
@@ -69,15 +78,19 @@ def _curves(axes: Any, table: dict[str, Any]) -> None:
     series: dict[str, list[dict[str, Any]]] = {}
     for row in table["rows"]:
         series.setdefault(row["series"], []).append(row)
+    mine, others = iter(_MINE), iter(_OTHERS)
     for name, rows in series.items():
         rows.sort(key=lambda row: row["x"])
-        xs = [row["x"] for row in rows]
-        style = "k--" if name.startswith("floor") else "o-"
-        width = 2.5 if name.startswith("Synkro") else 1.2
-        medians = [row["median"] for row in rows]
-        (line,) = axes.plot(xs, medians, style, label=name, linewidth=width)
+        xs, medians = [row["x"] for row in rows], [row["median"] for row in rows]
+        if _is_limit(name):
+            style = {"color": "black", "linestyle": "--"}
+        elif _is_ours(name):
+            style = {"color": next(mine), "marker": "o", "linewidth": 2.5}
+        else:
+            style = {"color": next(others), "marker": "o", "linewidth": 1.2}
+        axes.plot(xs, medians, label=name, **style)
         low, high = [row["p10"] for row in rows], [row["p90"] for row in rows]
-        axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
+        axes.fill_between(xs, low, high, alpha=0.15, color=style["color"])
     axes.set_xscale("log")
     axes.set_xticks(sorted({row["x"] for row in table["rows"]}))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -88,35 +101,53 @@ def _curves(axes: Any, table: dict[str, Any]) -> None:
     axes.legend(fontsize=8)
 
 
-def _measure(axis: Any, table: dict[str, Any]) -> None:
-    """Label an axis of medians; it is logarithmic where they are of different orders."""
-    medians = [row["median"] for row in table["rows"]]
-    if min(medians) > 0 and max(medians) > 5 * min(medians):
-        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-        axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(lambda value, _: readable(value, table["unit"]))
-
-
 def _bars(axes: Any, table: dict[str, Any]) -> None:
+    """Bars, or on a logarithmic axis, where lengths say nothing, points."""
     rows = table["rows"][::-1]
     names = [row["name"] for row in rows]
     medians = [row["median"] for row in rows]
-    spread = [
-        [row["median"] - row["p10"] for row in rows],
-        [row["p90"] - row["median"] for row in rows],
-    ]
-    axes.barh(names, medians, xerr=spread, color=[_colour(name) for name in names], capsize=2)
+    logarithmic = _measure(axes.xaxis, table)
     for place, row in enumerate(rows):
+        colour = next(iter(_MINE)) if _is_ours(row["name"]) else "tab:grey"
+        colour = "black" if _is_limit(row["name"]) else colour
+        spread = [[row["median"] - row["p10"]], [row["p90"] - row["median"]]]
+        if logarithmic:
+            point = {"fmt": "o", "markersize": 9, "color": colour, "ecolor": colour, "capsize": 3}
+            axes.errorbar([row["median"]], [place], xerr=spread, **point)
+        else:
+            axes.barh([place], [row["median"]], xerr=spread, color=colour, capsize=2)
         text = readable(row["median"], table["unit"])
-        axes.annotate(f"  {text}", (row["p90"], place), va="center", fontsize=8)
-    _measure(axes.xaxis, table)
-    axes.margins(x=0.15)
+        above = (8, 5) if logarithmic else (8, 0)
+        axes.annotate(
+            text, (row["p90"], place), xytext=above, textcoords="offset points", va="center", fontsize=8
+        )
+    axes.set_yticks(range(len(names)), names)
+    axes.margins(x=0.15, y=0.08)
+    if not logarithmic and min(medians) >= 0:
+        axes.set_xlim(left=0)
 
 
-def _colour(side: str) -> str:
-    if side.startswith("floor"):
-        return "black"
-    return "tab:green" if side.lower().startswith("synkro") else "tab:grey"
+def _measure(axis: Any, table: dict[str, Any]) -> bool:
+    """Label an axis of medians, and return whether it is logarithmic: where their orders differ."""
+    medians = [row["median"] for row in table["rows"]]
+    logarithmic = min(medians) > 0 and max(medians) > 5 * min(medians)
+    if logarithmic:
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        axis.set_minor_formatter(NullFormatter())
+        if max(medians) < 100 * min(medians):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    elif table["unit"] == "s":
+        axis.axes.set(**{f"{axis.axis_name}lim": (0, None)})
+    axis.set_major_formatter(lambda value, _: readable(value, table["unit"]))
+    return logarithmic
+
+
+def _is_ours(side: str) -> bool:
+    return side.lower().startswith("synkro")
+
+
+def _is_limit(side: str) -> bool:
+    return side.startswith(("floor", "perfect scaling"))
 
 
 def _section(name: str, record: dict[str, Any], pictures: list[bytes]) -> Iterator[str]:
@@ -173,7 +204,12 @@ def _missed(records: dict[str, dict[str, Any]]) -> str:
         f"{readable(each['value'], each['unit'])}, target {html.escape(each['target'])}</li>"
         for name, each in missed
     )
-    return f"<p>{len(targets) - len(missed)} of {len(targets)} targets met; missed:</p><ul>{items}</ul>"
+    scales = {record["scale"] for record in records.values()} - {"full"}
+    warning = (
+        f"<p class=missed>Some are {' and '.join(sorted(scales))} runs: noise.</p>" if scales else ""
+    )
+    met = f"{len(targets) - len(missed)} of {len(targets)} targets met; missed:"
+    return f"{warning}<p>{met}</p><ul>{items}</ul>"
 
 
 def _about(environment: dict[str, Any]) -> str:

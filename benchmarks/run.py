@@ -1,13 +1,12 @@
 """Run the questions, each in a fresh process, one after the other, and write their records.
 
-::
+  python -m synkro bench                       all of them; writes benchmarks/results/cpu.json
+  python -m synkro bench call_overhead --quick
+  python -m synkro bench --out lab             records, plots and a page in the folder lab
 
-    python benchmarks/run.py                       # all of them; writes benchmarks/results/cpu.json
-    python benchmarks/run.py call_overhead --quick
-    python benchmarks/run.py --out lab             # records, plots and a page in the folder lab
-    python -m benchmarks.call_overhead             # one, without a record
-
-Only a full run writes ``results/cpu.json`` unasked; records of questions that did not run stay in it.
+``python benchmarks/run.py`` is the same, ``python -m benchmarks.call_overhead`` one question without a
+record.  Only a full run writes ``results/cpu.json`` unasked; records of questions that did not run stay
+in it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,81 +29,84 @@ sys.path.insert(0, str(ROOT))
 from synkro.progress import Progress  # noqa: E402  which may not be installed
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
-QUESTIONS = (
-    "call_overhead",
-    "pools",
-    "input_size",
-    "shuffled_batch",
-    "compute_bound",
-    "scaling",
-    "reduction",
-    "collectives",
-    "start_up",
-    "training",
-    "memory",
-    "mapped",
-    "recovery",
-    "model",
-    "kmeans",
-    "compiled",
-    "endurance",
-)
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "call_overhead": ("joblib", "posix_ipc"),
+    "pools": (),
+    "input_size": (),
+    "shuffled_batch": (),
+    "compute_bound": ("threadpoolctl",),
+    "scaling": ("threadpoolctl",),
+    "reduction": (),
+    "collectives": (),
+    "start_up": (),
+    "training": ("threadpoolctl",),
+    "memory": (),
+    "mapped": (),
+    "recovery": (),
+    "model": (),
+    "kmeans": ("sklearn", "threadpoolctl"),
+    "compiled": ("pytensor", "threadpoolctl"),
+    "endurance": (),
+}
+"""The questions, each with the modules that it cannot be asked without."""
+
+INSTALL = "pip install -e '.[bench]'"
+_PATIENCE = 10  # seconds that a question has to end after Ctrl-C
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m synkro bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
-    parser.set_defaults(scale="full")
-    parser.add_argument(
-        "--quick", dest="scale", action="store_const", const="quick", help="about a tenth of the calls"
-    )
-    parser.add_argument(
-        "--smoke", dest="scale", action="store_const", const="smoke", help="the least: does it work?"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write records.json, plots and report.html there (a path that ends in .json: the records)",
-    )
-    parser.add_argument(
-        "--quiet", action="store_true", help="print only what failed, and where records are"
-    )
-    options = parser.parse_args()
-    if unknown := set(options.questions) - set(QUESTIONS):
-        parser.error(f"no such question: {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
-    out = options.out or (RESULTS if options.scale == "full" else None)
-    folder = None if out is None or out.suffix == ".json" else out.resolve()
-    if folder is not None:
-        out = folder / "records.json"
-    if problem := unwritable(out, folder):
-        parser.error(problem)
+    options, out, folder = parsed()
     failed = []
-    asked = options.questions or QUESTIONS
+    asked = options.questions or list(QUESTIONS)
     with contextlib.ExitStack() as stack:
         progress = None
         if not options.quiet:
             progress = stack.enter_context(Progress("bench", len(asked), "question"))
         for number, question in enumerate(asked, 1):
             record = ask(question, options.scale, progress)
-            if record is None:
-                failed.append(question)
-            elif out is not None:
+            if "failed" in record:
+                failed.append(f"{question} ({record['failed']})")
+            if out is not None:
                 keep(out, record)
             if progress is not None:
                 progress.reach(number)
     if out is not None:
         print(f"\nrecords: {out}")
-    if folder is not None and out.exists():
+    if folder is not None:
         command = [sys.executable, "-m", "benchmarks.report", str(out), str(folder)]
         subprocess.run(command, cwd=ROOT, check=True)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def parsed() -> tuple[argparse.Namespace, Path | None, Path | None]:
+    """What the command line says; the file for the records, and the folder for a page, if any."""
+    parser = argparse.ArgumentParser(
+        prog="python -m synkro bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
+    parser.set_defaults(scale="full")
+    for scale, text in (("quick", "about a tenth of the calls"), ("smoke", "the least: does it work?")):
+        add(f"--{scale}", dest="scale", action="store_const", const=scale, help=text)
+    where = "write records.json, plots and report.html there (a path that ends in .json: the records)"
+    add("--out", metavar="DIR", help=where)
+    add("--quiet", action="store_true", help="print only what failed, and where records are")
+    options = parser.parse_args()
+    if unknown := set(options.questions) - set(QUESTIONS):
+        parser.error(f"no such question: {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
+    if options.out == "":
+        parser.error("--out is empty: name a folder, or a .json file.")
+    out = Path(options.out) if options.out else (RESULTS if options.scale == "full" else None)
+    folder = None if out is None or out.suffix == ".json" else out.resolve()
+    if folder is not None:
+        out = folder / "records.json"
+    if problem := unwritable(out, folder):
+        parser.error(problem)
+    return options, out, folder
 
 
 def unwritable(out: Path | None, folder: Path | None) -> str | None:
@@ -114,41 +117,77 @@ def unwritable(out: Path | None, folder: Path | None) -> str | None:
         return None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a"):  # which leaves what is there
-            pass
+        with out.open("a+") as file:  # which leaves what is there
+            file.seek(0)
+            text = file.read()
     except OSError as error:
-        return f"--out cannot be written ({error}): name a folder, or a .json file in one, that can be."
-    if not out.stat().st_size:
+        advice = "name a folder, or a .json file in one, that can be."
+        return f"--out cannot be written ({error.filename}: {error.strerror}): {advice}"
+    if not text:
         out.unlink()
-    return None
+        return None
+    try:
+        known = isinstance(json.loads(text), dict)
+    except ValueError:
+        known = False
+    return None if known else f"--out: {out} is there already, and is no file of records: name another."
 
 
-def ask(question: str, scale: str, progress: Progress | None) -> dict[str, Any] | None:
-    """The record of *question*; None if it failed.  Its tables are printed beside *progress*, if any."""
+def ask(question: str, scale: str, progress: Progress | None) -> dict[str, Any]:
+    """The record of *question*, or why it *failed*.  Its tables are printed above *progress*, if any."""
+    missing = [name for name in QUESTIONS[question] if importlib.util.find_spec(name) is None]
+    if missing:
+        return {"question": question, "failed": f"{', '.join(missing)} is not installed: {INSTALL}"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "record.json")
         command = [sys.executable, "-m", f"benchmarks.{question}", "--json", str(file)]
         if scale != "full":
             command.append(f"--{scale}")
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        environment["PYTHONUNBUFFERED"] = "1"
-        pipe = {"stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen(command, cwd=ROOT, env=environment, **pipe) as process:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
             for line in process.stdout:
                 if progress is not None:
                     progress.print(line.rstrip("\n"))
-        return json.loads(file.read_text()) if process.returncode == 0 else None
+            status = process.wait()
+        except BaseException:
+            end(process)
+            raise
+        if status != 0:
+            return {"question": question, "failed": f"exit status {status}"}
+        return json.loads(file.read_text())
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Let a question clean up, and then kill what it has left of its processes."""
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_PATIENCE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def keep(file: Path, record: dict[str, Any]) -> None:
-    """Put *record* into *file*, instead of an older one of the same question."""
+    """Put *record* into *file*, instead of an older one of the same question, unless this one failed."""
     records = json.loads(file.read_text()) if file.exists() else {}
-    records[record["question"]] = record
+    if "failed" not in record or record["question"] not in records:
+        records[record["question"]] = record
     ordered = {name: records[name] for name in QUESTIONS if name in records}
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.stdout is None:  # closed: there are the records still
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # who read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

@@ -59,7 +59,7 @@ def ask(report: Report, runs: int, matrices: int, nbytes: int) -> None:
         for title, sides in (("compute-bound", computing), ("memory-bound", reading)):
             samples = paired(sides, runs)
             one = float(np.median(samples["NumPy, 1"]))
-            floor = {f"floor, {n}": [one / min(n, available_cores())] for n in counts}
+            floor = {f"perfect scaling, {n}": [one / min(n, available_cores())] for n in counts}
             report.table(f"a {title} function by workers", {**samples, **floor}, x="workers")
             _fit(report, title, samples, [n for n in counts if n <= available_cores()])
 
@@ -70,13 +70,15 @@ def _fit(report: Report, title: str, samples: dict[str, list[float]], counts: li
     if most > 1:
         speed = one / float(np.median(samples[f"Synkro, {most}"]))
         least = 0.95 if title == "compute-bound" else None
-        report.figure(f"{title}: efficiency of {most} workers", speed / most, "", at_least=least)
+        name = f"{title}: efficiency of {most} workers, over NumPy in one process"
+        report.figure(name, speed / most, "", at_least=least)
         single = float(np.median(samples["Synkro, 1"]))
         times = np.array([np.median(samples[f"Synkro, {n}"]) for n in counts]) / single
         shares = 1 / np.array(counts, float)
         weights = 1 - shares
         serial = float((weights * (times - shares)).sum() / (weights**2).sum())
-        report.figure(f"{title}: serial fraction", max(0.0, serial), "")
+        within = min(1.0, max(0.0, serial))  # noise, and workers in each other's way, reach beyond
+        report.figure(f"{title}: serial fraction, of Synkro's one worker", within, "")
 
 
 if __name__ == "__main__":
