@@ -433,7 +433,7 @@ class Variables:
         return [(0, 0)] * self._engine.size
 
     def _travelling(self, array: Array, before: Data | None = None) -> Data:
-        """*array* in shared memory, where the one *before* it was if they are alike and it is read."""
+        """*array* in shared memory: in that of *before*, if that is like it and was read by all."""
         data = before
         read = self._engine.open or self._engine.on_gpus
         if data is None or read or (data.dtype, data.shape) != (array.dtype, array.shape):
