@@ -20,6 +20,7 @@ import synkro
 
 from .common import Report, Side, main, paired
 
+_PAUSE = 0.1  # seconds before each call, in which the BLAS threads of the one before stop to poll
 CENTRES = 16
 
 
@@ -63,9 +64,9 @@ def ask(report: Report, runs: int, iterations: int) -> None:
         assert np.allclose(parallel(), serial(1), atol=1e-3)
         samples = paired(
             [
-                Side("Synkro, two workers", parallel),
-                Side("one process, one thread", lambda: serial(1)),
-                Side("one process, all threads", lambda: serial(None)),
+                Side("Synkro, two workers", parallel, idle=_PAUSE),
+                Side("one process, one thread", lambda: serial(1), idle=_PAUSE),
+                Side("one process, all threads", lambda: serial(None), idle=_PAUSE),
             ],
             runs,
         )
