@@ -105,7 +105,8 @@ class Engine:
         self._pump = OutputPump()
         self._workers: list[WorkerProcess] = []
         self._wake_main = -1
-        self._wakes: list[int] = []
+        self._wake_workers = -1
+        self._wakes: list[int] = []  # of the ranks, among themselves
         try:
             self._start(environments)
         except (OSError, RuntimeError) as error:
@@ -122,18 +123,20 @@ class Engine:
     def _start(self, environments: Sequence[dict[str, str]]) -> None:
         occupy_standard_descriptors()
         with uninterrupted():
-            self._wake_main = os.eventfd(0)
+            self._wake_main, self._wake_workers = os.eventfd(0), os.eventfd(0)
             self._wakes += [os.eventfd(0) for _ in range(self.size)]
         block = Segment.create(0, block_bytes(self.size))
         arena = shared_file(self.size)
         try:
-            self._start_workers(environments, (block.fd, arena, self._wake_main, *self._wakes))
+            self._start_workers(
+                environments, (block.fd, arena, self._wake_main, self._wake_workers, *self._wakes)
+            )
         finally:
             os.close(arena)
         self._controller = self.marks = Controller(
             block.base.data,
             self._wake_main,
-            self._wakes,
+            self._wake_workers,
             [worker.socket for worker in self._workers],
         )
         self._sentinels = [worker.sentinel for worker in self._workers]
@@ -462,7 +465,7 @@ class Engine:
             for worker in self._workers:
                 worker.close()
             self._pump.close(_GRACE)
-            for fd in (self._wake_main, *self._wakes):
+            for fd in (self._wake_main, self._wake_workers, *self._wakes):
                 os.close(fd)
             if state is not State.STARTING:
                 self._controller.close()

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -496,6 +497,34 @@ def test_import_starts_nothing(run_python):
         "print(threading.active_count(), len(os.listdir('/proc/self/fd')) - 1)\n"
     )
     assert done.stdout == "1 3\n"
+
+
+def cores_of(pid):
+    """The cores that the kernel lets the process *pid* use."""
+    cores = set()
+    for part in status_of(pid)["Cpus_allowed_list"].split(","):
+        first, _, last = part.partition("-")
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def status_of(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_workers_sleep_on_cores_of_their_own_and_compute_on_any():
+    everywhere = os.sched_getaffinity(0)
+    with synk.Session(devices=["cpu"] * len(everywhere), verbose=False) as session:
+        f = session.function(lambda: sorted(os.sched_getaffinity(0)), outputs=None)
+        few = session.function(lambda: os.sched_setaffinity(0, {min(everywhere)}), outputs=[])
+        homes = [{core} for core in sorted(everywhere)]
+        for _ in range(3):
+            assert wait_until(lambda: [cores_of(pid) for pid in session.pids] == homes)
+            assert [set(map(int, found)) for found in f()] == [everywhere] * len(everywhere)
+        few()
+        assert [set(map(int, found)) for found in f()] == [{min(everywhere)}] * len(everywhere)
 
 
 # ── threads, forks and exits ─────────────────────────────────────────────────────────────────────────

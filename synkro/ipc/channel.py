@@ -6,7 +6,7 @@
     ────────────                        ────────────                        ────────
     Controller.send   ── payload ──▶  [ command area ]
                       ── number  ──▶  [ COMMAND ]          ◀── polls ──  Listener.receive
-                      ── eventfd of r, if r said that it sleeps ──────▶  (spins, then sleeps)
+                      ── eventfd of all, if one said that it sleeps ──▶  (spins, then sleeps)
 
     Controller.wait   ── polls ───▶   [ ANSWERED r ]       ◀── number ──  Listener.reply
      (spins, then                     [ reply area r ]     ◀── payload ─
@@ -28,6 +28,7 @@ worker that misses one reads the socket until it has it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -35,7 +36,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .segment import ALIGNMENT
 
@@ -129,10 +130,10 @@ class Controller:
         self,
         memory: memoryview,
         wake_main: int,
-        wake_workers: Sequence[int],
+        wake_workers: int,
         sockets: Sequence[socket.socket],
     ) -> None:
-        self._block = _Block(memory, len(wake_workers))
+        self._block = _Block(memory, len(sockets))
         self._wake_main = wake_main
         self._wake_workers = wake_workers
         self._sockets = sockets
@@ -153,9 +154,10 @@ class Controller:
         block.fence()
         words[_COMMAND] += 1  # from here on it is sent
         block.fence()
-        for line, wake in zip(block.lines, self._wake_workers, strict=True):
+        for line in block.lines:
             if words[line + _SLEEPS]:
-                os.eventfd_write(wake, 1)
+                self.wake_all()
+                break
 
     def close(self) -> None:
         """Let go of the block; the controller cannot be used after that."""
@@ -167,9 +169,8 @@ class Controller:
         self._block.fence()
 
     def wake_all(self) -> None:
-        """Wake every worker, asleep or not: after an interrupted ``send``."""
-        for wake in self._wake_workers:
-            os.eventfd_write(wake, 1)
+        """Wake every worker: in one go, as the first that is awake may take this process's core."""
+        os.eventfd_write(self._wake_workers, 1)
 
     def send_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
         """Pass descriptors to a worker, as pairs ``(number, fd)``."""
@@ -284,6 +285,32 @@ def _poll_ms(nap: int, deadline: float | None) -> int:
     return left if nap < 0 else min(nap, left)
 
 
+def _home(rank: int, size: int) -> int | None:
+    """The core that this worker sleeps on; None where there are more cores than workers."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[rank % len(cores)] if size >= len(cores) else None
+
+
+@contextlib.contextmanager
+def _at_home(core: int | None) -> Iterator[None]:
+    """Sleep on *core*, and be free to go anywhere when awake.
+
+    The kernel wakes sleepers where it thinks best, and where all cores have something to do (one of
+    them the main process), that may be the same core for two: one would wait for the other to finish.
+    """
+    allowed = os.sched_getaffinity(0)
+    if core is None or core not in allowed or len(allowed) == 1:
+        yield
+        return
+    with contextlib.suppress(OSError):  # the cores of a container may have changed
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, allowed)
+
+
 class Listener:
     """A worker's end: receive a command, reply to it."""
 
@@ -293,7 +320,7 @@ class Listener:
         rank: int,
         size: int,
         wake_main: int,
-        wake_worker: int,
+        wake_workers: int,
         sock: socket.socket,
     ) -> None:
         self._block = _Block(memory, size)
@@ -301,8 +328,10 @@ class Listener:
         self._area = self._block.replies[rank]
         self._marks = self._block.marks[rank]
         self._wake_main = wake_main
-        self._wake_worker = wake_worker
+        self._wakes = select.epoll()
+        self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
         self._socket = sock
+        self._home = _home(rank, size)
         self._parent = os.getppid()
         self._received: dict[int, int] = {}
         self._patience = _Patience()
@@ -318,7 +347,8 @@ class Listener:
         spins = self._patience.spins()
         seen = spins and self._spin(last)
         if not seen:
-            self._sleep(last)
+            with _at_home(self._home):
+                self._sleep(last)
         self._patience.waited(polled_in_vain=spins and not seen)
         self._block.fence()
         middle = words[_COMMAND_SIZE]
@@ -337,8 +367,6 @@ class Listener:
     def _sleep(self, last: int) -> None:
         words = self._block.words
         sleeps = self._line + _SLEEPS
-        poll = select.poll()
-        poll.register(self._wake_worker, select.POLLIN)
         nap = _FIRST_NAP
         while True:
             words[sleeps] = 1
@@ -346,8 +374,7 @@ class Listener:
             if words[_COMMAND] != last:
                 words[sleeps] = 0
                 return
-            if poll.poll(nap):  # goes on after a signal, which eventfd_read does not
-                os.eventfd_read(self._wake_worker)
+            self._wakes.poll(nap / 1000 if nap > 0 else None)
             if os.getppid() != self._parent:  # for functions that close what is not theirs
                 raise EOFError("the main process has gone")
             nap = -1
