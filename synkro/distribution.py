@@ -142,6 +142,7 @@ class Functions:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self.front_end.close()
         self.outputs.close()
+        self.variables.close()
 
 
 def _quiet(text: str) -> None:

@@ -46,7 +46,6 @@ class Shared(Variable):
         self.dtype = dtype
         self.ndim = ndim
         self.number = number
-        self.sent: Any = None  # the Data that brought its last value, if that was small
         self._home = home
 
     @property

@@ -75,6 +75,7 @@ class Variables:
         self.rng = rng
         self.linked = Linked(self)
         self._named: list[weakref.ref[Shared]] = []
+        self._sent: dict[int, Data] = {}  # what has brought the small values of variables, by number
         self._engine = engine
         self._outputs = outputs
 
@@ -244,7 +245,7 @@ class Variables:
         self._engine.require_ready()
         fills, used, sources = [], [], []
         for target, array in zip(targets, arrays, strict=True):
-            source = self._travelling(array, target.sent)
+            source = self._travelling(array, self._sent.get(target.number))
             sources.append(source)
             used.append(source)
             selection: Strided | Picked | None = None
@@ -262,7 +263,7 @@ class Variables:
         segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
         self._engine.run(Write(tuple(fills)), segments)
         for target, source in zip(targets, sources, strict=True):
-            target.sent = source if source.nbytes <= _SMALL else None
+            self._remember(target, source)
 
     def send(self, targets: Sequence[Shared], arrays: Sequence[Array]) -> None:
         """Put *arrays* into all replicas of *targets*, and nowhere else."""
@@ -432,11 +433,23 @@ class Variables:
     def _everywhere(self, _: int) -> list[Span | None]:
         return [(0, 0)] * self._engine.size
 
+    def _remember(self, variable: Shared, source: Data) -> None:
+        """What has brought the value of *variable* will bring its next one, if it is small."""
+        if source.nbytes > _SMALL or self._engine.on_gpus:
+            self._sent.pop(variable.number, None)
+            return
+        if variable.number not in self._sent:
+            weakref.finalize(variable, self._sent.pop, variable.number, None).atexit = False
+        self._sent[variable.number] = source
+
+    def close(self) -> None:
+        """Give memory back."""
+        self._sent.clear()
+
     def _travelling(self, array: Array, before: Data | None = None) -> Data:
         """*array* in shared memory: in that of *before*, if that is like it and was read by all."""
         data = before
-        read = self._engine.open or self._engine.on_gpus
-        if data is None or read or (data.dtype, data.shape) != (array.dtype, array.shape):
+        if data is None or self._engine.open or (data.dtype, data.shape) != (array.dtype, array.shape):
             data = Data(self._engine, array.dtype, array.ndim)
         data.set_value(array)
         return data

@@ -263,7 +263,7 @@ class TestTheTable:
     def test_figures_without_a_target_give_way(self, verify):
         light = [{"name": f"light {number}", "unit": "s", "value": 1.0} for number in range(60)]
         heavy = [
-            {"name": f"heavy {number}", "unit": "bytes", "value": 3.0, "target": "≤ 1024", "met": True}
+            {"name": f"heavy {number}", "unit": "bytes", "value": 3.0, "target": "≤ 1 KB", "met": True}
             for number in range(30)
         ]
         table = verify.table(self.record([*light, *heavy]))
@@ -271,7 +271,7 @@ class TestTheTable:
         assert sum("heavy" in line for line in table) == 30
         shown = sum("light" in line for line in table) + 30
         assert table[-1] == f"… {90 - shown} more in the record"
-        assert "≤ 1.0 KB met" in table[-2]
+        assert "≤ 1 KB met" in table[-2]
         assert "NVIDIA H200" in table[1]
         assert "NOT A GPU" not in "".join(table)
 

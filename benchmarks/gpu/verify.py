@@ -196,9 +196,8 @@ def _lines(section: dict[str, Any]) -> list[tuple[bool, str]]:
     for figure in section["figures"]:
         verdict = {True: "met", False: "missed"}.get(figure.get("met"), "")
         value = readable(figure["value"], figure["unit"])
-        sign, _, target = figure.get("target", "").partition(" ")
-        wanted = f"{sign} {readable(float(target), figure['unit'])}" if target else ""
-        line(not target, figure["name"], value, wanted, verdict)
+        target = figure.get("target", "")
+        line(not target, figure["name"], value, target, verdict)
     reasons: dict[str, list[str]] = {}
     for miss in section["not_measured"]:
         reasons.setdefault(miss["reason"], []).append(miss["name"])
