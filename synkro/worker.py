@@ -33,7 +33,8 @@ _PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
 
 def main(fds: str) -> None:
     """Be the worker that ``ipc.process`` has started with these descriptors."""
-    rank, size, sock, lifeline, block, arena, wake_main, go, *wakes = map(int, fds.split(","))
+    rank, size, sock, lifeline, block, arena, *eventfds = map(int, fds.split(","))
+    wake_main, wake_workers, *wakes = eventfds
     hold_on_to(lifeline)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -41,7 +42,7 @@ def main(fds: str) -> None:
             stream.reconfigure(line_buffering=True)
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
-    listener = Listener(memory, rank, size, wake_main, go, socket.socket(fileno=sock))
+    listener = Listener(memory, rank, size, wake_main, wake_workers, socket.socket(fileno=sock))
     comm = ShmCommunicator(rank, size, arena, wakes, listener.answered)
     Worker(rank, size, listener, comm).serve()
     listener.close()
