@@ -122,7 +122,8 @@ class Report:
     def __init__(self, question: str, text: str, scale: str) -> None:
         self.record: dict[str, Any] = {
             "question": question,
-            "asks": " ".join(text.strip().split("\n\n")[0].split()),
+            "asks": paragraphs(text)[0],
+            "floor_and_peers": paragraphs(text)[1:],
             "scale": scale,
             "environment": environment(),
             "tables": [],
@@ -198,6 +199,11 @@ class Report:
     def note(self, text: str) -> None:
         self.record["notes"].append(text)
         print(f"  {text}", flush=True)
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring, a line each."""
+    return [" ".join(part.split()) for part in text.strip().split("\n\n")]
 
 
 def _number(text: str) -> float:

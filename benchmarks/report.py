@@ -24,6 +24,7 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
 h2 { margin-top: 2.5em; border-bottom: 1px solid #ccc; } img { max-width: 100%; }
 table { border-collapse: collapse; margin: 1em 0; } td, th { padding: .15em .8em; text-align: right; }
+td { white-space: nowrap; } td:first-child { white-space: normal; }
 td:first-child, th:first-child { text-align: left; } th { border-bottom: 1px solid #999; }
 .met { color: #17692e; } .missed { color: #b3261e; } .quiet { color: #666; }
 """
@@ -97,7 +98,8 @@ def _curves(axes: Any, table: dict[str, Any]) -> None:
     unit = "bytes" if table["x"] == "bytes" else ""
     axes.xaxis.set_major_formatter(lambda x, _: readable(x, unit))
     axes.set_xlabel(table["x"])
-    _measure(axes.yaxis, table)
+    if not _measure(axes.yaxis, table) and table["unit"] == "s":
+        axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)
 
 
@@ -136,8 +138,6 @@ def _measure(axis: Any, table: dict[str, Any]) -> bool:
         axis.set_minor_formatter(NullFormatter())
         if max(medians) < 100 * min(medians):
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    elif table["unit"] == "s":
-        axis.axes.set(**{f"{axis.axis_name}lim": (0, None)})
     axis.set_major_formatter(lambda value, _: readable(value, table["unit"]))
     return logarithmic
 
@@ -152,7 +152,9 @@ def _is_limit(side: str) -> bool:
 
 def _section(name: str, record: dict[str, Any], pictures: list[bytes]) -> Iterator[str]:
     environment = record["environment"]
-    yield f"<h2 id={name}>{name}</h2><p>{html.escape(record['asks'])}</p>"
+    yield f"<h2 id={name}>{name}</h2><p><b>{html.escape(record['asks']).replace('``', '')}</b></p>"
+    for paragraph in record.get("floor_and_peers", ()):
+        yield f"<p>{html.escape(paragraph).replace('``', '')}</p>"
     yield (
         f"<p class=quiet>{record['scale']} run, {environment['date']}, commit "
         f"{html.escape(str(environment['commit'])[:10])}, {record.get('seconds', '?')} s, load at its "
