@@ -260,7 +260,7 @@ class Engine:
         self.require_ready()
         limit = self._timeout if timeout is None else timeout
         if self.open:
-            self._settle(limit)
+            self.settle(limit)
         deadline = _after(limit)
         payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
         if len(payload) > AREA // 2:
@@ -396,18 +396,16 @@ class Engine:
             for rank in self._controller.unanswered():
                 self._workers[rank].interrupt()
 
-    def _settle(self, limit: float | None) -> None:
-        """Wait for the answers to an abandoned call; nobody wants them, but they have to come."""
+    def settle(self, limit: float | None = None) -> None:
+        """Wait for the answers to an abandoned call: until they come, it may read its inputs."""
+        limit = self._timeout if limit is None else limit
         deadline = _after(limit)
         quiet = True
         while True:
             self._abandon()
             nudge = time.monotonic() + _QUIET
-            self._check_alive(
-                self._controller.wait(
-                    nudge if deadline is None else min(nudge, deadline), self._sentinels
-                )
-            )
+            until = nudge if deadline is None else min(nudge, deadline)
+            self._check_alive(self._controller.wait(until, self._sentinels))
             late = self._controller.unanswered()
             if not late:
                 self.open = False

@@ -146,6 +146,8 @@ class Function:
         progress: bool,
     ) -> Any:
         self._engine.require_ready()
+        if self._engine.open:
+            self._engine.settle()
         if self.bridge is not None:
             self.bridge.before()
         if self._engine.on_gpus:

@@ -260,13 +260,15 @@ class Session:
         """Named variables and generators to a file; see ``synkro.save``."""
         from . import saving  # noqa: PLC0415  what it imports takes 1 MB in every worker
 
-        saving.save(self.variables, path)
+        with self._engine.lock:  # all of one moment, also where calls go on in the background
+            saving.save(self.variables, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """… and back; see ``synkro.load``."""
         from . import saving  # noqa: PLC0415
 
-        saving.load(self.variables, path)
+        with self._engine.lock:
+            saving.load(self.variables, path)
 
     @property
     def variables(self) -> Variables:

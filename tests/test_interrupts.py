@@ -29,6 +29,7 @@ from failing import (
 )
 from synkro import world
 from synkro.engine import State
+from synkro.errors import InvalidIndex
 from synkro.ipc.segment import Segment
 from synkro.messages import Phase
 
@@ -124,9 +125,30 @@ def test_ctrl_c_while_waiting_for_an_interrupted_call(session):
     f = session.function(rows, outputs="gather")
     session.distribute()
     ctrl_c(in_phase(session, Phase.RUNNING), session.function(deaf, outputs=[]))
-    ctrl_c(inside("_settle"), lambda: f(np.ones(3)))
-    ctrl_c(inside("_settle"), lambda: f(np.ones(3)))
+    ctrl_c(inside("settle"), lambda: f(np.ones(3)))
+    ctrl_c(inside("settle"), lambda: f(np.ones(3)))
     assert f(np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_inputs_of_an_interrupted_call_are_not_written_to_while_it_runs(session):
+    w = session.shared(0.0)
+
+    def deaf(x):
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(1)
+        w.value = w.value + synk.all_reduce(x.sum(), "sum")
+        signal.signal(signal.SIGINT, before)
+        return x.sum()
+
+    f = session.function(deaf, outputs="sum")
+    assert f(np.zeros(4)) == 0
+    ctrl_c(in_phase(session, Phase.RUNNING), lambda: f(np.ones(4)))
+    with pytest.raises(InvalidIndex):
+        f(np.full(4, 100.0), batch=np.arange(20))
+    assert w.get_value() == 4
+    ctrl_c(in_phase(session, Phase.RUNNING), lambda: f(np.ones(4)))
+    assert f(np.full(4, 100.0)) == 400
+    assert w.get_value() == 408
 
 
 def test_ctrl_c_during_distribute(session, tmp_path):

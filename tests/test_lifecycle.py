@@ -527,6 +527,23 @@ def test_workers_sleep_on_cores_of_their_own_and_compute_on_any():
         assert [set(map(int, found)) for found in f()] == [{min(everywhere)}] * len(everywhere)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_cores_that_somebody_else_has_chosen_stay():
+    cores = sorted(os.sched_getaffinity(0))
+    with synk.Session(devices=["cpu"] * len(cores), verbose=False) as session:
+        f = session.function(lambda: sorted(os.sched_getaffinity(0)), outputs=None)
+        f()
+        homes = [{core} for core in cores]
+        assert wait_until(lambda: [cores_of(pid) for pid in session.pids] == homes)
+        chosen = cores[::-1]
+        for pid, core in zip(session.pids, chosen, strict=True):
+            os.sched_setaffinity(pid, {core})
+        found = [set(map(int, cores)) for cores in f()]
+        assert found == [
+            {core} if core != home else set(cores) for core, home in zip(chosen, cores, strict=True)
+        ]
+
+
 # ── threads, forks and exits ─────────────────────────────────────────────────────────────────────────
 
 

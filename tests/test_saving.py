@@ -186,3 +186,21 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
     synk.fork(1, verbose=False, timeout=60)
     with pytest.raises(InvalidValue, match="saved by 2 workers, and this session has 1"):
         synk.load(path)
+
+
+def test_a_file_is_of_one_moment_while_calls_go_on(session, tmp_path):
+    a, b = session.shared(np.zeros(2), name="a"), session.shared(np.zeros(2), name="b")
+
+    def count():
+        a.value[...] += 1
+        b.value[...] += 1
+
+    f = session.function(count, outputs=[])
+    f()
+    for number in range(5):
+        futures = [f.submit() for _ in range(50)]
+        session.save(tmp_path / f"{number}")
+        for future in futures:
+            future.result()
+        with np.load(tmp_path / f"{number}.npz") as file:
+            assert file["a"].tolist() == file["b"].tolist()

@@ -307,8 +307,9 @@ def _at_home(core: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, allowed)
+        if os.sched_getaffinity(0) == {core}:  # nobody has said otherwise meanwhile
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, allowed)
 
 
 class Listener:
