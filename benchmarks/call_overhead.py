@@ -182,6 +182,11 @@ def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
         ]
         report.table("an empty call, hot loop, by workers", paired(sides, runs))
         _ask_for_traces(report, sessions[2], x[2], runs, few)
+    report.note(
+        "Why a call after a pause is slower than bare semaphores: the Python code of both sides "
+        "runs from cold caches. Why a reduced scalar is slower than an empty call: 10 us of "
+        "arithmetic and bookkeeping in Python."
+    )
 
 
 def _ask_for_traces(report: Report, session, x, runs: int, calls: int) -> None:

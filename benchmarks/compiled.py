@@ -104,6 +104,10 @@ def _ask_for_calls(report: Report, runs: int, rows: int, calls: int) -> None:
     report.table(f"a call of a compiled graph, {rows} rows", samples)
     more = np.subtract(*samples.values())
     report.figure("more than half of the rows", float(np.median(more)), "s", at_most=60e-6)
+    report.note(
+        "Why a call takes longer than half of its rows: 60 us wake the main process, which leaves "
+        "the cores to the workers while they compute."
+    )
 
 
 def _ask_for_distribution(report: Report, runs: int) -> None:

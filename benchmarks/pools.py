@@ -212,6 +212,7 @@ PEERS: dict[str, tuple[str, Callable[..., Any], str]] = {
 def ask(report: Report, runs: int, calls: int, sizes: list[int], named: list[str]) -> None:
     warnings.simplefilter("ignore")
     _against_peers(report, runs, calls, named)
+    report.note("MPI's ranks spin in C and never sleep: a process that waits for a call takes a core.")
     with contextlib.ExitStack() as stack:
         sides = []
         for workers in sizes:
