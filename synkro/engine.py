@@ -221,7 +221,8 @@ class Engine:
     def flush_drops(self) -> None:
         """Before memory is asked for: let the workers give back what they still hold of the freed.
 
-        (Of a little they hear with the next command.)"""
+        Of a little they hear with the next command.
+        """
         gone = sum(self._attached.get(number, 0) for number in self._gone_segments.payloads())
         if self._state is State.READY and gone >= _WORTH_ASKING:
             self.run(Release())

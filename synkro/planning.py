@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import as_numeric, cast, checked_dtype
+from .arrays import Array, as_numeric, cast, checked_dtype
 from .collect import Collection
 from .data import Data, make_data
 from .engine import Engine
@@ -125,17 +125,19 @@ class Planner:
                     return None
             elif type(value) is not np.ndarray or value.shape != data.shape or value.dtype != data.dtype:
                 return None
+        for value, data in zip(values, targets, strict=True):
+            if data is not None:
+                self._copy(value, data)
+        used = zip(values, targets, strict=True)
+        return [(value if data is None else data).region for value, data in used]
+
+    def _copy(self, array: Array, data: Data) -> None:
         trace = self._engine.trace
         if trace is not None:
             trace.mark("copy")
-        regions = []
-        for value, data in zip(values, targets, strict=True):
-            if data is not None:
-                data.set_value(value)
-            regions.append((value if data is None else data).region)
+        data.set_value(array)
         if trace is not None:
             trace.mark("plan")
-        return regions
 
     def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
         """The leaves of *arguments*, and how to make them again, unless they are themselves."""
@@ -178,12 +180,7 @@ class Planner:
         if data is None or mapped is not None or not fits:
             data = Data(self._engine, array.dtype, array.ndim, name=bound.name)
             self._cached[bound.name] = (None, data)
-        trace = self._engine.trace
-        if trace is not None:
-            trace.mark("copy")
-        data.set_value(array)
-        if trace is not None:
-            trace.mark("plan")
+        self._copy(array, data)
         return bound, data
 
     def _typed(self, bound: Bound, wanted: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Long work shows how far it is: a bar (tqdm) on a terminal or in a notebook, else a line at times."""
+"""What is said of work as it goes on: lines of status, and how far it is.
+
+Long work has a bar (tqdm) on a terminal or in a notebook, and elsewhere a line at times.
+"""
 
 from __future__ import annotations
 

@@ -243,6 +243,8 @@ class Variables:
     ) -> None:
         """Put *arrays* into replicas; ``rows(n)`` says which of so many rows each rank takes."""
         self._engine.require_ready()
+        if self._engine.open:
+            self._engine.settle()
         fills, used, sources = [], [], []
         for target, array in zip(targets, arrays, strict=True):
             source = self._travelling(array, self._sent.get(target.number))
@@ -447,9 +449,9 @@ class Variables:
         self._sent.clear()
 
     def _travelling(self, array: Array, before: Data | None = None) -> Data:
-        """*array* in shared memory: in that of *before*, if that is like it and was read by all."""
+        """*array* in shared memory: in that of *before*, which all have read, if that is like it."""
         data = before
-        if data is None or self._engine.open or (data.dtype, data.shape) != (array.dtype, array.shape):
+        if data is None or (data.dtype, data.shape) != (array.dtype, array.shape):
             data = Data(self._engine, array.dtype, array.ndim)
         data.set_value(array)
         return data
