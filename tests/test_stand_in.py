@@ -136,6 +136,16 @@ class TestArrays:
         with pytest.raises(AttributeError):
             getattr(cp, name)
 
+    def test_kernels_read_big_endian_memory_unswapped(self, cp):
+        with pytest.raises(ValueError, match="Unsupported dtype >f8 with big-endian byte-order"):
+            cp.empty(3, ">f8")
+        assert cp.asarray(np.array([1.5, 2], ">f8")).tolist() == [1.5, 2]  # on the way in it swaps
+        native = cp.asarray([1.5, 2])
+        wrong = cp.ndarray((2,), ">f8", native.data)
+        assert wrong.dtype == np.dtype(">f8")
+        assert (wrong + 1).tolist() == [2.5, 3]  # not what its dtype says
+        assert wrong.get().tolist() == np.array([1.5, 2]).view(">f8").tolist()
+
     def test_new_memory_is_poison(self, cp):
         assert cp.empty(3, np.float32).get().tolist() == [POISON] * 3
 
@@ -241,6 +251,27 @@ class TestStreams:
                 operation()
             assert caught.value.status == 700
 
+    def test_questions_never_raise(self, cp, stream, host):
+        runtime = cp.cuda.runtime
+        upload(cp, host, cp.empty(4, np.float32), stream)
+        event = stream.record()
+        with stream:
+            runtime.fault("cudaErrorIllegalAddress")
+        late = stream.record()
+        assert (runtime.eventQuery(event.ptr), event.done) == (0, True)
+        assert (runtime.eventQuery(late.ptr), late.done, stream.done) == (700, False, False)
+        assert runtime.streamQuery(stream.ptr) == 700
+        with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+            late.synchronize()
+
+    def test_pinned_memory_is_not_staged(self, cp, stream, host):
+        """asarray reads it where it is, as late as the stream comes to it."""
+        with stream:
+            target = cp.asarray(host)
+        host[:] = 7
+        with stream:
+            assert target.get().tolist() == [7] * 4
+
 
 class TestMemory:
     def registered(self, cp, buffer, size, flags=0):
@@ -280,7 +311,8 @@ class TestMemory:
         area.close()
         with pytest.raises(AssertionError, match="no longer mapped"):
             cp.cuda.runtime.check_registrations()
-        cp.cuda.runtime.hostUnregister(address)
+        with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorInvalidValue"):
+            cp.cuda.runtime.hostUnregister(address)  # too late: the memory has gone
 
     def test_unpinned_before_the_copy_ran(self, cp, stream, capsys):
         view = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.float32)

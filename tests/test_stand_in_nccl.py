@@ -16,7 +16,8 @@ from stand_in import loading
 def imported(tmp_path_factory):
     """The stand-in, imported for this file alone."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    with loading.loaded(FAKE_CUDA_DEVICES="3", FAKE_CUDA_FOLDER=folder) as cupy:
+    settings = {"FAKE_CUDA_FOLDER": folder, "NCCL_RUNTIME_CONNECT": "0"}
+    with loading.loaded(FAKE_CUDA_DEVICES="3", **settings) as cupy:
         yield cupy
 
 
@@ -149,12 +150,56 @@ def test_a_mismatch_spoils_all_ranks(cp, capsys):
     def work(c, s, rank):
         mine = cp.ones(4, np.float32)
         c.allReduce(place(mine), place(mine), 3 + rank, 7, 0, s)
-        while not c.check_async_error():
-            pass
-        return c.check_async_error()
+        try:
+            while c.check_async_error() is None:
+                pass
+        except cp.cuda.nccl.NcclError as error:
+            return error.status
 
     assert ranks(cp, 2, work, end="abort") == [5, 5]
     assert "does not match" in capsys.readouterr().err
+
+
+def test_errors_without_a_name(cp):
+    for status in (7, 8):
+        with pytest.raises(KeyError):
+            cp.cuda.nccl.NcclError(status)
+
+
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_ranks_that_are_not_connected_wait_for_each_other_in_c(cp, monkeypatch, setting):
+    """Messages connect their ranks when they are first sent, collectives only where that is set."""
+    monkeypatch.setenv("NCCL_RUNTIME_CONNECT", setting)
+    arrived = threading.Event()
+
+    def work(c, s, rank):
+        mine = cp.ones(2, np.float32)
+        if rank:
+            arrived.wait()
+        elif setting == "1":
+            threading.Timer(0.05, arrived.set).start()
+        c.allReduce(place(mine), place(mine), 2, 7, 0, s)
+        waited = arrived.is_set()
+        arrived.set()
+        getattr(c, "recv" if rank else "send")(place(mine), 2, 7, 1 - rank, s)
+        return waited
+
+    assert ranks(cp, 2, work) == [setting == "1", True]
+
+
+def test_within_a_group_nothing_is_left(cp):
+    def work(c, s, rank):
+        mine = cp.ones(2, np.float32)
+        cp.cuda.nccl.groupStart()
+        c.allReduce(place(mine), place(mine), 2, 7, 0, s)
+        c.abort()
+        assert c.rank_id() == rank
+        cp.cuda.nccl.groupEnd()
+        with pytest.raises(cp.cuda.nccl.NcclError, match="INVALID_ARGUMENT"):
+            c.rank_id()
+        return mine.tolist()
+
+    assert ranks(cp, 2, work, end=None) == [[1, 1]] * 2
 
 
 def test_one_device_for_two_ranks(cp, monkeypatch):

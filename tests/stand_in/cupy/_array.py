@@ -16,6 +16,8 @@ _REFUSED = ("initial", "like", "subok", "where")  # keywords of NumPy that CuPy'
 def check_dtype(dtype):
     """The dtype, if a device has it."""
     dtype = np.dtype(dtype)
+    if not dtype.isnative:
+        raise ValueError(f"Unsupported dtype {dtype} with big-endian byte-order")
     if dtype.kind not in "biufc" and dtype.name != "bfloat16":
         raise ValueError(f"Unsupported dtype {dtype}")
     return dtype
@@ -131,15 +133,18 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         shape = tuple(shape) if hasattr(shape, "__iter__") else (int(shape),)
-        dtype = check_dtype(float if dtype is None else dtype)
+        dtype = np.dtype(float if dtype is None else dtype)
+        if memptr is None or dtype.isnative:
+            check_dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         self.data = memory.alloc(nbytes) if memptr is None else memptr
         self.base = None
         mem = self.data.mem
         offset = {} if not nbytes else {"buffer": mem.buffer, "offset": self.data.ptr - mem.ptr}
-        self._a = np.ndarray(shape, dtype, strides=strides, order=order, **offset)
+        # kernels know one byte order, whatever the dtype says
+        self._a = np.ndarray(shape, dtype.newbyteorder("="), strides=strides, order=order, **offset)
+        self.dtype = dtype
 
-    dtype = property(lambda self: self._a.dtype)
     ndim = property(lambda self: self._a.ndim)
     size = property(lambda self: self._a.size)
     nbytes = property(lambda self: self._a.nbytes)
@@ -430,6 +435,7 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
         return result[(None,) * (ndmin - result.ndim)] if result.ndim < ndmin else result
     source = obj if isinstance(obj, np.ndarray) else np.array(_from_lists(obj))
     source = np.array(source, dtype=dtype, copy=None, order=order or "K", ndmin=ndmin)
+    source = source.astype(source.dtype.newbyteorder("="), copy=False)
     fortran = source.flags.fnc
     result = ndarray(source.shape, source.dtype, order="F" if fortran else "C")
     if source.size:

@@ -51,7 +51,10 @@ def unregister(address):
     with lock:
         if address not in _registered:
             raise CUDARuntimeError(_machine.NOT_REGISTERED)
-        del _registered[address]
+        size, source = _registered.pop(address)
+        if _mapped(address, address + size, writable=False) != source:
+            print("stand-in for CUDA: memory was unmapped before it was unpinned", file=sys.stderr)
+            raise CUDARuntimeError(_machine.INVALID_VALUE)
 
 
 def add_allocation(address, size):

@@ -127,6 +127,7 @@ class Session:
         self.folder, self.size, self.rank = folder, folder.size, folder.rank
         self.over = False  # aborted: operations complete without result
         self.status = 0
+        self.connected = set()  # peers for messages, and None for collectives
         self.issued = 0  # collective operations so far
         self.sent = [0] * self.size
         self.received = [0] * self.size

@@ -79,13 +79,20 @@ def groupStart():
 
 
 def groupEnd():
-    """Issue what has been collected as one operation, in which each part may come first."""
+    """Issue what has been collected as one operation, in which each part may come first.
+
+    Ranks that are not connected yet connect first: that waits for them in C, for as long as it takes.
+    """
     if not getattr(_group, "depth", 0):
         raise NcclError(_INVALID_USAGE)
     _group.depth -= 1
     if _group.depth:
         return
     operations, _group.operations = _group.operations, []
+    for comm, _, operation in operations:
+        comm._connect(operation)
+    for comm in _group.__dict__.pop("aborted", ()):
+        comm._leave()
     queues = {queue: None for _, queue, _ in operations}
     for queue in queues:
         _launch(queue, [(comm, operation) for comm, own, operation in operations if own is queue])
@@ -137,6 +144,8 @@ class NcclCommunicator:
             folder.leave()
             raise NcclError(_INVALID_USAGE)
         self._session = _ranks.Session(folder)
+        if os.environ.get("NCCL_RUNTIME_CONNECT") == "0":
+            self._session.connected.add(None)
         _communicators.add(self)
 
     def __del__(self):
@@ -163,15 +172,41 @@ class NcclCommunicator:
         return self._device
 
     def check_async_error(self):
-        """The number of the error that spoilt the communicator, 0 if it is well."""
-        return self._open().error()
+        """Raise the error that spoilt the communicator, if there is one; returns nothing."""
+        if status := self._open().error():
+            raise NcclError(status)
 
     def abort(self):
-        """Leave at once; what is still to be done completes without a result."""
+        """Leave; what is still to be done completes without a result.
+
+        Within a group that happens at its end, as with all that is called there.
+        """
+        if getattr(_group, "depth", 0):
+            _group.__dict__.setdefault("aborted", []).append(self)
+        else:
+            self._leave()
+
+    def _leave(self):
         with _machine.lock:
             session, self._session = self._open(), None
             session.over = True
         session.folder.leave()
+
+    def _connect(self, operation):
+        """Wait for the ranks of the operation's first kind: one for a message, all for a collective.
+
+        For collectives they were connected when they met, if NCCL_RUNTIME_CONNECT is 0.
+        """
+        session, peer = self._open(), getattr(operation, "peer", None)
+        if peer in session.connected:
+            return
+        folder, rank = session.folder, session.rank
+        wanted = range(session.size) if peer is None else [peer]
+        for other in wanted:
+            folder.write(f"connects-{rank}-{other}-{peer is None}", {})
+        while not all(folder.has(f"connects-{other}-{rank}-{peer is None}") for other in wanted):
+            time.sleep(0.001)
+        session.connected.add(peer)
 
     def destroy(self):
         """Leave when what has been issued is done."""
@@ -190,6 +225,7 @@ class NcclCommunicator:
         if getattr(_group, "depth", 0):
             _group.operations.append((self, queue, operation))
         else:
+            self._connect(operation)
             _launch(queue, [(self, operation)])
 
     def _check(self, datatype, op=NCCL_SUM, root=0):

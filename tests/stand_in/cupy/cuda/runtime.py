@@ -85,7 +85,8 @@ _SIDES = {  # what dst and src must be for a kind of copy
     memcpyDeviceToDevice: (_DEVICE, _DEVICE),
 }
 
-statistics = {"pinned": 0, "pageable": 0, "device": 0, "registrations": 0}
+statistics = {"pinned": 0, "pageable": 0, "device": 0, "registrations": 0, "waits": 0}
+"""Bytes copied, by the memory on the host's side; what was pinned; how often the host waited."""
 
 
 def fail(name):
@@ -97,6 +98,21 @@ def fail(name):
         _machine.spoil(None)
         return
     _machine.spoil({text: status for status, (text, _) in _machine.ERRORS.items()}[name])
+
+
+def fault(name):
+    """Queue a kernel on the current stream that spoils the context when it runs, and not before.
+
+    Not in the real one.
+    """
+    from . import stream
+
+    def run():
+        fail(name)
+        _machine.check()
+
+    _machine.check()
+    _queues.push(stream.current_queue(), run)
 
 
 def check_registrations():
@@ -205,6 +221,7 @@ def deviceCanAccessPeer(device, other):
 def deviceSynchronize():
     """Wait until the current device has nothing left to do."""
     _machine.check()
+    statistics["waits"] += 1
     for queue in _queues.of_device(_machine.current_device()):
         _queues.finish(queue)
 
@@ -212,7 +229,34 @@ def deviceSynchronize():
 def streamSynchronize(stream):
     """Wait until a stream has nothing left to do."""
     _machine.check()
+    statistics["waits"] += 1
     _queues.finish(_queues.lookup(stream))
+
+
+def streamQuery(stream):
+    """0 if a stream has nothing left to do, else 600, or an error's number: it never raises."""
+
+    def point():
+        queue = _queues.lookup(stream)
+        return queue, _queues.mark(queue) if queue.null else queue.issued
+
+    return _status(point)
+
+
+def eventQuery(event):
+    """0 if the work before an event has been done, else 600, or an error's number: it never raises."""
+    from . import stream
+
+    return _status(lambda: stream.recorded(event))
+
+
+def _status(point):
+    """Whether a queue has come to the point that `point()` names; asking does what can be done."""
+    try:
+        _machine.check()
+        return 0 if _queues.advance(*point()) else _machine.NOT_READY
+    except CUDARuntimeError as error:
+        return error.status
 
 
 class _Side:
@@ -318,8 +362,18 @@ def memset(ptr, value, size):
 
 
 def _upload(dst, source, queue):
-    """Queue a copy of the NumPy array `source` as it is now: CuPy stages it in memory of its own."""
+    """Queue a copy of the array `source`: as it is now, in memory of CuPy's own, unless it is pinned."""
     _machine.check()
+    address = source.__array_interface__["data"][0]
+    if _host.pinned(address, source.nbytes):
+
+        def copy():
+            ctypes.memmove(dst, address, source.nbytes)  # the source lives until then
+
+        sides = _Side(dst, source.nbytes), _Side(address, source.nbytes)
+        statistics["pinned"] += source.nbytes
+        _queued(queue, sides, copy)
+        return
     side = _Side(dst, source.nbytes)
     statistics["pageable"] += source.nbytes
     staged = source.tobytes(order="A")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 
 from . import _machine, _queues, runtime
 
 _thread = threading.local()
 _event_handles = itertools.count(0x5582_0000_1000, 0x10)
+_events = weakref.WeakValueDictionary()  # by handle
 
 
 def _stacks():
@@ -41,12 +43,12 @@ class Event:
         _machine.touch(_machine.current_device())
         self.ptr = next(_event_handles)
         self._recorded = None  # the queue and the point in it
+        _events[self.ptr] = self
 
     @property
     def done(self):
-        """Whether the work before the point has been done; asking does what can be done."""
-        _machine.check()
-        return self._recorded is None or _queues.advance(*self._recorded)
+        """Whether the work before the point has been done; where CUDA has an error, it is not."""
+        return runtime.eventQuery(self.ptr) == 0
 
     def record(self, stream=None):
         """Record the event on a stream, the current one unless told."""
@@ -58,8 +60,17 @@ class Event:
     def synchronize(self):
         """Wait until the work before the point has been done."""
         _machine.check()
+        runtime.statistics["waits"] += 1
         if self._recorded is not None:
             _queues.finish(*self._recorded)
+
+
+def recorded(handle):
+    """The queue and the point in it that the event of this handle recorded."""
+    event = _events.get(handle)
+    if event is None:
+        raise runtime.CUDARuntimeError(_machine.INVALID_HANDLE)
+    return event._recorded or (_queues.null(_machine.current_device()), 0)
 
 
 class _BaseStream:
@@ -107,10 +118,8 @@ class _BaseStream:
 
     @property
     def done(self):
-        """Whether all work has been done; asking does what can be done."""
-        _machine.check()
-        queue = _queues.lookup(self.ptr)
-        return _queues.advance(queue, _queues.mark(queue) if queue.null else queue.issued)
+        """Whether all work has been done; where CUDA has an error, it has not."""
+        return runtime.streamQuery(self.ptr) == 0
 
     def synchronize(self):
         """Wait until all work has been done."""
