@@ -22,7 +22,7 @@ from .comms.shm import ShmCommunicator
 from .errors import CollectiveError, UsageError
 from .ipc.channel import AREA, Listener
 from .ipc.interrupts import atomic
-from .ipc.process import hold_on_to
+from .ipc.process import give_up, hold_on_to
 from .messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
 from .replica import Replica
 
@@ -103,9 +103,7 @@ class Worker:
             what = f"{type(another).__name__}: {another}"
         if what is not None:
             where = f" in the function {self._replica.function!r}" if self._replica.function else ""
-            print(f"Synkro: rank {self._replica.rank} lost its GPU{where}: {what}", file=sys.stderr)
-            sys.stderr.flush()
-            os._exit(1)
+            give_up(f"rank {self._replica.rank} lost its GPU{where}: {what}")
 
     def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
         replica = self._replica

@@ -269,13 +269,21 @@ class TestPlacement:
 class TestNcclEnvironment:
     def test_each_gpu_once(self):
         assert why_not_nccl(H200, 21_000, {}) == ""
-        assert nccl_environment(H200, 21_000, 1) == {"NCCL_SOCKET_IFNAME": "lo"}
+        assert nccl_environment(H200, 21_000, 1) == {
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_COMM_BLOCKING": "1",  # or it may say that it is not ready yet
+            "NCCL_RUNTIME_CONNECT": "0",  # or the first collective waits for all ranks in C
+        }
 
     def test_a_gpu_twice(self):
         twice = (H200[0], H200[0])
         assert "NCCL 2.28 takes one rank a GPU" in why_not_nccl(twice, 22_809, {})
         assert why_not_nccl(twice, 22_809, {SOCKETS: "1"}) == ""
         assert why_not_nccl(twice, 23_000, {}) == ""
+        for crowd in (twice * 2, (*H200, *twice)):
+            assert "NCCL may lock up with more than two ranks on one GPU" in why_not_nccl(
+                crowd, 23_000, {SOCKETS: "1"}
+            )
         assert nccl_environment(twice, 23_000, 0)["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
         hosts = {nccl_environment(twice, 22_809, rank)["NCCL_HOSTID"] for rank in range(2)}
         assert len(hosts) == 2

@@ -2,25 +2,38 @@
 
 Whoever calls these has agreed with the other ranks before (``agreement``), and all have the memory
 that they need: from then on nothing but the hardware, or the end of a process, can keep a rank away.
-For that there is a watchdog: an operation is polled until it is complete; where NCCL reports an error,
-or nothing happens for too long, the communicator is aborted, and the error says who was missing.
+Nobody waits for ever all the same:
+
+    where a rank waits      who watches           what happens when it takes too long
+    connecting, in C        the main thread       the thread that connects is left to itself
+    groupEnd, in C          a thread of its own   the process ends (WorkerDied)
+    for the GPU             the main thread       the communicator is aborted (CollectiveError)
+
+An error of NCCL's aborts the communicator, too.  One of CUDA's ends the process: after it an abort, and
+whatever else waits for the GPU, may wait for ever.
 
 Everything runs on the current stream, and is complete when a method returns.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import math
+import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import cupy
-from cupy.cuda import nccl
+from cupy.cuda import nccl, runtime
 
 from ..errors import CollectiveError
 from ..ipc.interrupts import atomic
+from ..ipc.process import give_up
 from .agreement import Guard
 
 PATIENCE = 120.0
@@ -29,8 +42,10 @@ PATIENCE = 120.0
 _SPIN = 200e-6  # seconds to poll without a pause
 _PAUSE = 20e-6  # … and between polls after it
 _CHECKED = 0.05  # seconds between looks at what NCCL and the others say
+_WATCHED = 0.5  # … and at a call into C
 _GRACE = 2.0  # seconds that an operation has left when another rank has failed
-_IN_PROGRESS = 7  # ncclInProgress
+_SLOW_GRACE = 20.0  # … and connecting, where each rank counts as a host of its own
+_NOT_READY = 600  # cudaErrorNotReady
 
 _TYPES = {
     "i1": nccl.NCCL_INT8,
@@ -55,9 +70,63 @@ def unique_id() -> bytes:
     """What the ranks of a new link find each other by.  Raises: CollectiveError."""
     try:
         identity = nccl.get_unique_id()
-    except nccl.NcclError as error:
-        raise CollectiveError(f"NCCL: {error}") from error
+    except (nccl.NcclError, KeyError) as error:
+        raise CollectiveError(f"NCCL: {_said(error)}") from error
     return identity if isinstance(identity, bytes) else bytes(byte % 256 for byte in identity)
+
+
+def _said(error: BaseException) -> str:
+    """What NCCL reports by *error*, if anything.  CuPy raises KeyError for a status without a name."""
+    if isinstance(error, KeyError) and isinstance(error.args[0], int):
+        return f"status {error.args[0]}, for which CuPy has no name"
+    return str(error) if isinstance(error, nccl.NcclError) else ""
+
+
+class _Deadline:
+    """Until when something may take: *patience* seconds, or *grace* more once others have gone."""
+
+    def __init__(self, patience: float, grace: float, gone: Callable[[], bool]) -> None:
+        self.begun = time.monotonic()
+        self._until = self.begun + patience
+        self._grace = grace
+        self._gone = gone
+
+    def passed(self) -> bool:
+        now = time.monotonic()
+        if self._gone():
+            self._until = min(self._until, now + self._grace)
+        return now > self._until
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.begun
+
+
+class _Watch:
+    """A thread that ends the process if a call into C does not come back."""
+
+    def __init__(self) -> None:
+        self._call: tuple[_Deadline, Guard] | None = None
+        threading.Thread(target=self._run, name="synkro-watch", daemon=True).start()
+
+    @contextmanager
+    def over(self, guard: Guard, grace: float) -> Iterator[None]:
+        """Watch the block, which may take *grace* seconds more once another rank has failed."""
+        self._call = _Deadline(PATIENCE, grace, guard.deserted), guard
+        try:
+            yield
+        finally:
+            self._call = None
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_WATCHED)
+            call = self._call
+            if call is not None and call[0].passed():
+                give_up(f"stuck in NCCL: {call[1].overdue(call[0].seconds())}")
+
+
+_watch = functools.cache(_Watch)
 
 
 class Link:
@@ -68,30 +137,32 @@ class Link:
 
         Raises: CollectiveError if that fails, if another rank gives up, or if it takes too long.
         """
-        self._comm: Any = None
-        failure: list[BaseException] = []
+        self._guard = guard
+        made: Future[Any] = Future()
 
         def create() -> None:
             try:
                 cupy.cuda.Device(device).use()  # each thread has a current device of its own
-                self._comm = nccl.NcclCommunicator(count, _given(identity), place)
+                made.set_result(nccl.NcclCommunicator(count, _given(identity), place))
             except BaseException as error:
-                failure.append(error)
+                made.set_exception(error)
 
         # NCCL waits for the others in C, where nothing can interrupt it: so in a thread that can be left
-        thread = threading.Thread(target=create, name="synkro-nccl", daemon=True)
-        thread.start()
-        begun = time.monotonic()
-        deadline = begun + PATIENCE
-        while thread.is_alive():
-            thread.join(_CHECKED)
-            now = time.monotonic()
-            if guard.overtaken():
-                deadline = min(deadline, now + _GRACE)
-            if now > deadline:
-                raise CollectiveError(f"NCCL did not connect {count} ranks within {now - begun:.0f} s")
-        if failure:
-            raise CollectiveError(f"NCCL: {failure[0]}")
+        threading.Thread(target=create, name="synkro-nccl", daemon=True).start()
+        grace = _SLOW_GRACE if "NCCL_HOSTID" in os.environ else _GRACE
+        deadline = _Deadline(PATIENCE, grace, guard.overtaken)
+        try:
+            while not concurrent.futures.wait([made], _CHECKED).done:
+                if deadline.passed():
+                    raise CollectiveError(
+                        f"NCCL did not connect {count} ranks within {deadline.seconds():.0f} s"
+                    )
+            self._comm = made.result()
+        except (CollectiveError, KeyboardInterrupt):
+            made.add_done_callback(_abort_made)  # by its own thread, should it come to an end
+            raise
+        except Exception as error:
+            raise CollectiveError(f"NCCL: {_said(error) or error}") from error
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
@@ -152,53 +223,60 @@ class Link:
                 nccl.groupStart()
                 try:
                     yield stream.ptr
-                finally:
-                    nccl.groupEnd()
-                guard.launched()
+                    guard.launched()
+                finally:  # in an open group even an abort would wait for its end
+                    with _watch().over(guard, _GRACE):
+                        nccl.groupEnd()
                 self._wait(stream, guard)
-            except nccl.NcclError as error:
+            except BaseException as error:
+                broken = error if isinstance(error, runtime.CUDARuntimeError) else _broken(stream)
+                if broken is not None:
+                    give_up(f"{guard.where()}: {broken}")
                 self.abort()
-                raise CollectiveError(f"{guard.where()}: NCCL reports {error}.") from error
+                if said := _said(error):
+                    raise CollectiveError(f"{guard.where()}: NCCL reports {said}.") from error
+                raise
 
     def _wait(self, stream: Any, guard: Guard) -> None:
+        """Raises: CollectiveError if it takes too long, CUDARuntimeError, NcclError, KeyError."""
         event = cupy.cuda.Event(disable_timing=True)
         event.record(stream)
-        begun = checked = time.monotonic()
-        deadline = begun + PATIENCE
-        while not event.done:
+        deadline = _Deadline(PATIENCE, _GRACE, guard.deserted)
+        checked = deadline.begun
+        while (status := runtime.eventQuery(event.ptr)) == _NOT_READY:
             now = time.monotonic()
-            if now - begun > _SPIN:
+            if now - deadline.begun > _SPIN:
                 time.sleep(_PAUSE)
             if now - checked > _CHECKED:
                 checked = now
-                self._check()
-                if guard.deserted():
-                    deadline = min(deadline, now + _GRACE)
-            if now > deadline:
-                self.abort()
-                raise guard.overdue(now - begun)
-        self._check()
-
-    def _check(self) -> None:
-        """Raises: nccl.NcclError."""
-        try:
-            status = self._comm.check_async_error()
-        except nccl.NcclError as error:
-            if getattr(error, "status", None) == _IN_PROGRESS:
-                return
-            raise
-        if status not in (None, 0, _IN_PROGRESS):
-            raise nccl.NcclError(status)
+                self._comm.check_async_error()
+                if deadline.passed():
+                    raise guard.overdue(deadline.seconds())
+        if status:  # which event.done does not tell
+            raise runtime.CUDARuntimeError(status)
+        self._comm.check_async_error()
 
     def abort(self) -> None:
         """End the communicator, whatever it is in; the second time nothing."""
         comm, self._comm = self._comm, None
         if comm is not None:
-            comm.abort()
+            with _watch().over(self._guard, math.inf):
+                comm.abort()
 
     @property
     def alive(self) -> bool:
         return self._comm is not None
+
+
+def _broken(stream: Any) -> BaseException | None:
+    """The error that CUDA has on *stream*, if there is one."""
+    status = runtime.streamQuery(stream.ptr)
+    return None if status in (0, _NOT_READY) else runtime.CUDARuntimeError(status)
+
+
+def _abort_made(made: Future[Any]) -> None:
+    if made.exception() is None:
+        made.result().abort()
 
 
 def _given(identity: bytes) -> Any:

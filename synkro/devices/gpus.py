@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,10 @@ from ..machine import interpreter
 
 _PATIENCE = 60.0  # seconds that CUDA may take to come up
 _SEVERAL_RANKS = 23_000
-"""NCCL's version from which on several ranks may share a GPU."""
+"""NCCL's version from which on ranks may share a GPU …"""
+
+_CROWD = 2
+"""… and how many: the kernels of more may wait for each other, as they need not run at the same time."""
 
 SOCKETS = "SYNKRO_NCCL_SOCKETS"
 """Set to 1: several ranks on a GPU use NCCL over loopback sockets also where it is older.  For tests."""
@@ -86,10 +90,12 @@ def why_not_nccl(gpus: Sequence[Gpu], version: int, environment: Mapping[str, st
     """Why NCCL cannot connect ranks on these GPUs, one a rank; an empty text if it can."""
     if not version:
         return "CuPy finds no NCCL (pip install nvidia-nccl-cu12 or nvidia-nccl-cu13)"
-    shared = len({gpu.address for gpu in gpus}) < len(gpus)
-    if shared and version < _SEVERAL_RANKS and not environment.get(SOCKETS):
+    crowd = max(Counter(gpu.address for gpu in gpus).values())
+    if crowd > 1 and version < _SEVERAL_RANKS and not environment.get(SOCKETS):
         number = f"{version // 10_000}.{version % 10_000 // 100}"
-        return f"NCCL {number} takes one rank a GPU, 2.30 takes several"
+        return f"NCCL {number} takes one rank a GPU, 2.30 takes two"
+    if crowd > _CROWD:
+        return f"NCCL may lock up with more than two ranks on one GPU, and one has {crowd}"
     return ""
 
 
@@ -98,7 +104,11 @@ def nccl_environment(gpus: Sequence[Gpu], version: int, rank: int) -> dict[str, 
 
     Its ranks find each other through sockets: these stay on the machine's loopback interface.
     """
-    wanted = {"NCCL_SOCKET_IFNAME": "lo"}
+    wanted = {
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_COMM_BLOCKING": "1",
+        "NCCL_RUNTIME_CONNECT": "0",  # connect at the start, in a thread that can be left
+    }
     if len({gpu.address for gpu in gpus}) == len(gpus):
         return wanted
     wanted["NCCL_NVLS_ENABLE"] = "0"

@@ -18,13 +18,20 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from ..machine import interpreter
 
 _STANDARD = 2  # the last of the standard descriptors
 _F_SETSIG = 10  # Linux; the standard library has no name for it
+
+
+def give_up(why: str) -> NoReturn:
+    """In the worker: end at once, from any thread, without cleaning up; WorkerDied will say *why*."""
+    print(f"Synkro: {why}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def hold_on_to(lifeline: int) -> None:

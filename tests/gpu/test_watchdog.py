@@ -4,19 +4,37 @@ The ranks have voted by then, so only faults are left that no test can make on r
 rank's communicator is told to swallow an operation, to fail, or to report an error.
 """
 
+import sys
+import time
+
+import cloudpickle
 import numpy as np
 import pytest
 
 import synkro as synk
+from failing import Watch
 
 from .conftest import crews, settled, started
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+
+def session_of(crew):
+    """A session of that crew, for a fixture."""
+    with settled(crew) as devices, started(crew, devices) as session:
+        session.function(lambda: __import__("cupy.cuda.nccl"), outputs=[])()
+        yield session
 
 
 @pytest.fixture(scope="module", params=crews("two")[1:])
 def pair(request):
-    with settled(request.param) as devices, started(request.param, devices) as session:
-        session.function(lambda: __import__("cupy.cuda.nccl"), outputs=[])()
-        yield session
+    yield from session_of(request.param)
+
+
+@pytest.fixture(params=crews("two")[1:])
+def own(request):
+    """A session that the test may break."""
+    yield from session_of(request.param)
 
 
 def ones():
@@ -31,9 +49,12 @@ def spoilt(patience, what):
     """Rank 1's next reduction goes wrong by *what*, with so many seconds of *patience* everywhere."""
 
     def run():
-        from cupy.cuda import nccl
+        from cupy.cuda import nccl, runtime
 
         from synkro.comms import nccl as watched
+
+        def refuse(status):
+            raise nccl.NcclError(status)
 
         class Spoilt:
             def __init__(self, comm):
@@ -43,13 +64,20 @@ def spoilt(patience, what):
                 return getattr(self.comm, name)
 
             def allReduce(self, *arguments):
-                if what == "raises":
+                if what in ("reports", "raises in its middle", "faults", "is told nothing of"):
+                    self.comm.allReduce(*arguments)
+                if what.startswith("raises"):
                     raise ValueError("not today")
                 if what == "refuses":
                     raise nccl.NcclError(5)
                 if what == "reports":
-                    self.comm.allReduce(*arguments)
-                    self.check_async_error = lambda: (_ for _ in ()).throw(nccl.NcclError(1))
+                    self.check_async_error = lambda: refuse(1)
+                if what == "reports what has no name":
+                    self.check_async_error = lambda: refuse(7)
+                if what == "faults":
+                    runtime.fault("cudaErrorIllegalAddress")
+                if what == "is told nothing of":
+                    raise runtime.CUDARuntimeError(1)
 
         before = watched.PATIENCE
         watched.PATIENCE = patience
@@ -76,18 +104,110 @@ def test_an_operation_that_a_rank_never_issues_is_aborted(pair):
     assert works(pair)
 
 
-def test_an_exception_within_nccl_does_not_strand_the_others(pair):
+@pytest.mark.parametrize("what", ["raises", "raises in its middle"])
+def test_an_exception_within_nccl_does_not_strand_the_others(pair, what):
     works(pair)
-    with pytest.raises(synk.WorkerError, match=r"rank 1 failed .* ValueError: not today"):
-        pair.function(spoilt(60.0, "raises"), outputs=[])()
+    with Watch(), pytest.raises(synk.WorkerError, match=r"rank 1 failed .* ValueError: not today"):
+        pair.function(spoilt(60.0, what), outputs=[])()
     assert works(pair)
 
 
-@pytest.mark.parametrize("what", ["refuses", "reports"])
-def test_an_error_of_nccl_is_named(pair, what):
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("refuses", "NCCL_ERROR_INVALID_USAGE"),
+        ("reports", "NCCL_ERROR_UNHANDLED_CUDA_ERROR"),
+        ("reports what has no name", "status 7, for which CuPy has no name"),
+    ],
+)
+def test_an_error_of_nccl_is_named(pair, what, named):
     works(pair)
-    with pytest.raises(synk.WorkerError, match=r"rank 1 failed .*NCCL reports .*(NCCL|nccl)"):
+    with Watch(), pytest.raises(synk.WorkerError, match=rf"rank 1 failed .*NCCL reports {named}"):
         pair.function(spoilt(60.0, what), outputs=[])()
+    assert works(pair)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [("faults", "cudaErrorIllegalAddress"), ("is told nothing of", "cudaErrorInvalidValue")],
+)
+def test_an_error_of_cuda_ends_the_worker_at_once(own, what, named):
+    """After it an abort, and waiting for the GPU, may take for ever."""
+    works(own)
+    with Watch(), pytest.raises(synk.WorkerDied, match=rf"all_reduce .*: {named}") as caught:
+        own.function(spoilt(60.0, what), outputs=[])()
+    assert caught.value.rank == 1
+
+
+def stuck(patience, what):
+    """Rank 1 does not come to an exchange, which connects its ranks in C when they first meet there."""
+
+    def run():
+        from synkro.comms import nccl as watched
+
+        class Late:
+            def __init__(self, comm):
+                self.comm = comm
+
+            def __getattr__(self, name):
+                return getattr(self.comm, name)
+
+            def send(self, *_):
+                if what == "raises":
+                    raise ValueError("not today")
+                time.sleep(60)
+
+        watched.PATIENCE = patience
+        if synk.rank() == 1:
+            for _, link in synk.world.current.comm._links._known.values():
+                link._comm = Late(link._comm)
+        return synk.all_to_all(synk.xp().ones(4))
+
+    return run
+
+
+@pytest.mark.parametrize(("what", "patience"), [("sleeps", 1.0), ("raises", 60.0)])
+def test_a_rank_that_is_stuck_in_c_is_ended(own, what, patience):
+    works(own)
+    missing = r"stuck in NCCL: all_to_all .*: not complete after \d+ s, as rank 1 did not begin it"
+    with Watch(), pytest.raises(synk.WorkerDied, match=missing) as caught:
+        own.function(stuck(patience, what), outputs=[])()
+    assert caught.value.rank == 0
+
+
+def test_ranks_that_are_hosts_of_their_own_have_more_time_to_connect(pair):
+    """The one that waits here gives up after the longer grace, which is made short."""
+
+    def refuse():
+        import os
+
+        from synkro.comms import nccl as watched
+
+        def give_up(*_):
+            raise synk.CollectiveError("no more sockets")
+
+        os.environ["NCCL_HOSTID"] = f"synkro-{synk.rank()}"
+        watched._GRACE, watched._SLOW_GRACE = 1000.0, 0.5
+        links = synk.world.current.comm._links
+        links._known.clear()
+        if synk.rank() == 1:
+            links._connect, links.before = give_up, links._connect
+
+    def restore():
+        import os
+
+        from synkro.comms import nccl as watched
+
+        del os.environ["NCCL_HOSTID"]
+        watched._GRACE, watched._SLOW_GRACE = 2.0, 20.0
+        links = synk.world.current.comm._links
+        links._known.clear()
+        links._connect = getattr(links, "before", links._connect)
+
+    pair.function(refuse, outputs=[])()
+    with Watch():
+        assert works(pair)
+    pair.function(restore, outputs=[])()
     assert works(pair)
 
 
