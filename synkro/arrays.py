@@ -25,6 +25,11 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in NUMERIC_KINDS or dtype.name == "bfloat16"
 
 
+def native(array: Array) -> Array:
+    """*array* in the machine's byte order."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def code_of(dtype: np.dtype[Any]) -> str:
     """What a dtype is called between processes: ``np.dtype`` understands it wherever it arrives."""
     return dtype.str if dtype.kind in NUMERIC_KINDS else _Extension(dtype.name)

@@ -56,6 +56,8 @@ class Data(NDArrayOperatorsMixin):
         self.minibatch = bool(minibatch)
         self._engine = engine
         self._dtype = checked_dtype(dtype, self._called())
+        if engine.on_gpus:  # which know one byte order
+            self._dtype = self._dtype.newbyteorder("=")
         self._ndim = ndim
         self._segment: Segment | None = None
         self._region: Region | None = None
@@ -285,6 +287,7 @@ class Data(NDArrayOperatorsMixin):
             os.close(fd)
             raise
         self._engine.adopt(segment)
+        self._dtype = array.dtype  # as it lies there, in whatever byte order
         self._point(
             segment, Region(segment.number, offset, array.shape, code_of(array.dtype), array.strides)
         )
@@ -366,7 +369,7 @@ def make_data(
         return made
     if wanted is not None and wanted != array.shape:
         raise InvalidValue(f"shape={wanted} does not fit a value of shape {array.shape}: give one.")
-    if not (isinstance(array, np.memmap) and made.dtype == array.dtype and made.map_file(array)):
+    if not (isinstance(array, np.memmap) and made.map_file(array)):
         made.set_value(array, force_cast, oversize)
     return made
 

@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Array, as_numeric, cast, checked_dtype
+from .arrays import Array, as_numeric, cast, checked_dtype, native
 from .collect import Collection
 from .data import Data, make_data
 from .engine import Engine
@@ -175,6 +175,8 @@ class Planner:
             return bound, self._mapped(bound, value)
         array = as_numeric(value, self._called(bound))
         checked_dtype(array.dtype, self._called(bound))
+        if self._engine.on_gpus:
+            array = native(array)
         mapped, data = self._cached.get(bound.name, (None, None))
         fits = data is not None and (data.dtype, data.ndim) == (array.dtype, array.ndim)
         if data is None or mapped is not None or not fits:

@@ -120,8 +120,10 @@ class Replica:
     def keep_house(self, housekeeping: Housekeeping) -> None:
         """Forget what the main process has freed, and take what it has created."""
         for number in housekeeping.drop_segments:
-            if self._segments.pop(number, None) is not None:
-                self.device.forget(number)
+            segment = self._segments.pop(number, None)
+            if segment is not None:
+                self.device.forget(number)  # what is pinned is unpinned before it is unmapped
+                del segment
             if number in self._unmapped:
                 os.close(self._unmapped.pop(number)[0])
         for number in housekeeping.drop_functions:
@@ -213,13 +215,13 @@ class Replica:
         core = start.cores[self.rank]
         if core is not None:
             os.sched_setaffinity(0, {core})
-        rows: Array = self.array(start.outbox)
-        self.outbox = rows[self.rank]
         self.token = start.token
         self._master = start.master_rank
         problem = ""
         if start.gpus is not None:
             problem = self._move_to_gpu(start.gpus)
+        rows: Array = self.array(start.outbox)  # after the device, which is to know it
+        self.outbox = rows[self.rank]
         self.group = self._new_group(start.seed)
         if start.profiles is not None:
             import cProfile  # noqa: PLC0415  it takes a while

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import messages
-from .arrays import Array, as_numeric, cast, checked_dtype
+from .arrays import Array, as_numeric, cast, checked_dtype, native
 from .collect import Collection, Outputs
 from .data import Data
 from .engine import Engine
@@ -85,10 +85,8 @@ class Variables:
         if name is not None and not isinstance(name, str):
             raise InvalidType(f"the name of a variable must be a string; got {name!r}.")
         called = f"the variable {name!r}" if name else "a variable"
-        array = as_numeric(value, called)
+        array = native(as_numeric(value, called))
         checked_dtype(array.dtype, called)
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
         made = self._made(Shared(self, self._engine.number(), array.dtype, array.ndim, name))
         source = self._travelling(array)
         region, segment = source.input(self._engine, called)

@@ -412,7 +412,7 @@ class GpuCommunicator(Communicator):
     def _to_host(self, array: Array) -> Array:
         if _in_host_memory(array):
             return array
-        copy: Array = np.empty(array.shape, array.dtype)
+        copy = self._host.empty(array.shape, array.dtype)  # memory that is used again
         self._device.copy_out([(copy, array)])
         return copy
 

@@ -2,12 +2,13 @@
 
     segment (host) ─ pinned ────────────────────────▶ buffer A │ B (GPU) ─▶ function ─▶ outputs (GPU)
                    └ rows picked, or not pinnable ─▶ ring ─▶┘                              │
-    outbox, results (host, pinned) ◀───────────────────────────────────────────────────────┘
+    outbox, results (host, pinned) ◀───────────────────────────────────────────────────────┤
+    other memory of the host ◀────────────────────────────────────────────────────── ring ◀┘
 
 Inputs come on a stream of their own, into two buffers in turn, so that a piece is copied while the one
-before computes.  A function gets its piece when it has arrived, and its outputs are taken when all that
-it has queued on the device is computed: it may use streams of its own, and libraries that do.  Events
-keep the copies from overtaking the computation.
+before computes.  Events keep copies and computation in order: what a function queues on the current
+stream waits for its piece, without the host.  Its outputs are taken when all that it has queued on the
+device is computed, on whatever streams.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -28,12 +31,13 @@ from ..errors import NotAvailable
 from ..machine import readable_bytes
 from ..variable import Variable
 from .base import Array, Device, Source
+from .kept import Kept
 from .pins import Pins
-from .portions import fill, portions
+from .portions import empty, fill, portions
 
-_RING_BYTES = 1 << 22
-_RING_BUFFERS = 3
-_THREADS = 4  # that pick rows, at most
+_RING_BYTES = 1 << 23
+_RING_BUFFERS = 4
+_THREADS = 4  # that fill and empty the buffers of a ring, at most
 
 
 class CudaDevice(Device):
@@ -50,9 +54,9 @@ class CudaDevice(Device):
         self._device.use()
         self._pins = Pins(self._register, runtime.hostUnregister)
         self._inputs = cupy.cuda.Stream(non_blocking=True)
-        self._ring: _Ring | None = None
+        self._incoming, self._outgoing = _Ring(), _Ring()
         self._loader: ThreadPoolExecutor | None = None
-        self._kept = _Kept(self.memory()[1] // 16)
+        self._kept = Kept(self.memory()[1] // 16)
         if preallocate is not None:
             self._preallocate(preallocate)
 
@@ -85,12 +89,17 @@ class CudaDevice(Device):
     def adopt(self, value: Any) -> Array | None:
         if isinstance(value, Variable):
             value = value.value
+        array: Array
         if isinstance(value, cupy.ndarray):
-            array: Array = value if value.device == self._device else cupy.asarray(value)
+            array = value if value.device == self._device else cupy.asarray(value)
             return array
+        if not hasattr(value, "__cuda_array_interface__"):
+            return None
         if getattr(value, "requires_grad", False):  # PyTorch's: without its history
             value = value.detach()
-        return cupy.asarray(value) if hasattr(value, "__cuda_array_interface__") else None
+        runtime.deviceSynchronize()  # its library may still compute it, on a stream of its own
+        array = cupy.asarray(value)
+        return array
 
     def owns(self, array: Array) -> bool:
         if isinstance(array, cupy.ndarray):
@@ -133,6 +142,7 @@ class CudaDevice(Device):
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
         feeding = _Feeding(self, pieces)
         try:
+            feeding.begin()
             for number in range(len(pieces)):
                 yield feeding.take(number)
                 feeding.computed(number)
@@ -143,25 +153,26 @@ class CudaDevice(Device):
         """Copy *source* into *target*, ordered with what the current stream does."""
         stream = cupy.cuda.get_current_stream()
         self._inputs.wait_event(stream.record())
-        self.load(source, target)
-        stream.wait_event(self._inputs.record())
-        self._inputs.synchronize()  # the host's memory may change from now on
+        try:
+            self.load(source, target)
+            stream.wait_event(self._inputs.record())
+        finally:
+            self._inputs.synchronize()  # from now on the host's memory may change, and *target* go
 
     def load(self, source: Source, target: Any) -> None:
-        """Queue a copy of *source* into *target*, of its shape and dtype, on the stream of inputs."""
+        """Queue a copy of *source* into *target*, of its shape, on the stream of inputs."""
         if not target.nbytes:
             return
         if self.direct(source):
             _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self._inputs)
-            return
-        if self._ring is None:
-            self._ring = _Ring(self._inputs)
-        self._ring.load(source, target.data.ptr)
+        else:
+            self._incoming.load(source, target.data.ptr, self._inputs)
 
     def direct(self, source: Source) -> bool:
-        """Whether *source* is one pinned block."""
+        """Whether *source* is one pinned block, as the GPU takes it."""
         array = source.array
-        return source.indices is None and array.flags.c_contiguous and self._pins.pinned(array)
+        plain = source.indices is None and array.flags.c_contiguous and array.dtype.isnative
+        return plain and self._pins.pinned(array)
 
     def load_later(self, loads: Sequence[tuple[Source, Array]]) -> Future[None]:
         """Do the loads in a thread of their own."""
@@ -200,14 +211,13 @@ class CudaDevice(Device):
         for target, source in pairs:
             if not isinstance(source, cupy.ndarray):
                 target[...] = source
-            elif not target.nbytes:
-                continue
-            elif target.flags.c_contiguous and target.dtype == source.dtype:
-                self._pins.pinned(target)
-                sources.append(cupy.ascontiguousarray(source))  # alive until it is copied
-                _copy(target.ctypes.data, sources[-1].data.ptr, target.nbytes, False, stream)
-            else:
-                target[...] = source.get()
+            elif target.nbytes:
+                flat = cupy.ascontiguousarray(source, target.dtype)
+                if target.flags.c_contiguous and self._pins.pinned(target):
+                    sources.append(flat)  # alive until it is copied
+                    _copy(target.ctypes.data, flat.data.ptr, target.nbytes, False, stream)
+                else:
+                    self._outgoing.unload(flat.data.ptr, target, stream)
         if sources:
             stream.synchronize()
 
@@ -273,24 +283,23 @@ class _Feeding:
     def __init__(self, device: CudaDevice, pieces: Sequence[Sequence[Any]]) -> None:
         self._device = device
         self._pieces = pieces
-        self._stream = cupy.cuda.get_current_stream()
-        self._whole = self._load_whole()
+        self._whole: dict[int, Array] = {}  # the inputs that are the same for all pieces
+        self._missing: dict[int, Source] = {}  # … of them, those that have to be copied first
+        self._find_whole()
         self._lent: dict[int, Array] = {}  # what functions get of it, as they may write to it
         self._buffers = self._allocated()
-        self._free = self._stream.record()  # when the buffers may be written
-        self._computed: list[Any] = [self._free, self._free]  # … by a later piece
+        free = cupy.cuda.get_current_stream().record()  # when the new memory may be written
+        self._computed: list[Any] = [free, free]  # … by a later piece
         self._arrived: list[Any] = [None, None]
         self._pending: Future[None] | None = None
-        self._begin(0)
 
     def _columns(self) -> Iterator[tuple[int, list[Source]]]:
         for column, value in enumerate(self._pieces[0]):
             if isinstance(value, Source):
                 yield column, [piece[column] for piece in self._pieces]
 
-    def _load_whole(self) -> dict[int, Array]:
-        """The inputs that are the same for all pieces: copied once, or still there."""
-        device, whole = self._device, {}
+    def _find_whole(self) -> None:
+        device = self._device
         for column, sources in self._columns():
             source = sources[0]
             if len(sources) > 1 and any(other is not source for other in sources):
@@ -300,11 +309,9 @@ class _Feeding:
                 continue
             original = device.kept(source)
             if original is None:
-                original = device.empty(source.shape, source.array.dtype)
-                device._copy_in(source, original)
-                device.keep(source, original)
-            whole[column] = original
-        return whole
+                original = device.empty(source.shape, _native(source))
+                self._missing[column] = source
+            self._whole[column] = original
 
     def _allocated(self) -> list[dict[int, Any]]:
         """For each buffer, and each input that changes with the piece: memory for the largest."""
@@ -317,6 +324,15 @@ class _Feeding:
             {column: cupy.empty(size, np.uint8) for column, size in sizes.items()}
             for _ in range(min(2, len(self._pieces)))
         ]
+
+    def begin(self) -> None:
+        """Queue the first copies."""
+        device = self._device
+        device.inputs.wait_event(self._computed[0])
+        for column, source in self._missing.items():
+            device.load(source, self._whole[column])
+            device.keep(source, self._whole[column])
+        self._begin(0)
 
     def _begin(self, number: int) -> None:
         """Queue the copies of a piece, as soon as nobody computes on its buffer any more."""
@@ -336,16 +352,16 @@ class _Feeding:
     def _target(self, number: int, column: int) -> Array:
         source = self._pieces[number][column]
         memory = self._buffers[number % 2][column].data
-        array: Array = cupy.ndarray(source.shape, source.array.dtype, memory)
+        array: Array = cupy.ndarray(source.shape, _native(source), memory)
         return array
 
     def take(self, number: int) -> list[Any]:
-        """The arguments of a piece, complete, on whatever stream a function computes."""
+        """The arguments of a piece; what comes on the current stream waits for them."""
         self._finish_pending(number)
-        self._arrived[number % 2].synchronize()
+        cupy.cuda.get_current_stream().wait_event(self._arrived[number % 2])
         if number + 1 < len(self._pieces):
             self._begin(number + 1)
-        arguments = [
+        return [
             self._lend(column)
             if column in self._whole
             else self._target(number, column)
@@ -353,9 +369,6 @@ class _Feeding:
             else value
             for column, value in enumerate(self._pieces[number])
         ]
-        if self._whole:
-            self._stream.synchronize()
-        return arguments
 
     def _lend(self, column: int) -> Array:
         if column not in self._lent:
@@ -366,7 +379,7 @@ class _Feeding:
 
     def computed(self, number: int) -> None:
         """All that computes on the piece is queued."""
-        self._computed[number % 2] = self._stream.record()
+        self._computed[number % 2] = cupy.cuda.get_current_stream().record()
 
     def _finish_pending(self, number: int) -> None:
         if self._pending is not None:
@@ -382,63 +395,66 @@ class _Feeding:
 
 
 class _Ring:
-    """Small pinned buffers, filled by threads and copied to the device in turn."""
+    """Small pinned buffers, used in turn: the way between the GPU and memory that is not pinned.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    Threads fill or empty one buffer while others are copied.  They are made when they are first used.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._workers = max(1, min(_THREADS, len(os.sched_getaffinity(0))))
         self._threads = ThreadPoolExecutor(self._workers, "synkro-rows")
-        self._memory = [cupy.cuda.alloc_pinned_memory(_RING_BYTES) for _ in range(_RING_BUFFERS)]
-        self._buffers = [np.frombuffer(memory, np.uint8, _RING_BYTES) for memory in self._memory]
-        self._copied = [cupy.cuda.Event(disable_timing=True) for _ in self._buffers]
-        self._next = 0
+        self._buffers: deque[tuple[NDArray[np.uint8], Any]] = deque()
 
-    def load(self, source: Source, address: int) -> None:
+    def load(self, source: Source, address: int, stream: Any) -> None:
+        """Queue copies of the rows of *source*, in native byte order, to *address* on the GPU."""
         for portion in portions(source, _RING_BYTES):
-            buffer, copied = self._buffers[self._next], self._copied[self._next]
-            self._next = (self._next + 1) % _RING_BUFFERS
-            copied.synchronize()
-            fill(buffer, portion, self._threads, self._workers)
-            _copy(address, buffer.ctypes.data, portion.nbytes, True, self._stream)
-            copied.record(self._stream)
+            with self._lock:  # portions of another thread may come in between
+                buffer, copied = self._take()
+                try:
+                    fill(buffer, portion, self._threads, self._workers)
+                    _copy(address, buffer.ctypes.data, portion.nbytes, True, stream)
+                finally:
+                    copied.record(stream)
             address += portion.nbytes
 
+    def unload(self, address: int, target: Array, stream: Any) -> None:
+        """Copy what lies at *address* on the GPU into *target*; done when it returns."""
+        with self._lock:
+            under_way: deque[tuple[Source, NDArray[np.uint8], Any]] = deque()
+            for portion in portions(Source(target), _RING_BYTES):
+                if len(under_way) == _RING_BUFFERS:
+                    self._arrive(*under_way.popleft())
+                buffer, copied = self._take()
+                try:
+                    _copy(buffer.ctypes.data, address, portion.nbytes, False, stream)
+                finally:
+                    copied.record(stream)
+                under_way.append((portion, buffer, copied))
+                address += portion.nbytes
+            for each in under_way:
+                self._arrive(*each)
 
-class _Kept:
-    """Copies of broadcast inputs on the device, by where they lie in host memory."""
+    def _arrive(self, portion: Source, buffer: NDArray[np.uint8], copied: Any) -> None:
+        copied.synchronize()
+        empty(buffer, portion, self._threads, self._workers)
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._copies: dict[Any, tuple[tuple[int, int], Array]] = {}
-
-    def find(self, source: Source) -> Array | None:
-        stamp, array = self._copies.get(_place(source), (None, None))
-        return None if stamp is None or stamp != source.stamp else array
-
-    def add(self, source: Source, array: Array) -> None:
-        if source.stamp is None or array.nbytes > self.limit:
-            return
-        now = source.stamp
-        self._drop(lambda stamp: stamp[0] == now[0] and stamp != now)  # what it was in the past
-        while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self.limit:
-            del self._copies[next(iter(self._copies))]  # the oldest
-        self._copies[_place(source)] = (source.stamp, array)
-
-    def forget(self, number: int) -> None:
-        """The segment of this number goes."""
-        self._drop(lambda stamp: stamp[0] == number)
-
-    def _drop(self, goes: Callable[[tuple[int, int]], bool]) -> None:
-        for place in [place for place, (stamp, _) in self._copies.items() if goes(stamp)]:
-            del self._copies[place]
-
-    def clear(self) -> None:
-        self._copies.clear()
+    def _take(self) -> tuple[NDArray[np.uint8], Any]:
+        """The buffer that was used the longest ago, and the event of its last copy, which is over."""
+        if not self._buffers:
+            memory = [cupy.cuda.alloc_pinned_memory(_RING_BYTES) for _ in range(_RING_BUFFERS)]
+            made = [np.frombuffer(each, np.uint8, _RING_BYTES) for each in memory]
+            self._buffers = deque((each, cupy.cuda.Event(disable_timing=True)) for each in made)
+        self._buffers.rotate(-1)
+        buffer, copied = self._buffers[-1]
+        copied.synchronize()
+        return buffer, copied
 
 
-def _place(source: Source) -> Any:
-    array = source.array
-    return array.ctypes.data, array.shape, array.dtype, array.strides
+def _native(source: Source) -> np.dtype[Any]:
+    """The dtype of *source* on the GPU, which knows one byte order."""
+    native: np.dtype[Any] = source.array.dtype.newbyteorder("=")
+    return native
 
 
 def _copy(target: int, source: int, nbytes: int, to_device: bool, stream: Any) -> None:

@@ -6,6 +6,7 @@ before the memory is unmapped.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +19,16 @@ PINNED_FROM = 1 << 16
 
 
 class Pins:
-    """The mapped segments of this process, by address, and which of them are pinned."""
+    """The mapped segments of this process, by address, and which of them are pinned.
+
+    Threads that copy inputs ask beside the one that maps segments.
+    """
 
     def __init__(self, register: Callable[[int, int], bool], unregister: Callable[[int], None]) -> None:
         """*register* pins so many bytes from an address, or returns False; *unregister* undoes it."""
         self._register = register
         self._unregister = unregister
+        self._lock = threading.Lock()
         self._starts: list[int] = []
         self._numbers: dict[int, int] = {}  # segment at each start
         self._sizes: dict[int, int] = {}
@@ -32,30 +37,33 @@ class Pins:
     def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
         """A segment has been mapped.  What is mapped read-only, such as a file, is never pinned."""
         start: int = memory.ctypes.data
-        insort(self._starts, start)
-        self._numbers[start] = number
-        self._sizes[start] = memory.nbytes
-        if not memory.flags.writeable or memory.nbytes < PINNED_FROM:
-            self._pinned[start] = False
+        with self._lock:
+            insort(self._starts, start)
+            self._numbers[start] = number
+            self._sizes[start] = memory.nbytes
+            if not memory.flags.writeable or memory.nbytes < PINNED_FROM:
+                self._pinned[start] = False
 
     def pinned(self, array: NDArray[Any]) -> bool:
         """Whether all of *array* lies in pinned memory, after an attempt to pin it."""
         address: int = array.ctypes.data
-        index = bisect_right(self._starts, address) - 1
-        if index < 0:
-            return False
-        start = self._starts[index]
-        size = self._sizes[start]
-        if address + array.nbytes > start + size:
-            return False
-        if start not in self._pinned:
-            self._pinned[start] = self._register(start, size)
-        return self._pinned[start]
+        with self._lock:
+            index = bisect_right(self._starts, address) - 1
+            if index < 0:
+                return False
+            start = self._starts[index]
+            size = self._sizes[start]
+            if address + array.nbytes > start + size:
+                return False
+            if start not in self._pinned:
+                self._pinned[start] = self._register(start, size)
+            return self._pinned[start]
 
     def forget(self, number: int) -> None:
         """The segment is about to be unmapped."""
-        for start in [start for start, known in self._numbers.items() if known == number]:
-            self._starts.remove(start)
-            del self._numbers[start], self._sizes[start]
-            if self._pinned.pop(start, False):
-                self._unregister(start)
+        with self._lock:
+            for start in [start for start, known in self._numbers.items() if known == number]:
+                self._starts.remove(start)
+                del self._numbers[start], self._sizes[start]
+                if self._pinned.pop(start, False):
+                    self._unregister(start)

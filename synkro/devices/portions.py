@@ -1,12 +1,12 @@
-"""Inputs in portions: rows that are not one pinned block pass through small pinned buffers.
+"""Arrays in portions: rows that are not one pinned block pass through small pinned buffers.
 
-A portion is as much of an input as fits into one buffer; several threads fill it.  Whole rows make a
-portion, or a part of a single row where that is larger than the buffer.
+A portion is as much of an array as fits into one buffer; several threads fill or empty it.  Whole rows
+make a portion, or a part of a single row where that is larger than the buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Any
 
@@ -40,21 +40,39 @@ def portions(source: Source, limit: int) -> Iterator[Source]:
 
 
 def fill(buffer: NDArray[np.uint8], portion: Source, threads: Executor, workers: int) -> None:
-    """Copy the rows of *portion* to the beginning of *buffer*."""
-    target: NDArray[Any] = np.ndarray(portion.shape, portion.array.dtype, buffer=buffer)
-    parts = min(workers, -(-portion.nbytes // _THREAD_BYTES), len(target) if target.ndim else 1)
-    if parts <= 1:
-        _copy(target, portion, slice(None))
-        return
-    spans = [slice(*span) for span in split(0, len(target), parts)]
-    for done in [threads.submit(_copy, target[span], portion, span) for span in spans]:
-        done.result()
-
-
-def _copy(target: NDArray[Any], portion: Source, span: slice) -> None:
+    """Copy the rows of *portion*, in native byte order, to the beginning of *buffer*."""
     array, indices = portion.array, portion.indices
-    if indices is None:
-        target[...] = array[span] if array.ndim else array
-    else:
-        # the indices have been checked; "clip" spares a second check and a buffer
-        np.take(array, indices[span], axis=0, out=target, mode="clip")
+    target: NDArray[Any] = np.ndarray(portion.shape, array.dtype, buffer=buffer)
+
+    def copy(span: Any) -> None:
+        if indices is None:
+            target[span] = array[span]
+        else:
+            # the indices have been checked; "clip" spares a second check and a buffer
+            np.take(array, indices[span], axis=0, out=target[span], mode="clip")
+        if not array.dtype.isnative:
+            target[span].byteswap(inplace=True)
+
+    _share(copy, portion, threads, workers)
+
+
+def empty(buffer: NDArray[np.uint8], portion: Source, threads: Executor, workers: int) -> None:
+    """Copy the beginning of *buffer* to where the rows of *portion* lie."""
+    array = portion.array
+    source: NDArray[Any] = np.ndarray(array.shape, array.dtype, buffer=buffer)
+
+    def copy(span: Any) -> None:
+        array[span] = source[span]
+
+    _share(copy, portion, threads, workers)
+
+
+def _share(copy: Callable[[Any], None], portion: Source, threads: Executor, workers: int) -> None:
+    """Let several threads *copy* rows of *portion*, if it is worth it."""
+    rows = portion.shape[0] if portion.shape else 1
+    parts = min(workers, -(-portion.nbytes // _THREAD_BYTES), rows)
+    if parts <= 1:
+        copy(...)
+        return
+    for done in [threads.submit(copy, slice(*span)) for span in split(0, rows, parts)]:
+        done.result()

@@ -11,7 +11,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import is_numeric, shortened
+from ..arrays import is_numeric, native, shortened
 from ..errors import InvalidType, OutputError
 from ..foreign import handed, host_array, is_key, is_numba
 from .base import Buffer, FrontEnd
@@ -86,7 +86,7 @@ class PlainFrontEnd(FrontEnd):
                 f"expected bools, integers, floats or complex numbers, got an array of dtype "
                 f"{array.dtype}."
             )
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        return native(array)
 
     def _array(self, value: Any) -> NDArray[Any]:
         """Raises: OutputError for what is neither an array nor a number."""

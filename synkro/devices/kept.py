@@ -1,0 +1,45 @@
+"""Which inputs a GPU still has a copy of, from an earlier call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .base import Array, Source
+
+
+class Kept:
+    """Copies of broadcast inputs on the device, by where they lie in host memory."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._copies: dict[Any, tuple[tuple[int, int], Array]] = {}
+
+    def find(self, source: Source) -> Array | None:
+        stamp, array = self._copies.get(_place(source), (None, None))
+        return None if stamp is None or stamp != source.stamp else array
+
+    def add(self, source: Source, array: Array) -> None:
+        if source.stamp is None or array.nbytes > self.limit:
+            return
+        now = source.stamp
+        self._drop(lambda stamp: stamp[0] == now[0] and stamp != now)  # what it was in the past
+        while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self.limit:
+            del self._copies[next(iter(self._copies))]  # the oldest
+        self._copies[_place(source)] = (source.stamp, array)
+
+    def forget(self, number: int) -> None:
+        """The segment of this number goes."""
+        self._drop(lambda stamp: stamp[0] == number)
+
+    def _drop(self, goes: Callable[[tuple[int, int]], bool]) -> None:
+        for place in [place for place, (stamp, _) in self._copies.items() if goes(stamp)]:
+            del self._copies[place]
+
+    def clear(self) -> None:
+        self._copies.clear()
+
+
+def _place(source: Source) -> Any:
+    array = source.array
+    return array.ctypes.data, array.shape, array.dtype, array.strides

@@ -1,0 +1,219 @@
+"""How arrays come to a make-believe GPU and leave it: in order, pinned, without waiting."""
+
+import sys
+import types
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from gpu.conftest import SINGLE
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+POISON = 0xAB
+
+
+@pytest.fixture
+def session(make_believe):
+    with make_believe.session(["cuda:0"]) as session:
+        yield session
+
+
+def counted():
+    """What this worker's stand-in has counted."""
+    return synk.xp().cuda.runtime.statistics.copy()
+
+
+def differences(session, call):
+    """By how much the counts of rank 0 grow while *call* is made, once all that it needs is there."""
+    look = session.function(lambda: list(counted().values()), outputs=None, name="look")
+    names = session.function(lambda: ",".join(counted()) == NAMES, outputs="min", name="names")
+    assert names()
+    call()
+    before = look()[0]
+    call()
+    return dict(zip(NAMES.split(","), (np.array(look()[0]) - before).tolist(), strict=True))
+
+
+NAMES = "pinned,pageable,device,registrations,waits"
+
+
+# ── in order ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_function_assigns_goes_its_way_beside_the_next_slice(session):
+    """Both pass through the same pinned buffers, one from the main thread and one from another."""
+    table = np.arange(1 << 22, dtype="f8").reshape(-1, 2)
+    x, rows = session.data(table), np.random.default_rng(0).permutation(len(table))
+    w = session.shared(np.zeros(3 << 20))
+
+    def prepare():
+        from synkro.devices import cuda
+
+        cuda._RING_BYTES = 1 << 18  # so that the two meet often
+
+    def f(x):
+        w.value = np.arange(3 << 20, dtype="f8")
+        return x, (w.value == synk.xp().arange(3 << 20)).all()
+
+    session.function(prepare, outputs=[])()
+    f = session.function(f, outputs=("gather", "min"))
+    for _ in range(3):
+        got, assigned = f(x, batch=rows, num_slices=4)
+        assert assigned
+        assert np.array_equal(got, table[rows])
+
+
+def test_an_array_of_another_library_may_still_be_computed(make_believe):
+    """Its library computes on a stream of its own, of which its interface need not tell."""
+
+    def late(keep):
+        """Ones, as soon as a copy on a stream that nobody else knows is over."""
+        xp = synk.xp()
+        stream = xp.cuda.Stream(non_blocking=True)
+        host = np.frombuffer(xp.cuda.alloc_pinned_memory(8 * 1000), "f8", 1000)
+        host[:] = 1
+        array = xp.empty(1000)
+        xp.cuda.get_current_stream().synchronize()
+        array.data.copy_from_host_async(host.ctypes.data, array.nbytes, stream)
+        interface = {**array.__cuda_array_interface__, "version": 2}
+        del interface["stream"]
+        keep.extend([host, array, stream])
+        return types.SimpleNamespace(__cuda_array_interface__=interface)
+
+    def run():
+        keep = []
+        return synk.all_reduce(late(keep), "sum"), synk.all_gather(late(keep))
+
+    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+        for total, gathered in session.function(run, outputs=None)():
+            assert total.tolist() == [2] * 1000
+            assert gathered.tolist() == [1] * 2000
+
+
+# ── big-endian ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">i2", ">c8", ">u4"])
+def test_big_endian_inputs(session, tmp_path, dtype):
+    table = (np.arange(60_000).reshape(-1, 6) % 251).astype(dtype)
+    factor = np.array([3, 1, 4, 1, 5, 9], dtype)
+    np.save(tmp_path / "table.npy", table)
+    mapped = np.load(tmp_path / "table.npy", mmap_mode="r")
+    rows = np.random.default_rng(0).permutation(len(table))[:3333].astype(">i8")
+
+    def f(x, y):
+        assert x.dtype.isnative
+        assert y.dtype.isnative
+        return (x * y).sum(axis=0), x
+
+    f = session.function(f, outputs=("sum", "gather"), bcast_inputs=["y"])
+    for x in (table, session.data(table), session.data(mapped), mapped):
+        for y in (factor, session.data(factor)):
+            for batch in (None, rows, slice(None, None, -3)):
+                chosen = table if batch is None else table[batch]
+                for slices in (1, 3):
+                    total, got = f(x, y, batch=batch, num_slices=slices)
+                    assert np.array_equal(got, chosen)
+                    assert np.array_equal(total, (chosen * factor).sum(axis=0, dtype=total.dtype))
+
+
+def test_data_are_native_on_gpus_and_files_as_they_are(session, tmp_path):
+    assert session.data(np.ones(3, ">f4")).dtype == np.dtype("f4")
+    assert session.data([1, 2], dtype=">i4").dtype == np.dtype("i4")
+    np.save(tmp_path / "a.npy", np.ones(3, ">f4"))
+    x = session.data(np.load(tmp_path / "a.npy", mmap_mode="r"))
+    assert x.dtype == x[:].dtype == np.dtype(">f4")
+    x.set_value([1, 2, 3, 4])
+    assert session.function(lambda x: x.sum(), outputs="sum")(x) == 10
+
+
+def test_big_endian_values_of_variables(make_believe, tmp_path):
+    values = np.arange(5, dtype=">f8")
+    np.save(tmp_path / "v.npy", values)
+    mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
+    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+        double = session.function(lambda: w.value * 2, outputs=None)
+        w = session.shared(values)
+        assert [each.tolist() for each in double()] == [[0, 2, 4, 6, 8]] * 2
+        for given in (values + 1, session.data(values + 1), mapped, session.data(mapped)):
+            w.set_value(np.zeros(5))
+            w.set_value(given)
+            want = (np.asarray(given) * 2).tolist()
+            assert [each.tolist() for each in double()] == [want] * 2
+            session.variables.scatter(w, given)
+            assert np.concatenate(double()).tolist() == want
+        assign = session.function(lambda y: setattr(w, "value", y), outputs=[], bcast_inputs=["y"])
+        assign(values)
+        assert [each.tolist() for each in double()] == [[0, 2, 4, 6, 8]] * 2
+
+
+# ── through pinned memory, without waiting ───────────────────────────────────────────────────────
+
+
+def test_the_host_does_not_wait_for_inputs(session):
+    """A function begins before its piece has arrived: what it computes waits on the GPU."""
+
+    def f(x):
+        arrived = x._a.tobytes()[0] != POISON
+        return x.sum(), int(arrived)
+
+    f = session.function(f, outputs=("sum", "max"))
+    x = session.data(np.ones((4096, 8)))
+    for slices in (1, 4):
+        for _ in range(2):
+            total, arrived = f(x, num_slices=slices)
+            assert total == x.size
+            assert slices > 1 or not arrived
+
+
+@pytest.mark.parametrize("columns", [1, 5000])
+@pytest.mark.parametrize("op", ["sum", "gather", None])
+def test_outputs_leave_through_pinned_memory(session, op, columns):
+    f = session.function(lambda x: x + 1, outputs=op)
+    x = session.data(np.ones((64, columns)))
+    for slices in (1, 4):
+        grown = differences(session, lambda slices=slices: f(x, num_slices=slices))
+        assert grown["pageable"] == 0, grown
+        assert grown["pinned"] > 0
+
+
+def test_collectives_through_host_memory_use_pinned_memory(make_believe):
+    make_believe.set(**SINGLE)
+
+    def run():
+        x = synk.xp().ones(1 << 18)
+        for result in (synk.all_reduce(x, "sum"), synk.all_gather(x), synk.broadcast(x)):
+            assert isinstance(result, synk.xp().ndarray)
+
+    with make_believe.session(["cuda:0", "cuda:0"]) as session:
+        grown = differences(session, session.function(run, outputs=[]))
+    assert grown["pageable"] == 0, grown
+    assert grown["pinned"] >= 6 << 21
+
+
+def test_memory_is_unpinned_before_it_is_unmapped(session):
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    x = session.data(np.ones(1 << 16))
+    pinned = differences(session, lambda: f(session.data(x[:])))["registrations"]
+    assert pinned == 1
+    x.free_memory()
+    assert f(np.ones(5)) == 5
+
+
+def test_copies_of_any_layout_come_back(session):
+    """Into targets that are pinned, that are not, and that are larger than all buffers together."""
+
+    def f(x):
+        return x, x[:, ::-1], x[:1, 0].sum(), x.T
+
+    x = np.arange(6 << 20, dtype="f8").reshape(3, -1)
+    f = session.function(f, outputs=("gather", "gather", "sum", None))
+    for slices in (1, 3):
+        whole, turned, first, transposed = f(x, num_slices=slices)
+        assert np.array_equal(whole, x)
+        assert np.array_equal(turned, x[:, ::-1])
+        assert first == (x[:1, 0].sum() if slices == 1 else x[:, 0].sum())
+        assert np.array_equal(np.concatenate(transposed, axis=1), x.T)
