@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 import warnings
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, get_args
 
@@ -60,6 +61,27 @@ def module_of(fn: Any) -> Any:
         fn = fn.func
     fn = getattr(fn, "__self__", fn)
     return fn if _is(fn, "torch.nn", "Module") else None
+
+
+def lives_on_a_device(value: Any) -> bool:
+    """Whether *value* is what ``move`` takes: a module of PyTorch's, or an optimizer."""
+    return _is(value, "torch.nn", "Module") or _is(value, "torch.optim", "Optimizer")
+
+
+def move(things: Sequence[Any], like: Any) -> None:
+    """Move modules, and what optimizers remember of their parameters, to where the tensor *like* lies.
+
+    Parameters stay the same objects, so that optimizers keep them.
+    """
+    optimizers = []
+    for thing in things:
+        if _is(thing, "torch.nn", "Module"):
+            thing.to(like.device)
+        else:
+            optimizers.append(thing)
+    for optimizer in optimizers:
+        if optimizer.state:  # PyTorch knows what of it belongs beside the parameters
+            optimizer.load_state_dict(optimizer.state_dict())
 
 
 def library_of_function(fn: Any) -> str | None:

@@ -264,9 +264,11 @@ class Replica:
         if parcel.segment is not None:
             memory = self._segment(parcel.segment).base.data
             buffers = [memory[start:stop] for start, stop in parcel.buffers]
-        self.functions |= self.front_end.unpack(
+        functions, along = self.front_end.unpack(
             parcel.stream, buffers, lambda done: self.report(Phase.LOADING, done)
         )
+        self.device.welcome(along)
+        self.functions |= functions
         return Ack()
 
     def keep(self, leaves: list[list[Array]]) -> None:

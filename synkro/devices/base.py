@@ -82,6 +82,10 @@ class Device(ABC):
     def take(self, array: Array, indices: NDArray[np.int64]) -> Array:
         """Rows of an array, by valid index, as a new array where it lies."""
 
+    @abstractmethod
+    def welcome(self, things: Sequence[Any]) -> None:
+        """Let modules and optimizers of PyTorch's, which came with functions, live on the device."""
+
     # ── between host and device ──────────────────────────────────────────────────────────────────
 
     @abstractmethod

@@ -45,6 +45,9 @@ class CpuDevice(Device):
         rows: Array = np.take(array, indices, axis=0, mode="clip")
         return rows
 
+    def welcome(self, things: Sequence[Any]) -> None:
+        pass
+
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
         for values in pieces:
             yield [self._loaded(value) if isinstance(value, Source) else value for value in values]

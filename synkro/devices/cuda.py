@@ -28,6 +28,7 @@ from cupy.cuda import runtime
 from numpy.typing import NDArray
 
 from ..errors import NotAvailable
+from ..foreign import handed, move
 from ..machine import readable_bytes
 from ..variable import Variable
 from .base import Array, Device, Source
@@ -136,6 +137,10 @@ class CudaDevice(Device):
         else:
             rows = np.take(array, indices, axis=0)
         return rows
+
+    def welcome(self, things: Sequence[Any]) -> None:
+        if things:
+            move(things, like=handed(self.empty((1,), "f4"), "torch"))
 
     # ── from the host ────────────────────────────────────────────────────────────────────────────
 
@@ -265,6 +270,11 @@ class CudaDevice(Device):
             return (
                 " (a function for NumPy arrays got one on the GPU: take it from synkro.xp(), or copy "
                 "the array with .get())"
+            )
+        if isinstance(error, RuntimeError) and "tensors to be on the same device" in str(error):
+            return (
+                " (modules that a function brings along are moved to the GPU, tensors are not: move "
+                "them, with .to(x.device), or make them arguments)"
             )
         if type(error).__name__ != "OutOfMemoryError":  # CuPy's, PyTorch's
             return ""

@@ -17,7 +17,7 @@ class FrontEnd(ABC):
     @abstractmethod
     def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[Buffer]]:
         """All *specs* (by number) as one stream of pickles, in which shared objects stay shared, and
-        the big buffers that were left out of it.
+        the big buffers that were left out of it.  What they bring along of PyTorch's comes last.
 
         Raises: InvalidType naming the function and the object that cannot be pickled.
         """
@@ -25,8 +25,11 @@ class FrontEnd(ABC):
     @abstractmethod
     def unpack(
         self, stream: bytes, buffers: Sequence[Buffer], loading: Callable[[int], None]
-    ) -> dict[int, Any]:
-        """The inverse of ``pack``, in a worker; *loading* hears how many are done before each."""
+    ) -> tuple[dict[int, Any], list[Any]]:
+        """The inverse of ``pack``, in a worker: the specs, and PyTorch's modules and optimizers.
+
+        *loading* hears how many specs are done before each.
+        """
 
     @abstractmethod
     def argument(self, array: Any, library: str | None) -> Any:

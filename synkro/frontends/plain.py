@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..arrays import is_numeric, native, shortened
 from ..errors import InvalidType, OutputError
-from ..foreign import handed, host_array, is_key, is_numba
+from ..foreign import handed, host_array, is_key, is_numba, lives_on_a_device
 from .base import Buffer, FrontEnd
 from .refused import advice, is_open_file, known
 
@@ -31,6 +31,12 @@ class PlainFrontEnd(FrontEnd):
 
     def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[Buffer]]:
         buffers: list[Buffer] = []
+        along: list[Any] = []
+
+        def reduced(obj: Any) -> Any:
+            if lives_on_a_device(obj):
+                along.append(obj)
+            return self._reduced(obj)
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             try:
@@ -43,7 +49,7 @@ class PlainFrontEnd(FrontEnd):
             return False
 
         try:
-            stream = _pickled([len(specs), *specs.items()], keep_in_band, self._reduced)
+            stream = _pickled([len(specs), *specs.items(), along], keep_in_band, reduced)
         except Exception as error:
             for spec in specs.values():
                 _explain(spec, error)
@@ -67,14 +73,14 @@ class PlainFrontEnd(FrontEnd):
 
     def unpack(
         self, stream: bytes, buffers: Sequence[Buffer], loading: Callable[[int], None]
-    ) -> dict[int, Any]:
+    ) -> tuple[dict[int, Any], list[Any]]:
         pickles = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)
         specs = {}
         for done in range(pickles.load()):
             loading(done)
             number, spec = pickles.load()
             specs[number] = spec
-        return specs
+        return specs, pickles.load()
 
     def argument(self, array: Any, library: str | None) -> Any:
         return handed(array, library)

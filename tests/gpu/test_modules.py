@@ -1,0 +1,125 @@
+"""Modules of PyTorch's that come along with functions live on the worker's GPU."""
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+
+torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+pytestmark = pytest.mark.libraries
+
+
+class Net(torch.nn.Module):
+    """Counts how often it is moved; a make-believe GPU's tensors lie where the CPU's do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)
+        self.register_buffer("shift", torch.full((3,), 0.5))
+        self.moved = 0
+
+    def forward(self, x):
+        return self.norm(self.first(x)) + self.shift
+
+    def _apply(self, fn, *args, **kwargs):
+        self.moved += 1
+        return super()._apply(fn, *args, **kwargs)
+
+
+def places(model, x):
+    """The devices of all that a model is made of."""
+    return {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {x.device}
+
+
+@pytest.mark.parametrize("how", ["itself", "closure", "method", "nested"])
+def test_modules_are_moved_when_they_arrive(machine, how):
+    model = Net().eval()
+    holder = {"deep": [model]}
+
+    def check(model, x):
+        assert model.moved
+        assert places(model, x)
+        return model(x)
+
+    def nested(x: torch.Tensor):
+        return check(holder["deep"][0], x)
+
+    def closed(x: torch.Tensor):
+        return check(model, x)
+
+    fn = {"itself": model, "closure": closed, "method": model.forward, "nested": nested}[how]
+    x = torch.randn(50, 4)
+    with machine.session() as session:
+        f = session.function(fn, outputs="gather", name="f")
+        want = model(x).detach().numpy()
+        np.testing.assert_allclose(f(x), want, atol=1e-5)
+        assert not model.moved
+        if how not in ("closure", "nested"):
+            np.testing.assert_allclose(f.as_serial(x).detach().numpy(), want, atol=1e-5)
+            assert not model.moved
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"cpu"}
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["fresh", "trained before"])
+def test_optimizers_keep_their_parameters(machine, trained):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    rows = torch.randn(64, 4)
+    answers = rows.sum(dim=1, keepdim=True)
+
+    def step(x: torch.Tensor, y: torch.Tensor):
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        assert held == {id(each) for each in model.parameters()}
+        state = [each["exp_avg"].device for each in optimizer.state.values()]
+        assert set(state) == {x.device}
+        return loss.detach()
+
+    if trained:
+        for _ in range(3):
+            step(rows, answers)
+    with machine.session(["cuda:0"]) as session:
+        train = session.function(step)
+        there = [float(train(rows, answers)) for _ in range(30)]
+    here = [float(step(rows, answers)) for _ in range(30)]
+    np.testing.assert_allclose(there, here, rtol=1e-4)
+
+
+def test_functions_that_share_a_module_share_the_moved_one(machine):
+    model = torch.nn.Linear(4, 1, bias=False)
+
+    def change(x: torch.Tensor):
+        with torch.no_grad():
+            model.weight += len(x)
+
+    def look(x: torch.Tensor):
+        return model.weight.sum()
+
+    with machine.session(["cuda:0"]) as session:
+        first = session.function(change, outputs=[])
+        second = session.function(look, outputs="max")
+        session.distribute()
+        x = np.ones((3, 4), "f4")
+        before = float(second(x))
+        first(x)
+        assert float(second(x)) == pytest.approx(before + 12, abs=1e-4)
+
+
+def test_tensors_that_come_along_are_not_moved_and_that_is_said(machine):
+    if not machine.real:
+        pytest.skip("a make-believe GPU takes tensors of the CPU")
+    weights = torch.ones(4)
+    with machine.session(["cuda:0"]) as session:
+        f = session.function(lambda x: torch.as_tensor(x) @ weights, outputs="gather")
+        with pytest.raises(synk.WorkerError, match=r"make them arguments"):
+            f(np.ones((3, 4), "f4"))
