@@ -27,6 +27,7 @@ _ERRORS = {
     6: "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error",
 }
 _MULTI_RANK_SINCE = 23000
+_ID_BYTES = 128
 
 NCCL_INT8 = NCCL_CHAR = 0
 NCCL_UINT8 = 1
@@ -63,12 +64,12 @@ def get_version():
 
 def get_build_version():
     """The version that CuPy was built with."""
-    return get_version()
+    return 22501
 
 
 def get_unique_id():
     """The name of a communicator to be, for its ranks to tell each other."""
-    return os.urandom(128)
+    return os.urandom(_ID_BYTES)
 
 
 def groupStart():
@@ -110,17 +111,28 @@ def _launch(queue, parts):
 class NcclCommunicator:
     """One rank of a communicator; its device is the one that is current when it is made."""
 
-    def __init__(self, ndev, commId, rank, config=None):
+    __slots__ = ("__weakref__", "_device", "_pending", "_session")
+
+    def __new__(cls, *args, **kwargs):
+        self = super().__new__(cls)
         self._session = None
         self._pending = []
-        if config is not None or not 0 <= rank < ndev or not isinstance(commId, bytes):
-            raise NcclError(_INVALID_ARGUMENT)
+        return self
+
+    def __init__(self, ndev, commId, rank, config=None):
+        if commId is not None and not isinstance(commId, bytes):
+            given = type(commId).__name__
+            raise TypeError(f"Argument 'commId' has incorrect type (expected bytes, got {given})")
+        if len(commId) != _ID_BYTES:
+            raise ValueError(f"commId length {len(commId)} != {_ID_BYTES}.")
         if os.environ.get("FAKE_NCCL") == "broken":
             raise NcclError(_SYSTEM)
         try:
             self._device = runtime.getDevice()
         except runtime.CUDARuntimeError:
             raise NcclError(_UNHANDLED_CUDA) from None
+        if config is not None or not 0 <= rank < ndev:
+            raise NcclError(_INVALID_ARGUMENT)
         _machine.touch(self._device)
         folder = _ranks.Folder(commId, ndev, rank)
         shared = (
