@@ -196,10 +196,10 @@ def hostUnregister(ptr):
     _host.unregister(ptr)
 
 
-def deviceCanAccessPeer(device, other):
+def deviceCanAccessPeer(device, peerDevice):
     """Whether one device can read the memory of another: here they all can."""
     _machine.check()
-    return int(device != other)
+    return int(device != peerDevice)
 
 
 def deviceSynchronize():
