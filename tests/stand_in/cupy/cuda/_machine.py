@@ -19,6 +19,7 @@ INSUFFICIENT_DRIVER = 35
 NO_DEVICE = 100
 INVALID_DEVICE = 101
 INVALID_HANDLE = 400
+NOT_READY = 600
 ILLEGAL_ADDRESS = 700
 ALREADY_REGISTERED = 712
 NOT_REGISTERED = 713
@@ -37,6 +38,7 @@ ERRORS = {
     101: ("cudaErrorInvalidDevice", "invalid device ordinal"),
     214: ("cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
     400: ("cudaErrorInvalidResourceHandle", "invalid resource handle"),
+    600: ("cudaErrorNotReady", "device not ready"),
     700: ("cudaErrorIllegalAddress", "an illegal memory access was encountered"),
     710: ("cudaErrorAssert", "device-side assert triggered"),
     712: (

@@ -215,6 +215,30 @@ def streamSynchronize(stream):
     _queues.finish(_queues.lookup(stream))
 
 
+def _status(ask):
+    """The status of a query, which never raises: 0, 600 where there is more to do, or an error's."""
+    try:
+        _machine.check()
+        return 0 if ask() else _machine.NOT_READY
+    except CUDARuntimeError as error:
+        return error.status
+
+
+def streamQuery(stream):
+    """The status of a stream; asking does what can be done."""
+
+    def done():
+        queue = _queues.lookup(stream)
+        return _queues.advance(queue, _queues.mark(queue) if queue.null else queue.issued)
+
+    return _status(done)
+
+
+def eventQuery(event):
+    """The status of the work before an event; asking does what can be done."""
+    return _status(lambda: _queues.recorded(event))
+
+
 class _Side:
     """One side of a copy: what kind of memory it is, and what keeps it from going away."""
 

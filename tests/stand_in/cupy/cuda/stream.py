@@ -40,26 +40,31 @@ class Event:
         _machine.check()
         _machine.touch(_machine.current_device())
         self.ptr = next(_event_handles)
-        self._recorded = None  # the queue and the point in it
+        _queues.events[self.ptr] = None
 
     @property
     def done(self):
-        """Whether the work before the point has been done; asking does what can be done."""
-        _machine.check()
-        return self._recorded is None or _queues.advance(*self._recorded)
+        """Whether the work before the point has been done; asking does what can be done.
+
+        Where it cannot be known, because the context is spoilt say, it has not.
+        """
+        return runtime.eventQuery(self.ptr) == 0
 
     def record(self, stream=None):
         """Record the event on a stream, the current one unless told."""
         stream = get_current_stream() if stream is None else stream
         _machine.check()
         queue = _queues.lookup(stream.ptr)
-        self._recorded = queue, _queues.mark(queue)
+        _queues.events[self.ptr] = queue, _queues.mark(queue)
+
+    def __del__(self, forget=_queues.events.pop):
+        forget(getattr(self, "ptr", None), None)
 
     def synchronize(self):
         """Wait until the work before the point has been done."""
         _machine.check()
-        if self._recorded is not None:
-            _queues.finish(*self._recorded)
+        if _queues.events[self.ptr] is not None:
+            _queues.finish(*_queues.events[self.ptr])
 
 
 class _BaseStream:
@@ -108,9 +113,7 @@ class _BaseStream:
     @property
     def done(self):
         """Whether all work has been done; asking does what can be done."""
-        _machine.check()
-        queue = _queues.lookup(self.ptr)
-        return _queues.advance(queue, _queues.mark(queue) if queue.null else queue.issued)
+        return runtime.streamQuery(self.ptr) == 0
 
     def synchronize(self):
         """Wait until all work has been done."""
@@ -126,8 +129,8 @@ class _BaseStream:
         """Make what comes later on this stream wait for the point that `event` recorded."""
         _machine.check()
         queue = _queues.lookup(self.ptr)
-        if event._recorded is not None:
-            _queues.wait_for(queue, *event._recorded)
+        if _queues.events[event.ptr] is not None:
+            _queues.wait_for(queue, *_queues.events[event.ptr])
 
     @property
     def is_non_blocking(self):
