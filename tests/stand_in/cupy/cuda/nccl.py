@@ -179,16 +179,17 @@ class NcclCommunicator:
         return self._open().error()
 
     def abort(self):
-        """Leave at once; what is still to be done completes without a result."""
+        """Leave at once; what is still to be done completes without a result. Twice is once."""
         with _machine.lock:
-            session, self._session = self._open(), None
+            session, self._session = self._session, None
+            if session is None:
+                return
             session.over = True
         session.folder.leave()
 
     def destroy(self):
-        """Leave when what has been issued is done."""
-        session = self._open()
-        if not session.error():
+        """Leave when what has been issued is done. Twice is once."""
+        if self._session is not None and not self._session.error():
             for queue, point in self._pending:
                 _queues.finish(queue, point)
         self.abort()
