@@ -42,7 +42,7 @@ NCCL_BFLOAT16 = 9
 
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 
-_group = threading.local()  # `depth`, and the `operations` that a group has so far
+_group = threading.local()  # `depth`; the `operations` that a group has so far, and its `status`
 _communicators = weakref.WeakSet()
 
 
@@ -76,20 +76,31 @@ def groupStart():
     """From now on operations are collected."""
     _group.depth = getattr(_group, "depth", 0) + 1
     if _group.depth == 1:
-        _group.operations = []
+        _group.operations, _group.status = [], 0
 
 
 def groupEnd():
-    """Issue what has been collected as one operation, in which each part may come first."""
+    """Issue what has been collected as one operation, in which each part may come first.
+
+    Nothing is issued where a call of the group has failed: then this fails, too.
+    """
     if not getattr(_group, "depth", 0):
         raise NcclError(_INVALID_USAGE)
     _group.depth -= 1
     if _group.depth:
         return
     operations, _group.operations = _group.operations, []
+    if _group.status:
+        raise NcclError(_group.status)
     queues = {queue: None for _, queue, _ in operations}
     for queue in queues:
         _launch(queue, [(comm, operation) for comm, own, operation in operations if own is queue])
+
+
+def _failed(status):
+    """The error of an operation, which is its group's, too."""
+    _group.status = status
+    return NcclError(status)
 
 
 def _launch(queue, parts):
@@ -155,10 +166,10 @@ class NcclCommunicator:
         if self._session is not None:
             self.abort()
 
-    def _open(self):
+    def _open(self, error=NcclError):
         """The session, of a communicator that is neither destroyed nor aborted."""
         if self._session is None:
-            raise NcclError(_INVALID_ARGUMENT)
+            raise error(_INVALID_ARGUMENT)
         return self._session
 
     def rank_id(self):
@@ -199,7 +210,7 @@ class NcclCommunicator:
         self._pending = [(queue, point) for queue, point in self._pending if queue.completed < point]
         queue = _queues.lookup(stream, self._device)
         if queue.device != self._device:
-            raise NcclError(_UNHANDLED_CUDA)
+            raise _failed(_UNHANDLED_CUDA)
         if getattr(_group, "depth", 0):
             _group.operations.append((self, queue, operation))
         else:
@@ -207,14 +218,14 @@ class NcclCommunicator:
 
     def _check(self, datatype, op=NCCL_SUM, root=0):
         """The session and the dtype, if the arguments are valid and the device is well."""
-        session = self._open()
+        session = self._open(_failed)
         dtype = _ranks.dtype_of(datatype)
         if dtype is None or not 0 <= op <= NCCL_AVG or not 0 <= root < session.size:
-            raise NcclError(_INVALID_ARGUMENT)
+            raise _failed(_INVALID_ARGUMENT)
         try:
             _machine.check()
         except runtime.CUDARuntimeError:
-            raise NcclError(_UNHANDLED_CUDA) from None
+            raise _failed(_UNHANDLED_CUDA) from None
         return session, dtype
 
     @staticmethod
@@ -222,7 +233,7 @@ class NcclCommunicator:
         """Device memory, which it must be."""
         buffer = _ranks.Buffer(address, nbytes)
         if not buffer.valid:
-            raise NcclError(_INVALID_ARGUMENT)
+            raise _failed(_INVALID_ARGUMENT)
         return buffer
 
     def _collective(self, kind, send, receive, counts, datatype, stream, *, op=NCCL_SUM, root=0):
@@ -241,12 +252,12 @@ class NcclCommunicator:
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
         """Combine the arrays of all ranks, for one."""
-        receive = recvbuf if self._open().rank == root else None
+        receive = recvbuf if self._open(_failed).rank == root else None
         self._collective("reduce", sendbuf, receive, (count, count), datatype, stream, op=op, root=root)
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
         """Give all ranks the array of one."""
-        send = sendbuff if self._open().rank == root else None
+        send = sendbuff if self._open(_failed).rank == root else None
         self._collective("broadcast", send, recvbuff, (count, count), datatype, stream, root=root)
 
     def bcast(self, buff, count, datatype, root, stream):
@@ -255,12 +266,12 @@ class NcclCommunicator:
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
         """Combine the arrays of all ranks, and give each its share."""
-        counts = (recvcount * self._open().size, recvcount)
+        counts = (recvcount * self._open(_failed).size, recvcount)
         self._collective("reduceScatter", sendbuf, recvbuf, counts, datatype, stream, op=op)
 
     def allGather(self, sendbuf, recvbuf, count, datatype, stream):
         """Give all ranks the arrays of all, one after the other."""
-        counts = (count, count * self._open().size)
+        counts = (count, count * self._open(_failed).size)
         self._collective("allGather", sendbuf, recvbuf, counts, datatype, stream)
 
     def send(self, sendbuf, count, datatype, peer, stream):
