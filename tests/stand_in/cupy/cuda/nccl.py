@@ -124,7 +124,7 @@ class NcclCommunicator:
 
     __slots__ = ("__weakref__", "_device", "_pending", "_session")
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, ndev=0, commId=None, rank=0, config=None):
         self = super().__new__(cls)
         self._session = None
         self._pending = []

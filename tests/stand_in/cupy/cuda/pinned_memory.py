@@ -47,6 +47,8 @@ class PinnedMemoryPointer(np.ndarray):
     a buffer; the real one is not.
     """
 
+    __slots__ = ("mem", "ptr")
+
     def __new__(cls, mem, offset):
         pointer = np.ndarray(mem.size, np.int8, mem._pages)[offset:].view(cls)
         pointer.mem, pointer.ptr = mem, mem.ptr + offset
@@ -65,6 +67,8 @@ class PinnedMemoryPointer(np.ndarray):
 
 class PinnedMemoryPool:
     """Lends blocks of at least 512 bytes in powers of two; it keeps none of those that are freed."""
+
+    __slots__ = ("__weakref__", "_allocator")
 
     def __init__(self, allocator=None):
         self._allocator = allocator or (lambda size: PinnedMemoryPointer(PinnedMemory(size), 0))
