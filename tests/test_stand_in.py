@@ -127,6 +127,12 @@ class TestArrays:
         with pytest.raises(AttributeError):
             getattr(cp, name)
 
+    def test_big_endian_numbers_over_memory_are_taken_for_native_ones(self, cp):
+        a = cp.array([1], np.int32)
+        swapped = cp.ndarray((1,), ">i4", a.data)
+        assert swapped.get().tolist() == [1 << 24]
+        assert (swapped + 1).tolist() == [2]
+
     def test_new_memory_is_poison(self, cp):
         assert cp.empty(3, np.float32).get().tolist() == [POISON] * 3
 

@@ -31,9 +31,12 @@ def enter():
 
 
 def unwrap(value):
-    """The NumPy arrays inside `value`, where arrays of the host are not welcome."""
+    """The NumPy arrays inside `value`, where arrays of the host are not welcome.
+
+    Kernels take numbers for native ones whatever their dtype says.
+    """
     if isinstance(value, ndarray):
-        return value._a
+        return value._a if value.dtype.isnative else value._a.view(value.dtype.newbyteorder("="))
     if isinstance(value, np.ndarray) and value.ndim:
         raise TypeError(f"Unsupported type {type(value)}")
     if type(value) in {list, tuple}:
