@@ -477,7 +477,8 @@ def describe() -> None:
     try:
         found = [_properties(index) for index in range(runtime.getDeviceCount())]
     except (runtime.CUDARuntimeError, ImportError) as error:
-        print(json.dumps({"reason": str(error)}))
+        versions = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+        print(json.dumps({"reason": str(error), "versions": versions}))
         return
     nccl = importlib.import_module("cupy.cuda.nccl")  # there is a stand-in where it cannot be loaded
     version = nccl.get_version() if getattr(nccl, "available", True) else 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..machine import interpreter
 
 _PATIENCE = 60.0  # seconds that CUDA may take to come up
+_INSUFFICIENT = "cudaErrorInsufficientDriver"
 _SEVERAL_RANKS = 23_000
 """NCCL's version from which on ranks may share a GPU …"""
 
@@ -79,11 +80,27 @@ def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Vi
         return Visible((), 0, f"CuPy cannot be used ({last})")
     told = json.loads(done.stdout.splitlines()[-1])
     if "reason" in told:
+        if told["reason"].startswith(_INSUFFICIENT):
+            return Visible((), 0, _why_no_driver(*told["versions"]))
         shown = dict(environment).get("CUDA_VISIBLE_DEVICES")
         hint = "" if shown is None else f", and CUDA_VISIBLE_DEVICES is {shown!r}"
         return Visible((), 0, f"CUDA finds no GPU ({told['reason']}{hint})")
     gpus = tuple(Gpu(index, **properties) for index, properties in enumerate(told["gpus"]))
     return Visible(gpus, told["nccl"], "" if gpus else "CUDA finds no GPU")
+
+
+def _why_no_driver(driver: int, runtime: int) -> str:
+    """What to do where CUDA finds the driver insufficient; versions are CUDA's, 0 without a driver."""
+    if not driver:
+        return (
+            f"CuPy finds no CUDA driver ({_INSUFFICIENT}: install NVIDIA's, or start the container with "
+            f"the GPUs, such that nvidia-smi shows them)"
+        )
+    has, needs = (f"{version // 1000}.{version % 1000 // 10}" for version in (driver, runtime))
+    return (
+        f"the CUDA driver is too old for CuPy ({_INSUFFICIENT}: it is of CUDA {has}, CuPy of {needs}; "
+        f"update the driver, or install the CuPy for its version)"
+    )
 
 
 def why_not_nccl(gpus: Sequence[Gpu], version: int, environment: Mapping[str, str]) -> str:

@@ -134,8 +134,8 @@ def test_two_sessions_side_by_side(machine):
         ({"FAKE_CUDA_DEVICES": 0}, "cudaErrorNoDevice|no GPU"),
         ({"CUDA_VISIBLE_DEVICES": ""}, "cudaErrorNoDevice|no GPU"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, "cudaErrorNoDevice|no GPU"),
-        ({"FAKE_CUDA_DRIVER": "old"}, "driver"),
-        ({"FAKE_CUDA_DRIVER": "none"}, "driver"),
+        ({"FAKE_CUDA_DRIVER": "old"}, r"driver is too old .* CUDA 11\.4, CuPy of 12\.9"),
+        ({"FAKE_CUDA_DRIVER": "none"}, "finds no CUDA driver .* nvidia-smi"),
     ],
 )
 def test_no_gpu(make_believe, environment, words):

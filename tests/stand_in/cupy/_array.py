@@ -14,11 +14,12 @@ _REFUSED = ("initial", "like", "subok", "where")  # keywords of NumPy that CuPy'
 
 
 def check_dtype(dtype):
-    """The dtype, if a device has it."""
+    """The dtype, if a device has it; of a void type it knows the bytes."""
     dtype = np.dtype(dtype)
-    if not dtype.isnative:
+    if dtype.byteorder == ">":
         raise ValueError(f"Unsupported dtype {dtype} with big-endian byte-order")
-    if dtype.kind not in "biufc" and dtype.name != "bfloat16":
+    bytes_alone = dtype.kind == "V" and dtype.itemsize and not dtype.hasobject and not dtype.subdtype
+    if dtype.char not in "?bhilqBHILQefdFD" and not bytes_alone and dtype.name != "bfloat16":
         raise ValueError(f"Unsupported dtype {dtype}")
     return dtype
 
@@ -30,9 +31,12 @@ def enter():
 
 
 def unwrap(value):
-    """The NumPy arrays inside `value`, where arrays of the host are not welcome."""
+    """The NumPy arrays inside `value`, where arrays of the host are not welcome.
+
+    Kernels take numbers for native ones whatever their dtype says.
+    """
     if isinstance(value, ndarray):
-        return value._a
+        return value._a if value.dtype.isnative else value._a.view(value.dtype.newbyteorder("="))
     if isinstance(value, np.ndarray) and value.ndim:
         raise TypeError(f"Unsupported type {type(value)}")
     if type(value) in {list, tuple}:
@@ -56,6 +60,8 @@ def _adopt(source, base):
     """A view where `source` lies in device memory already, a new array with its contents otherwise."""
     address = source.__array_interface__["data"][0]
     owner = memory.find(address) if source.size else None
+    if owner is None and base is not None and np.may_share_memory(source, base._a):
+        owner = base.data.mem
     if owner is None:
         fortran = source.flags.f_contiguous and not source.flags.c_contiguous
         result = ndarray(source.shape, source.dtype, order="F" if fortran else "C")
@@ -89,6 +95,8 @@ def call(function, args, kwargs, *, view=False):
 
 class ufunc:
     """A universal function; unlike NumPy's it takes neither lists nor arrays of the host."""
+
+    __slots__ = ("__name__", "_function", "name", "nargs", "nin", "nout")
 
     def __init__(self, function):
         self._function = function
@@ -129,22 +137,22 @@ class flags:
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array on a device. NumPy does its work, on memory that only `get` brings to the host."""
 
+    __slots__ = ("__weakref__", "_a", "base", "data")
     __array_priority__ = 100
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         shape = tuple(shape) if hasattr(shape, "__iter__") else (int(shape),)
-        dtype = np.dtype(float if dtype is None else dtype)
-        if memptr is None or dtype.isnative:
+        dtype = np.dtype(dtype)
+        if memptr is None:  # memory that is there already holds whatever it holds
             check_dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         self.data = memory.alloc(nbytes) if memptr is None else memptr
         self.base = None
         mem = self.data.mem
         offset = {} if not nbytes else {"buffer": mem.buffer, "offset": self.data.ptr - mem.ptr}
-        # kernels know one byte order, whatever the dtype says
-        self._a = np.ndarray(shape, dtype.newbyteorder("="), strides=strides, order=order, **offset)
-        self.dtype = dtype
+        self._a = np.ndarray(shape, dtype, strides=strides, order=order, **offset)
 
+    dtype = property(lambda self: self._a.dtype)
     ndim = property(lambda self: self._a.ndim)
     size = property(lambda self: self._a.size)
     nbytes = property(lambda self: self._a.nbytes)
@@ -345,7 +353,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def view(self, dtype=None, type=None):
         """The same memory, in another dtype if told."""
-        return wrap(self._a.view() if dtype is None else self._a.view(check_dtype(dtype)), self)
+        return wrap(self._a.view() if dtype is None else self._a.view(dtype), self)
 
     def reshape(self, *shape, order="C", copy=None):
         """The array in another shape, as a view where that is possible."""
@@ -448,6 +456,8 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
 
 def _foreign(interface):
     """A view of the memory that an object of another library describes; it must be the stand-in's."""
+    if interface["typestr"].startswith(">"):
+        raise ValueError("CuPy does not support the big-endian byte-order")
     if interface.get("stream") is not None:
         runtime.streamSynchronize(interface["stream"])
     if 0 in interface["shape"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as _np
 
 from . import _array
+from .cuda import _machine
 
 _NAMES = frozenset(
     (
@@ -59,6 +60,7 @@ def default_rng(seed=None):
 
 def seed(seed=None):
     """Start the module's own generator anew."""
+    _machine.check()
     _state.seed(seed)
 
 

@@ -28,6 +28,8 @@ _by_handle = {}
 _by_device = collections.defaultdict(list)
 _thread = threading.local()
 
+events = {}  # handle -> the queue and the point in it that were recorded, None before
+
 
 class Queue:
     """The work of one stream; `completed` of the `issued` items are done."""
@@ -213,6 +215,15 @@ def finish(queue, point=None):
         _machine.check()
         time.sleep(pause)
         pause = min(1.5 * pause, 2e-3)
+
+
+def recorded(event):
+    """Whether the work before an event has been done, as far as it can be."""
+    try:
+        point = events[event]
+    except KeyError:
+        raise _machine.CUDARuntimeError(_machine.INVALID_HANDLE) from None
+    return point is None or advance(*point)
 
 
 def catch_up(queue):

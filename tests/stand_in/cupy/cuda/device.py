@@ -12,6 +12,8 @@ _thread = threading.local()
 class Device:
     """A device, the current one unless told."""
 
+    __slots__ = ("id",)
+
     def __init__(self, device=None):
         self.id = runtime.getDevice() if device is None else int(device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import ctypes
 import sys
 import weakref
 
@@ -53,6 +54,8 @@ def find(address):
 
 class BaseMemory:
     """A block on the current device; `buffer` (not in the real one) is where it really is."""
+
+    __slots__ = ("__weakref__", "_queue", "buffer", "device_id", "ptr", "size")
 
     def __init__(self, size):
         self.size = size
@@ -99,9 +102,11 @@ class BaseMemory:
 class Memory(BaseMemory):
     """A block straight from the runtime, without a pool."""
 
+    __slots__ = ()
+
     def __init__(self, size):
-        _machine.check()
         self.buffer = None
+        _machine.check()
         with _machine.lock:
             device_id = _machine.current_device()
             if _occupied[device_id] + size > _machine.capacity():
@@ -113,8 +118,24 @@ class Memory(BaseMemory):
         _occupied[self.device_id] -= self.size
 
 
+class UnownedMemory(BaseMemory):
+    """Memory of somebody else, who is kept alive and who alone frees it."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self._owner = ptr, size, owner
+        self.device_id = runtime.getDevice() if device_id < 0 else device_id
+        self.buffer = np.frombuffer((ctypes.c_ubyte * size).from_address(ptr), np.uint8)
+
+    def __del__(self):
+        """Give nothing back."""
+
+
 class PooledMemory(BaseMemory):
     """A block of a pool, to which it goes back."""
+
+    __slots__ = ("_account",)
 
     def __init__(self, size, account):
         super().__init__(size)
@@ -126,6 +147,8 @@ class PooledMemory(BaseMemory):
 
 class MemoryPointer:
     """A place in a block, which it keeps alive."""
+
+    __slots__ = ("mem", "ptr")
 
     def __init__(self, mem, offset):
         self.mem = mem
@@ -203,11 +226,13 @@ class _Account:
 class MemoryPool:
     """A pool that keeps what is freed. Its free blocks fit any request: it never fragments."""
 
+    __slots__ = ("_accounts",)
+
     def __init__(self, allocator=None):
         self._accounts = collections.defaultdict(_Account)
 
     def _account(self):
-        return self._accounts[_machine.current_device()]
+        return self._accounts[runtime.getDevice()]
 
     def malloc(self, size):
         """Memory of at least `size` bytes on the current device."""

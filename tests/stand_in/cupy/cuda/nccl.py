@@ -27,6 +27,7 @@ _ERRORS = {
     6: "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error",
 }
 _MULTI_RANK_SINCE = 23000
+_ID_BYTES = 128
 
 NCCL_INT8 = NCCL_CHAR = 0
 NCCL_UINT8 = 1
@@ -41,7 +42,7 @@ NCCL_BFLOAT16 = 9
 
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 
-_group = threading.local()  # `depth`, and the `operations` that a group has so far
+_group = threading.local()  # `depth`; the `operations` that a group has so far, and its `status`
 _communicators = weakref.WeakSet()
 
 
@@ -63,25 +64,26 @@ def get_version():
 
 def get_build_version():
     """The version that CuPy was built with."""
-    return get_version()
+    return 22501
 
 
 def get_unique_id():
     """The name of a communicator to be, for its ranks to tell each other."""
-    return os.urandom(128)
+    return os.urandom(_ID_BYTES)
 
 
 def groupStart():
     """From now on operations are collected."""
     _group.depth = getattr(_group, "depth", 0) + 1
     if _group.depth == 1:
-        _group.operations = []
+        _group.operations, _group.status = [], 0
 
 
 def groupEnd():
     """Issue what has been collected as one operation, in which each part may come first.
 
     Ranks that are not connected yet connect first: that waits for them in C, for as long as it takes.
+    Nothing is issued where a call of the group has failed: then this fails, too.
     """
     if not getattr(_group, "depth", 0):
         raise NcclError(_INVALID_USAGE)
@@ -89,13 +91,23 @@ def groupEnd():
     if _group.depth:
         return
     operations, _group.operations = _group.operations, []
-    for comm, _, operation in operations:
-        comm._connect(operation)
-    for comm in _group.__dict__.pop("aborted", ()):
+    aborted = _group.__dict__.pop("aborted", ())
+    for comm in aborted:
         comm._leave()
+    if _group.status:
+        raise NcclError(_group.status)
+    for comm, _, operation in operations:
+        if comm not in aborted:
+            comm._connect(operation)
     queues = {queue: None for _, queue, _ in operations}
     for queue in queues:
         _launch(queue, [(comm, operation) for comm, own, operation in operations if own is queue])
+
+
+def _failed(status):
+    """The error of an operation, which is its group's, too."""
+    _group.status = status
+    return NcclError(status)
 
 
 def _launch(queue, parts):
@@ -117,17 +129,28 @@ def _launch(queue, parts):
 class NcclCommunicator:
     """One rank of a communicator; its device is the one that is current when it is made."""
 
-    def __init__(self, ndev, commId, rank, config=None):
+    __slots__ = ("__weakref__", "_device", "_pending", "_session")
+
+    def __new__(cls, ndev=0, commId=None, rank=0, config=None):
+        self = super().__new__(cls)
         self._session = None
         self._pending = []
-        if config is not None or not 0 <= rank < ndev or not isinstance(commId, bytes):
-            raise NcclError(_INVALID_ARGUMENT)
+        return self
+
+    def __init__(self, ndev, commId, rank, config=None):
+        if commId is not None and not isinstance(commId, bytes):
+            given = type(commId).__name__
+            raise TypeError(f"Argument 'commId' has incorrect type (expected bytes, got {given})")
+        if len(commId) != _ID_BYTES:
+            raise ValueError(f"commId length {len(commId)} != {_ID_BYTES}.")
         if os.environ.get("FAKE_NCCL") == "broken":
             raise NcclError(_SYSTEM)
         try:
             self._device = runtime.getDevice()
         except runtime.CUDARuntimeError:
             raise NcclError(_UNHANDLED_CUDA) from None
+        if config is not None or not 0 <= rank < ndev:
+            raise NcclError(_INVALID_ARGUMENT)
         _machine.touch(self._device)
         folder = _ranks.Folder(commId, ndev, rank)
         shared = (
@@ -152,10 +175,10 @@ class NcclCommunicator:
         if self._session is not None:
             self.abort()
 
-    def _open(self):
+    def _open(self, error=NcclError):
         """The session, of a communicator that is neither destroyed nor aborted."""
         if self._session is None:
-            raise NcclError(_INVALID_ARGUMENT)
+            raise error(_INVALID_ARGUMENT)
         return self._session
 
     def rank_id(self):
@@ -177,7 +200,7 @@ class NcclCommunicator:
             raise NcclError(status)
 
     def abort(self):
-        """Leave; what is still to be done completes without a result.
+        """Leave; what is still to be done completes without a result.  Twice is once.
 
         Within a group that happens at its end, as with all that is called there.
         """
@@ -188,7 +211,9 @@ class NcclCommunicator:
 
     def _leave(self):
         with _machine.lock:
-            session, self._session = self._open(), None
+            session, self._session = self._session, None
+            if session is None:
+                return
             session.over = True
         session.folder.leave()
 
@@ -209,9 +234,8 @@ class NcclCommunicator:
         session.connected.add(peer)
 
     def destroy(self):
-        """Leave when what has been issued is done."""
-        session = self._open()
-        if not session.error():
+        """Leave when what has been issued is done. Twice is once."""
+        if self._session is not None and not self._session.error():
             for queue, point in self._pending:
                 _queues.finish(queue, point)
         self.abort()
@@ -221,7 +245,7 @@ class NcclCommunicator:
         self._pending = [(queue, point) for queue, point in self._pending if queue.completed < point]
         queue = _queues.lookup(stream, self._device)
         if queue.device != self._device:
-            raise NcclError(_UNHANDLED_CUDA)
+            raise _failed(_UNHANDLED_CUDA)
         if getattr(_group, "depth", 0):
             _group.operations.append((self, queue, operation))
         else:
@@ -230,14 +254,14 @@ class NcclCommunicator:
 
     def _check(self, datatype, op=NCCL_SUM, root=0):
         """The session and the dtype, if the arguments are valid and the device is well."""
-        session = self._open()
+        session = self._open(_failed)
         dtype = _ranks.dtype_of(datatype)
         if dtype is None or not 0 <= op <= NCCL_AVG or not 0 <= root < session.size:
-            raise NcclError(_INVALID_ARGUMENT)
+            raise _failed(_INVALID_ARGUMENT)
         try:
             _machine.check()
         except runtime.CUDARuntimeError:
-            raise NcclError(_UNHANDLED_CUDA) from None
+            raise _failed(_UNHANDLED_CUDA) from None
         return session, dtype
 
     @staticmethod
@@ -245,7 +269,7 @@ class NcclCommunicator:
         """Device memory, which it must be."""
         buffer = _ranks.Buffer(address, nbytes)
         if not buffer.valid:
-            raise NcclError(_INVALID_ARGUMENT)
+            raise _failed(_INVALID_ARGUMENT)
         return buffer
 
     def _collective(self, kind, send, receive, counts, datatype, stream, *, op=NCCL_SUM, root=0):
@@ -264,12 +288,12 @@ class NcclCommunicator:
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
         """Combine the arrays of all ranks, for one."""
-        receive = recvbuf if self._open().rank == root else None
+        receive = recvbuf if self._open(_failed).rank == root else None
         self._collective("reduce", sendbuf, receive, (count, count), datatype, stream, op=op, root=root)
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
         """Give all ranks the array of one."""
-        send = sendbuff if self._open().rank == root else None
+        send = sendbuff if self._open(_failed).rank == root else None
         self._collective("broadcast", send, recvbuff, (count, count), datatype, stream, root=root)
 
     def bcast(self, buff, count, datatype, root, stream):
@@ -278,12 +302,12 @@ class NcclCommunicator:
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
         """Combine the arrays of all ranks, and give each its share."""
-        counts = (recvcount * self._open().size, recvcount)
+        counts = (recvcount * self._open(_failed).size, recvcount)
         self._collective("reduceScatter", sendbuf, recvbuf, counts, datatype, stream, op=op)
 
     def allGather(self, sendbuf, recvbuf, count, datatype, stream):
         """Give all ranks the arrays of all, one after the other."""
-        counts = (count, count * self._open().size)
+        counts = (count, count * self._open(_failed).size)
         self._collective("allGather", sendbuf, recvbuf, counts, datatype, stream)
 
     def send(self, sendbuf, count, datatype, peer, stream):

@@ -29,11 +29,12 @@ class PinnedMemory:
     """A block of pinned memory, full of poison."""
 
     def __init__(self, size, flags=0):
-        _machine.check()
-        _machine.touch(_machine.current_device())
-        self.size = size
-        self._pages = _Pages(-1, max(size, 1))
-        self.ptr = self._pages.address
+        self.size, self.ptr, self._pages = size, 0, b""
+        if size:
+            _machine.check()
+            _machine.touch(_machine.current_device())
+            self._pages = _Pages(-1, size)
+            self.ptr = self._pages.address
 
     def __int__(self):
         return self.ptr
@@ -46,8 +47,10 @@ class PinnedMemoryPointer(np.ndarray):
     a buffer; the real one is not.
     """
 
+    __slots__ = ("mem", "ptr")
+
     def __new__(cls, mem, offset):
-        pointer = np.frombuffer(mem._pages, np.uint8, mem.size)[offset:].view(cls)
+        pointer = np.ndarray(mem.size, np.int8, mem._pages)[offset:].view(cls)
         pointer.mem, pointer.ptr = mem, mem.ptr + offset
         return pointer
 
@@ -64,6 +67,8 @@ class PinnedMemoryPointer(np.ndarray):
 
 class PinnedMemoryPool:
     """Lends blocks of at least 512 bytes in powers of two; it keeps none of those that are freed."""
+
+    __slots__ = ("__weakref__", "_allocator")
 
     def __init__(self, allocator=None):
         self._allocator = allocator or (lambda size: PinnedMemoryPointer(PinnedMemory(size), 0))

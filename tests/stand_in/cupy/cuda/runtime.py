@@ -212,10 +212,10 @@ def hostUnregister(ptr):
     _host.unregister(ptr)
 
 
-def deviceCanAccessPeer(device, other):
+def deviceCanAccessPeer(device, peerDevice):
     """Whether one device can read the memory of another: here they all can."""
     _machine.check()
-    return int(device != other)
+    return int(device != peerDevice)
 
 
 def deviceSynchronize():
@@ -233,30 +233,28 @@ def streamSynchronize(stream):
     _queues.finish(_queues.lookup(stream))
 
 
+def _status(ask):
+    """The status of a query, which never raises: 0, 600 where there is more to do, or an error's."""
+    try:
+        _machine.check()
+        return 0 if ask() else _machine.NOT_READY
+    except CUDARuntimeError as error:
+        return error.status
+
+
 def streamQuery(stream):
-    """0 if a stream has nothing left to do, else 600, or an error's number: it never raises."""
+    """The status of a stream; asking does what can be done."""
 
-    def point():
+    def done():
         queue = _queues.lookup(stream)
-        return queue, _queues.mark(queue) if queue.null else queue.issued
+        return _queues.advance(queue, _queues.mark(queue) if queue.null else queue.issued)
 
-    return _status(point)
+    return _status(done)
 
 
 def eventQuery(event):
-    """0 if the work before an event has been done, else 600, or an error's number: it never raises."""
-    from . import stream
-
-    return _status(lambda: stream.recorded(event))
-
-
-def _status(point):
-    """Whether a queue has come to the point that `point()` names; asking does what can be done."""
-    try:
-        _machine.check()
-        return 0 if _queues.advance(*point()) else _machine.NOT_READY
-    except CUDARuntimeError as error:
-        return error.status
+    """The status of the work before an event; asking does what can be done."""
+    return _status(lambda: _queues.recorded(event))
 
 
 class _Side:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 
 from . import _machine, _queues, runtime
 
 _thread = threading.local()
 _event_handles = itertools.count(0x5582_0000_1000, 0x10)
-_events = weakref.WeakValueDictionary()  # by handle
 
 
 def _stacks():
@@ -39,15 +37,18 @@ class Event:
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         if interprocess:
             raise ValueError("the stand-in has no events between processes")
+        self.ptr = 0
         _machine.check()
         _machine.touch(_machine.current_device())
         self.ptr = next(_event_handles)
-        self._recorded = None  # the queue and the point in it
-        _events[self.ptr] = self
+        _queues.events[self.ptr] = None
 
     @property
     def done(self):
-        """Whether the work before the point has been done; where CUDA has an error, it is not."""
+        """Whether the work before the point has been done; asking does what can be done.
+
+        Where it cannot be known, because the context is spoilt say, it has not.
+        """
         return runtime.eventQuery(self.ptr) == 0
 
     def record(self, stream=None):
@@ -55,22 +56,17 @@ class Event:
         stream = get_current_stream() if stream is None else stream
         _machine.check()
         queue = _queues.lookup(stream.ptr)
-        self._recorded = queue, _queues.mark(queue)
+        _queues.events[self.ptr] = queue, _queues.mark(queue)
+
+    def __del__(self, forget=_queues.events.pop):
+        forget(getattr(self, "ptr", None), None)
 
     def synchronize(self):
         """Wait until the work before the point has been done."""
         _machine.check()
         runtime.statistics["waits"] += 1
-        if self._recorded is not None:
-            _queues.finish(*self._recorded)
-
-
-def recorded(handle):
-    """The queue and the point in it that the event of this handle recorded."""
-    event = _events.get(handle)
-    if event is None:
-        raise runtime.CUDARuntimeError(_machine.INVALID_HANDLE)
-    return event._recorded or (_queues.null(_machine.current_device()), 0)
+        if _queues.events[self.ptr] is not None:
+            _queues.finish(*_queues.events[self.ptr])
 
 
 class _BaseStream:
@@ -118,7 +114,7 @@ class _BaseStream:
 
     @property
     def done(self):
-        """Whether all work has been done; where CUDA has an error, it has not."""
+        """Whether all work has been done; asking does what can be done."""
         return runtime.streamQuery(self.ptr) == 0
 
     def synchronize(self):
@@ -135,8 +131,8 @@ class _BaseStream:
         """Make what comes later on this stream wait for the point that `event` recorded."""
         _machine.check()
         queue = _queues.lookup(self.ptr)
-        if event._recorded is not None:
-            _queues.wait_for(queue, *event._recorded)
+        if _queues.events[event.ptr] is not None:
+            _queues.wait_for(queue, *_queues.events[event.ptr])
 
     @property
     def is_non_blocking(self):
