@@ -94,10 +94,10 @@ class CudaDevice(Device):
         if isinstance(value, cupy.ndarray):
             array = value if value.device == self._device else cupy.asarray(value)
             return array
-        if not hasattr(value, "__cuda_array_interface__"):
-            return None
         if getattr(value, "requires_grad", False):  # PyTorch's: without its history
             value = value.detach()
+        if not hasattr(value, "__cuda_array_interface__"):
+            return None
         runtime.deviceSynchronize()  # its library may still compute it, on a stream of its own
         array = cupy.asarray(value)
         return array

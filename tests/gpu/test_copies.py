@@ -66,6 +66,32 @@ def test_what_a_function_assigns_goes_its_way_beside_the_next_slice(session):
         assert np.array_equal(got, table[rows])
 
 
+def test_a_tensor_with_a_history_is_taken_without_it(session):
+    """PyTorch refuses to show where such a tensor lies."""
+
+    class Tensor:
+        def __init__(self, array, requires_grad):
+            self.array, self.requires_grad = array, requires_grad
+
+        def detach(self):
+            return Tensor(self.array, False)
+
+        @property
+        def __cuda_array_interface__(self):
+            if self.requires_grad:
+                raise RuntimeError("Use var.detach().__cuda_array_interface__ instead")
+            return self.array.__cuda_array_interface__
+
+    def f(x):
+        w.value = Tensor(x.sum(axis=0), True)
+        return Tensor(x, True), synk.all_reduce(Tensor(w.value, True), "sum")
+
+    w = session.shared(np.zeros(3))
+    rows, total = session.function(f, outputs=("gather", "sum"))(np.ones((5, 3)))
+    assert rows.tolist() == [[1] * 3] * 5
+    assert total.tolist() == [5] * 3
+
+
 def test_an_array_of_another_library_may_still_be_computed(make_believe):
     """Its library computes on a stream of its own, of which its interface need not tell."""
 
