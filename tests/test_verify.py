@@ -50,6 +50,13 @@ def run(*args):
     )
 
 
+def lacks(machine, folder, *modules):
+    """In processes that start from now on these modules are not there, and pytest has no plugins."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({modules})\n")
+    machine.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
+    machine.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 class TestTheProgram:
     def test_a_record_of_the_stand_in_is_none_of_a_gpu(self, machine, tmp_path):
         out = tmp_path / "record.json"
@@ -87,6 +94,18 @@ class TestTheProgram:
         assert any("all-reduce" in figure["name"] for figure in found["collectives"]["figures"])
         missing = [miss["name"] for miss in found["training"]["not_measured"]]
         assert missing == ["ResNet-50"]
+
+    def test_tests_run_where_their_plugins_are_missing(self, machine, tmp_path):
+        lacks(machine, tmp_path, "pytest_timeout", "hypothesis")
+        out = tmp_path / "record.json"
+        done = run("--only", "tests", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["tests"]
+        figures = {figure["name"]: figure["value"] for figure in found["figures"]}
+        assert figures["tests passed"] > 10
+        assert figures["tests failed"] == 0
+        assert "pytest-timeout is missing" in found["notes"][0]
+        assert "pytest-timeout is missing" in done.stdout[done.stdout.index("record:") :]
 
     def test_refuses_where_there_is_no_gpu(self, machine):
         machine.setenv("CUDA_VISIBLE_DEVICES", "")

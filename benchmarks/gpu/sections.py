@@ -7,7 +7,7 @@ with all that it started when its time is over.  What was found until then stays
 from __future__ import annotations
 
 import glob
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -215,6 +215,8 @@ def tests(section: Section, alone: str, together: str, options: list[str]) -> No
     The other files run several at a time, since they wait for interpreters to start; what fails there is
     tried again by itself, for it may have met another's shared memory.
     """
+    if importlib.util.find_spec("pytest_timeout") is None:
+        section.note("pytest-timeout is missing: a test that hangs takes the time of its file")
     files = [file for file in sorted(glob.glob(str(ROOT / together))) if file != str(ROOT / alone)]
     runs = [_Run(section, str(ROOT / alone), [], options)] if (ROOT / alone).is_file() else []
     with ThreadPoolExecutor(min(4, max(2, available_cores() // 4))) as threads:
