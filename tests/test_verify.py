@@ -176,6 +176,14 @@ class TestSections:
         assert "1 == 2" in section.record["tests"]["failures"][check["name"]]
         assert "1 skipped: Skipped: no such thing here" in section.record["notes"]
 
+    def test_only_what_needs_a_missing_library_is_skipped(self, sections, section, machine, tmp_path):
+        lacks(machine, tmp_path, "hypothesis")
+        chosen = "stand-in-two and (test_scalars or test_all_operations)"
+        sections.tests(section, "none", "tests/gpu/test_exact.py", ["-k", chosen])
+        figures = {figure["name"]: figure["value"] for figure in section.record["figures"]}
+        assert figures == {"tests passed": 6, "tests failed": 0, "tests skipped": 1}
+        assert "1 skipped: Skipped: hypothesis is missing" in section.record["notes"]
+
     def test_a_test_that_fails_only_beside_others_is_told(self, sections, section, tmp_path):
         file = tmp_path / "test_some.py"
         file.write_text(
