@@ -205,12 +205,22 @@ class TestSections:
         file.write_text(
             "import time\ndef test_a(): pass\ndef test_b(): time.sleep(99)\ndef test_c(): pass\n"
         )
-        monkeypatch.setattr(section, "left", lambda: 5.0)
+        monkeypatch.setattr(section, "left", lambda: 8.0)
         sections.tests(section, "none", str(file), [])
         assert not section.record["checks"]
         (miss,) = section.record["not_measured"]
         assert miss["name"] == "test_some.py: 2 of 3 tests"
         assert miss["reason"].endswith("test_some.py::test_b")
+
+    def test_a_file_leaves_half_of_the_time_to_others(self, sections, tmp_path):
+        for name, body in (("test_alone", "time.sleep(99)"), ("test_other", "pass")):
+            (tmp_path / f"{name}.py").write_text(f"import time\ndef test_it(): {body}\n")
+        section = sections.Section("some", "Asks?", "test", 8, str(tmp_path / "found.json"), 1, True)
+        sections.tests(section, str(tmp_path / "test_alone.py"), str(tmp_path / "test_*.py"), [])
+        assert list(section.record["tests"]["outcomes"].values()) == ["passed"]
+        (miss,) = section.record["not_measured"]
+        assert miss["name"] == "test_alone.py: 1 of 1 tests"
+        assert section.left() > 0
 
     def test_a_pytest_that_does_not_start_has_failed(self, sections, section, tmp_path):
         (tmp_path / "test_some.py").touch()

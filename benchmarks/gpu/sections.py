@@ -176,14 +176,14 @@ class _Run:
     """What came of some tests: pytest's *status* (None: ended by us), its output, and each test's."""
 
     def __init__(self, section: Section, file: str, names: list[str], options: list[str]) -> None:
-        """Run the tests of these *names* in a file, or all of it."""
+        """Run the tests of these *names* in a file, or all of it, in half of the time that is left."""
         self.file = file
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
             chosen = [f"{file}::{name.partition('::')[2]}" for name in names] or [file]
             command = [sys.executable, "-m", "pytest", *chosen, *options, "-o", "timeout=60"]
             command += ["-p", "no:cacheprovider", "-p", "benchmarks.gpu.sections"]
-            self.status, self.output = run_program(command, section.left(), **{LOG: str(log)})
+            self.status, self.output = run_program(command, section.left() / 2, **{LOG: str(log)})
             lines = log.read_text().splitlines() if log.exists() else []
         self._events: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.reports = [event for event in self._events if "outcome" in event]
