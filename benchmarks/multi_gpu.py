@@ -55,7 +55,7 @@ from .findings import (
     rounds_for,
     settings_of,
 )
-from .ranks import Ranks, RanksFailed, array_module, multiply, reason, settle
+from .ranks import Ranks, RanksFailed, array_module, multiply, reason, settle, stuck
 
 CHECKED = 4
 """Steps after which two ways to train are compared."""
@@ -384,10 +384,13 @@ def main() -> int:
         "rows": findings.rows,
         "checks": findings.checks,
         "not_measured": findings.missing,
+        "not_ended": stuck,
     }
     if options.out:
         options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     findings.table()
+    for text in stuck:
+        print(text)
     return 0 if findings.sound else 1
 
 

@@ -30,6 +30,23 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 
 
+ENDING = 10.0
+"""Seconds that a killed process may take to end: one that is stuck in a driver never does."""
+
+stuck: list[str] = []
+"""What there is to tell of processes that could not be ended."""
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and wait for its end, though not forever."""
+    process.kill()
+    try:
+        process.wait(ENDING)
+    except subprocess.TimeoutExpired:
+        what = f"process {process.pid} ({' '.join(process.args[1:3])})"
+        stuck.append(f"{what} could not be ended: {ENDING:g} s after it was killed it is still there")
+
+
 class RanksFailed(Exception):
     """The ranks did not answer as they should, and were ended; says why."""
 
@@ -142,9 +159,7 @@ class Ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
         for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            end(process)
             process.stdout.close()
         self._processes, self._errors, self._unread = [], [], []
         self._stack.close()

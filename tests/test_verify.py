@@ -44,6 +44,23 @@ def section(sections, tmp_path):
     return sections.Section("some", "Asks?", "test", 60, str(tmp_path / "found.json"), 1, True)
 
 
+@pytest.fixture
+def stuck(machine):
+    """What is told of processes that do not end; here each stops where it is to be killed."""
+    from benchmarks import ranks
+
+    before, killpg = children(), os.killpg
+    machine.setattr(ranks, "ENDING", 0.5)
+    machine.setattr(os, "killpg", lambda group, _: killpg(group, signal.SIGSTOP))
+    machine.setattr(subprocess.Popen, "kill", lambda process: process.send_signal(signal.SIGSTOP))
+    machine.delattr(subprocess.Popen, "__del__")  # it warns of a process that was not waited for
+    yield ranks.stuck
+    ranks.stuck.clear()
+    for pid in children() - before:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def run(*args):
     return subprocess.run(
         [sys.executable, *RUN, *args], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
@@ -158,6 +175,31 @@ class TestSections:
         assert "TypeError" in check["detail"]
         assert "TypeError" in capfd.readouterr().out
 
+    def test_one_that_cannot_be_ended_is_told(self, verify, stuck):
+        record = verify.run_section({**GIVEN, "settings": {"calls": 8, "cycles": 8}}, 0.1)
+        assert record["not_measured"][-1]["reason"].startswith("it was stopped after")
+        assert "-m benchmarks.gpu.sections) could not be ended" in stuck[0]
+
+    def test_a_program_that_cannot_be_ended_is_told(self, sections, stuck, monkeypatch, tmp_path):
+        (tmp_path / "demos").mkdir()
+        (tmp_path / "demos" / "demo_long.py").write_text("import time\ntime.sleep(99)\n")
+        monkeypatch.setattr(sections, "ROOT", tmp_path)
+        monkeypatch.setattr(sections, "DEMO_SECONDS", 1.0)
+        file = tmp_path / "found.json"
+        given = {**GIVEN, "name": "demos", "file": str(file), "settings": {"pattern": "demo_*.py"}}
+        sections.run(**given)
+        demo, end = json.loads(file.read_text())["checks"]
+        assert demo["detail"].startswith("stopped after 1 s")
+        assert not end["ok"]
+        assert "demo_long.py" in end["detail"]
+
+    def test_ranks_that_cannot_be_ended_are_told(self, stuck):
+        from benchmarks.ranks import Ranks, RanksFailed
+
+        with Ranks(["cpu"], "none", 0.01) as alone, pytest.raises(RanksFailed, match="did not answer"):
+            alone.ask("gemm", size=512, dtype="float32", rounds=1_000_000)
+        assert "-m benchmarks.ranks) could not be ended" in stuck[0]
+
     def test_outcomes_of_tests_are_told(self, sections, section, tmp_path):
         file = tmp_path / "test_some.py"
         file.write_text(
@@ -260,6 +302,7 @@ class TestSections:
                 {**place, "side": "Synkro ÷ DDP, nccl", "unit": "×", "median": 0.99},
             ],
             "not_measured": [{**place, "side": "Synkro", "reason": "it burnt"}],
+            "not_ended": [],
         }
 
         def run_program(command, seconds):
@@ -295,6 +338,7 @@ class TestTheTable:
             "machine": {"gpus": ["NVIDIA H200"], "driver": "580"},
             "environment": surroundings,
             "sections": {"call": section},
+            "not_ended": [],
         }
 
     def test_figures_without_a_target_give_way(self, verify):
@@ -311,6 +355,10 @@ class TestTheTable:
         assert "≤ 1 KB met" in table[-2]
         assert "NVIDIA H200" in table[1]
         assert "NOT A GPU" not in "".join(table)
+
+    def test_processes_that_could_not_be_ended_are_shown(self, verify):
+        text = "process 7 (-m pytest) could not be ended"
+        assert text in verify.table({**self.record([]), "not_ended": [text]})
 
     def test_failures_and_reasons_are_shown(self, verify):
         checks = [

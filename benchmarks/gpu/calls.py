@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import io
 import os
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from ..findings import SYNKRO, Findings, layouts
 from ..multi_gpu import Round
 from ..ranks import Ranks, settle
 from .copies import TIMEOUT, one_worker
-from .sections import take_over
+from .sections import run_program, take_over
 
 if TYPE_CHECKING:
     from .sections import Section
@@ -100,15 +99,10 @@ def call(section: Section, count: int, alone: float, calls: int, runs: int) -> N
 
 def device_memory() -> int:
     """Bytes that are taken of the first GPU, as a process sees it that is there for nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=True,
-    )
-    return int(done.stdout)
+    status, output = run_program([sys.executable, "-c", LOOK], TIMEOUT)
+    if status != 0:
+        raise RuntimeError(f"no process could look at the GPU's memory: {output}")
+    return int(output.split()[-1])
 
 
 def endurance(section: Section, calls: int, cycles: int) -> None:

@@ -25,6 +25,7 @@ from synkro.machine import available_cores
 
 from ..common import ROOT, Report, Samples
 from ..findings import SYNKRO
+from ..ranks import end, stuck
 
 MODULES = {
     "tests": "sections",
@@ -152,19 +153,20 @@ def run_program(command: list[str], seconds: float, **environment: str) -> tuple
     """The exit status, None if it had to be ended, and all that it printed."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
         try:
-            status = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": path, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=max(seconds, 1.0),
-                check=False,
-            ).returncode
+            status = process.wait(max(seconds, 1.0))
         except subprocess.TimeoutExpired:
             status = None
+        finally:
+            end(process)
         output.seek(0)
         return status, output.read().decode(errors="replace")
 
@@ -335,6 +337,7 @@ def training(section: Section, options: list[str]) -> None:
             section.miss("ResNet-50", f"benchmarks.multi_gpu {ended}: {lines[-1]}")
             return
         record = json.loads(file.read_text())
+    stuck.extend(record["not_ended"])
     section.keep("multi_gpu", {key: record[key] for key in ("rows", "checks", "not_measured")})
     for check in record["checks"]:
         section.check(f"{check['layout']}: parameters as {check['peer']}", check["agree"])
@@ -372,14 +375,18 @@ def end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def main() -> None:
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    given = json.loads(sys.argv[1])
-    settings = given.pop("settings")
+def run(settings: dict[str, Any], **given: Any) -> None:
+    """Do a section; *given* is what ``Section`` takes."""
     module = importlib.import_module(f"benchmarks.gpu.{MODULES[given['name']]}")
     function = getattr(module, given["name"])
-    function(Section(text=function.__doc__, **given), **settings)
+    section = Section(text=function.__doc__, **given)
+    try:
+        function(section, **settings)
+    finally:
+        for text in stuck:
+            section.check("all processes end", False, text)
 
 
 if __name__ == "__main__":
-    main()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    run(**json.loads(sys.argv[1]))
