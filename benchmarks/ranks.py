@@ -217,10 +217,11 @@ class Rank:
         return xp
 
     def describe(self) -> dict[str, Any]:
-        """The GPUs of this machine, and the versions of what computes on them."""
+        """The GPUs of this machine, the versions of what computes on them, and what fails and why."""
         gpus: list[str] = []
         versions: dict[str, str] = {}
-        with contextlib.suppress(ImportError):
+        broken: dict[str, str] = {}
+        try:
             import torch
 
             versions["torch"] = torch.__version__
@@ -229,7 +230,9 @@ class Rank:
                 versions["cuda of torch"] = str(torch.version.cuda)
                 versions["nccl of torch"] = str(torch.cuda.nccl.version())
                 versions["cudnn of torch"] = str(torch.backends.cudnn.version())
-        with contextlib.suppress(Exception):  # without a driver CuPy has nothing to say
+        except Exception as error:  # a library that it lacks may be any error
+            broken["torch"] = reason(error)
+        try:
             cupy = array_module("cuda")
             versions["cupy"] = cupy.__version__
             count = cupy.cuda.runtime.getDeviceCount()
@@ -237,8 +240,11 @@ class Rank:
             gpus = gpus or [entry["name"].decode() for entry in properties]
             versions["cuda driver"] = str(cupy.cuda.runtime.driverGetVersion())
             nccl = importlib.import_module("cupy.cuda.nccl")
-            versions["nccl of cupy"] = str(nccl.get_version())
-        return {"gpus": gpus, "versions": versions}
+            if getattr(nccl, "available", True):
+                versions["nccl of cupy"] = str(nccl.get_version())
+        except Exception as error:  # without a driver, too
+            broken["cupy"] = reason(error)
+        return {"gpus": gpus, "versions": versions, "broken": broken}
 
     def gemm(self, size: int, dtype: str, rounds: int) -> float:
         """Seconds for so many products."""

@@ -41,7 +41,7 @@ def sections(machine):
 @pytest.fixture
 def section(sections, tmp_path):
     """A section that has just begun, of a machine with one GPU that torch sees."""
-    return sections.Section("some", "Asks?", "test", 60, str(tmp_path / "found.json"), 1, True)
+    return sections.Section("some", "Asks?", "test", 60, str(tmp_path / "found.json"), 1, True, {})
 
 
 @pytest.fixture
@@ -124,11 +124,26 @@ class TestTheProgram:
         assert "pytest-timeout is missing" in found["notes"][0]
         assert "pytest-timeout is missing" in done.stdout[done.stdout.index("record:") :]
 
+    @pytest.mark.parametrize("error", ["OSError", "RuntimeError", "AttributeError"])
+    def test_goes_on_without_a_broken_torch(self, machine, tmp_path, error):
+        why = f"{error}: libcudart.so.12 is missing"
+        (tmp_path / "torch.py").write_text(f"raise {error}('libcudart.so.12 is missing')\n")
+        machine.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+        out = tmp_path / "record.json"
+        done = run("--only", "training", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        record = json.loads(out.read_text())
+        assert record["machine"]["broken"] == {"torch": why}
+        (miss,) = record["sections"]["training"]["not_measured"]
+        assert miss["reason"] == why
+        assert f"torch: {why}" in done.stdout.splitlines()
+
     def test_refuses_where_there_is_no_gpu(self, machine):
         machine.setenv("CUDA_VISIBLE_DEVICES", "")
         done = run()
         assert done.returncode == 2
         assert "no GPU" in done.stderr
+        assert "cudaErrorNoDevice" in done.stderr
 
     def test_what_does_not_fit_is_listed(self, machine, tmp_path):
         out = tmp_path / "record.json"
@@ -156,7 +171,7 @@ class TestTheProgram:
         assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), 10)
 
 
-GIVEN = {"name": "endurance", "scale": "test", "seconds": 60, "gpus": 1, "torch": False}
+GIVEN = {"name": "endurance", "scale": "test", "seconds": 60, "gpus": 1, "torch": False, "broken": {}}
 
 
 class TestSections:
@@ -257,7 +272,7 @@ class TestSections:
     def test_a_file_leaves_half_of_the_time_to_others(self, sections, tmp_path):
         for name, body in (("test_alone", "time.sleep(99)"), ("test_other", "pass")):
             (tmp_path / f"{name}.py").write_text(f"import time\ndef test_it(): {body}\n")
-        section = sections.Section("some", "Asks?", "test", 8, str(tmp_path / "found.json"), 1, True)
+        section = sections.Section("some", "Asks?", "test", 8, str(tmp_path / "found.json"), 1, True, {})
         sections.tests(section, str(tmp_path / "test_alone.py"), str(tmp_path / "test_*.py"), [])
         assert list(section.record["tests"]["outcomes"].values()) == ["passed"]
         (miss,) = section.record["not_measured"]
@@ -291,6 +306,17 @@ class TestSections:
         (miss,) = section.record["not_measured"]
         assert miss["name"] == "demo_c_lacks"
         assert "no_such_library" in miss["reason"]
+
+    def test_demos_of_a_broken_library_are_not_run(self, sections, section, monkeypatch, tmp_path):
+        (tmp_path / "demos").mkdir()
+        (tmp_path / "demos" / "demo_net.py").write_text("import torch\n")
+        monkeypatch.setattr(sections, "ROOT", tmp_path)
+        section.broken = {"torch": "OSError: libcudart.so.12"}
+        sections.demos(section, "demo_*.py")
+        assert not section.record["checks"]
+        assert section.record["not_measured"] == [
+            {"name": "demo_net", "reason": "torch: OSError: libcudart.so.12"}
+        ]
 
     def test_training_is_judged_by_its_peers(self, sections, section, monkeypatch):
         place = {"layout": "1 GPU", "ranks": 1, "what": "ResNet"}
@@ -335,7 +361,7 @@ class TestTheTable:
             "is_gpu": True,
             "scale": "full",
             "seconds": 1.0,
-            "machine": {"gpus": ["NVIDIA H200"], "driver": "580"},
+            "machine": {"gpus": ["NVIDIA H200"], "driver": "580", "broken": {}},
             "environment": surroundings,
             "sections": {"call": section},
             "not_ended": [],

@@ -98,14 +98,23 @@ class Section(Report):
     Attributes:
         gpus: how many GPUs there are.
         torch: whether torch sees them.
+        broken: why a library cannot be used, by its name.
     """
 
     def __init__(
-        self, name: str, text: str, scale: str, seconds: float, file: str, gpus: int, torch: bool
+        self,
+        name: str,
+        text: str,
+        scale: str,
+        seconds: float,
+        file: str,
+        gpus: int,
+        torch: bool,
+        broken: dict[str, str],
     ) -> None:
         """*file* always has what was found so far; *seconds* is how long the section should take."""
         self._file, self._until = Path(file), time.monotonic() + seconds
-        self.gpus, self.torch = gpus, torch
+        self.gpus, self.torch, self.broken = gpus, torch, broken
         super().__init__(name, text, scale)
         self.record |= {"checks": [], "not_measured": []}
         self._save()
@@ -302,6 +311,9 @@ def demos(section: Section, pattern: str) -> None:
         if section.left() < 5:
             section.miss(demo.stem, "its section had no time left")
             continue
+        if "torch" in section.broken and "import torch" in demo.read_text():
+            section.miss(demo.stem, f"torch: {section.broken['torch']}")
+            continue
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, str(demo), folder]
@@ -322,7 +334,7 @@ def demos(section: Section, pattern: str) -> None:
 def training(section: Section, options: list[str]) -> None:
     """How fast does ResNet-50 train, beside a bare torch loop and DistributedDataParallel?"""
     if not section.torch:
-        section.miss("ResNet-50", "torch sees no GPU")
+        section.miss("ResNet-50", section.broken.get("torch", "torch sees no GPU"))
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "record.json")

@@ -173,6 +173,7 @@ def _head(record: dict[str, Any]) -> list[str]:
         what,
         f"driver {machine['driver']}, {known}, python {surroundings['python']}",
         f"{surroundings['date']}, {commit}, {record['scale']}, {record['seconds']:.0f} s",
+        *(f"{library}: {why}"[:WIDTH] for library, why in machine["broken"].items()),
         *record["not_ended"],
         "",
     ]
@@ -267,7 +268,7 @@ def main() -> int:
     except RanksFailed as error:
         parser.error(f"no process could look for GPUs: {error}")
     if not machine["gpus"]:
-        parser.error("no GPU: neither CuPy nor torch, where they are installed, sees one")
+        parser.error(f"no GPU: neither CuPy nor torch sees one; what fails: {machine['broken']}")
     is_gpu, versions = machine.pop("is_gpu"), machine.pop("versions")
     todo = options.only or list(MODULES)
     surroundings = environment()
@@ -297,6 +298,7 @@ def main() -> int:
             "seconds": share,
             "gpus": len(machine["gpus"]),
             "torch": "cuda of torch" in versions,
+            "broken": machine["broken"],
             "settings": settings_of(name, options, is_gpu),
         }
         limit: float | None = share + GRACE
