@@ -104,13 +104,51 @@ class TestTheProgram:
         done = run("--only", "endurance,collectives,training", "--cycles", "1", "--out", str(out))
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads(out.read_text())["sections"]
-        assert "through host memory" in found["collectives"]["path"]
+        assert list(found["collectives"]["ways"]) == ["through host memory"]
         assert any(
             "growth of device memory" in figure["name"] for figure in found["endurance"]["figures"]
         )
         assert any("all-reduce" in figure["name"] for figure in found["collectives"]["figures"])
         missing = [miss["name"] for miss in found["training"]["not_measured"]]
         assert missing == ["ResNet-50"]
+
+    @pytest.mark.parametrize(
+        ("version", "ways"),
+        [
+            (22800, ["through host memory", "NCCL over loopback sockets"]),
+            (23203, ["NCCL"]),
+        ],
+    )
+    def test_each_way_of_collectives_has_rows_of_its_own(self, machine, tmp_path, version, ways):
+        machine.setenv("FAKE_NCCL_VERSION", str(version))
+        machine.setenv("SYNKRO_NCCL_SOCKETS", "1")  # what is measured is not left to it
+        out = tmp_path / "record.json"
+        done = run("--only", "collectives", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["collectives"]
+        assert list(found["ways"]) == ways
+        sizes = [f"all-reduce, {size}, {way}" for way in ways for size in ("1.0 KB", "64.0 KB")]
+        timed = [figure["name"] for figure in found["figures"] if figure["unit"] == "s"]
+        assert timed == sizes
+        table = done.stdout[done.stdout.index("record:") :]
+        for way in ways:
+            assert f"collectives {way}: 1.0 KB " in table
+            assert f"all-reduce, 64.0 KB, {way} " in table
+
+    def test_a_way_that_cannot_be_is_not_measured(self, machine, tmp_path):
+        machine.setenv("FAKE_NCCL_VERSION", "22800")
+        machine.setenv("FAKE_NCCL", "broken")
+        out = tmp_path / "record.json"
+        done = run("--only", "collectives", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["collectives"]
+        assert list(found["ways"]) == ["through host memory"]
+        (why,) = [
+            miss["reason"]
+            for miss in found["not_measured"]
+            if miss["name"] == "NCCL over loopback sockets"
+        ]
+        assert "NCCL_ERROR_SYSTEM_ERROR" in why
 
     def test_tests_run_where_their_plugins_are_missing(self, machine, tmp_path):
         lacks(machine, tmp_path, "pytest_timeout", "hypothesis")
@@ -320,13 +358,16 @@ class TestSections:
 
     def test_training_is_judged_by_its_peers(self, sections, section, monkeypatch):
         place = {"layout": "1 GPU", "ranks": 1, "what": "ResNet"}
+        both = {"layout": "2 GPUs", "ranks": 2, "what": "ResNet"}
         record = {
             "checks": [{"layout": "1 GPU", "peer": "bare torch", "agree": True}],
             "rows": [
                 {**place, "side": "Synkro", "unit": "images/s", "median": 98.0},
                 {**place, "side": "Synkro ÷ bare torch", "unit": "×", "median": 0.98},
                 {**place, "side": "Synkro ÷ DDP, nccl", "unit": "×", "median": 0.99},
+                {**both, "side": "Synkro ÷ DDP, nccl", "unit": "×", "median": 1.01},
             ],
+            "ways": {"2 GPUs": "through host memory"},
             "not_measured": [{**place, "side": "Synkro", "reason": "it burnt"}],
             "not_ended": [],
         }
@@ -343,6 +384,7 @@ class TestSections:
             "1 GPU: Synkro": None,
             "1 GPU: Synkro ÷ bare torch": True,
             "1 GPU: Synkro ÷ DDP, nccl": False,
+            "2 GPUs, through host memory: Synkro ÷ DDP, nccl": True,
         }
         assert [check["ok"] for check in section.record["checks"]] == [True, False]
 
@@ -381,6 +423,13 @@ class TestTheTable:
         assert "≤ 1 KB met" in table[-2]
         assert "NVIDIA H200" in table[1]
         assert "NOT A GPU" not in "".join(table)
+
+    def test_ways_never_give_way(self, verify):
+        light = [{"name": f"light {number}", "unit": "s", "value": 1.0} for number in range(99)]
+        ways = {"NCCL": ["2 GPUs: NCCL", "NCCL: 1.0 KB 20 us"]}
+        table = verify.table(self.record(light, ways=ways))
+        assert "call        2 GPUs: NCCL" in table
+        assert "call        NCCL: 1.0 KB 20 us" in table
 
     def test_processes_that_could_not_be_ended_are_shown(self, verify):
         text = "process 7 (-m pytest) could not be ended"

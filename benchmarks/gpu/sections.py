@@ -350,11 +350,12 @@ def training(section: Section, options: list[str]) -> None:
             return
         record = json.loads(file.read_text())
     stuck.extend(record["not_ended"])
-    section.keep("multi_gpu", {key: record[key] for key in ("rows", "checks", "not_measured")})
+    section.keep("multi_gpu", {key: record[key] for key in ("rows", "checks", "not_measured", "ways")})
     for check in record["checks"]:
         section.check(f"{check['layout']}: parameters as {check['peer']}", check["agree"])
     for row in record["rows"]:
-        name = f"{row['layout']}: {row['side']}"
+        way = f", {record['ways'][row['layout']]}" if row["ranks"] > 1 else ""
+        name = f"{row['layout']}{way}: {row['side']}"
         if row["unit"] == "images/s":
             section.figure(name, row["median"], row["unit"])
         elif row["side"].startswith(f"{SYNKRO} ÷ {SYNKRO}"):

@@ -193,6 +193,8 @@ def _lines(section: dict[str, Any]) -> list[tuple[bool, str]]:
     for check in section["checks"]:
         if not check["ok"]:
             line(False, f"{check['name']}: {check['detail']}", "FAILED")
+    for texts in section.get("ways", {}).values():
+        lines.extend((False, f"{name:11} {text}"[:WIDTH]) for text in texts)
     for note in section.get("notes", ()):
         lines.append((True, f"{name:11} {note}"[:WIDTH]))
     for figure in section["figures"]:
