@@ -279,6 +279,13 @@ class TestSections:
         assert figures == {"tests passed": 6, "tests failed": 0, "tests skipped": 1}
         assert "1 skipped: Skipped: hypothesis is missing" in section.record["notes"]
 
+    def test_a_file_that_is_skipped_is_told(self, sections, section, tmp_path):
+        file = tmp_path / "test_some.py"
+        file.write_text("import pytest\npytest.importorskip('no_such', reason='needs some library')\n")
+        sections.tests(section, "none", str(file), [])
+        assert section.record["figures"][2]["value"] == 1
+        assert "1 skipped: Skipped: needs some library" in section.record["notes"]
+
     def test_a_test_that_fails_only_beside_others_is_told(self, sections, section, tmp_path):
         file = tmp_path / "test_some.py"
         file.write_text(

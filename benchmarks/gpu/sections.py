@@ -277,17 +277,20 @@ class _Log:
         self._write(selected=len(session.items))
 
     def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self._write(test=report.nodeid, outcome="failed", why=report.longreprtext)
+        if not report.passed:
+            self._tell(report)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(started=nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
-            skipped = report.outcome == "skipped" and isinstance(report.longrepr, tuple)
-            why = report.longrepr[2] if skipped else report.longreprtext
-            self._write(test=report.nodeid, outcome=report.outcome, why=why)
+            self._tell(report)
+
+    def _tell(self, report: Any) -> None:
+        skipped = report.outcome == "skipped" and isinstance(report.longrepr, tuple)
+        why = report.longrepr[2] if skipped else report.longreprtext
+        self._write(test=report.nodeid, outcome=report.outcome, why=why)
 
 
 def pytest_configure(config: Any) -> None:
