@@ -180,12 +180,14 @@ class Findings:
         rows: one figure of one side each, or a ratio of two sides' speeds.
         checks: comparisons of numbers, not of speed.
         missing: what was not measured, with the reason.
+        ways: on which way workers on GPUs reduced arrays, by layout.
     """
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
         self.missing: list[dict[str, Any]] = []
+        self.ways: dict[str, str] = {}
 
     def speeds(
         self,

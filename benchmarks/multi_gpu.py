@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import signal
 import sys
@@ -40,6 +41,7 @@ from typing import Any
 import numpy as np
 
 import synkro
+from synkro.devices.gpus import visible, why_not_nccl
 from synkro.machine import readable_bytes
 
 from .common import Samples, Side, environment
@@ -55,13 +57,16 @@ from .findings import (
     rounds_for,
     settings_of,
 )
-from .ranks import Ranks, RanksFailed, array_module, multiply, reason, settle
+from .ranks import Ranks, RanksFailed, array_module, multiply, reason, settle, stuck
 
 CHECKED = 4
 """Steps after which two ways to train are compared."""
 
 TIMEOUT = 90.0
 """Seconds that one call may take."""
+
+HOSTED, LINKED, LOOPBACK = "through host memory", "NCCL", "NCCL over loopback sockets"
+"""The ways on which workers on GPUs reduce arrays."""
 
 
 class WrongResult(Exception):
@@ -74,6 +79,7 @@ class Round:
     Attributes:
         alone: one process on the first device.
         bare: as many processes as there are workers, without Synkro.
+        refused: why the bare processes do not reduce arrays, once they have failed.
         until: when the section should end.
     """
 
@@ -81,7 +87,7 @@ class Round:
         self, layout: Layout, settings: argparse.Namespace, findings: Findings, alone: Ranks
     ) -> None:
         self.layout, self.settings, self.findings, self.alone = layout, settings, findings, alone
-        self.until = 0.0
+        self.until, self.refused = 0.0, ""
         self.bare = Ranks(layout.devices, "nccl" if layout.kind == "cuda" else "gloo", TIMEOUT)
 
     def run(self, section: str, seconds: float) -> None:
@@ -134,7 +140,6 @@ class Round:
 
     def all_reduce(self) -> None:
         peer = f"torch.distributed, {self.bare.backend}"
-        refused = ""
         for nbytes, until in self.shares(self.settings.sizes):
             what = f"all-reduce, {readable_bytes(nbytes)}"
             function = all_reducer(self.layout, nbytes // 4)
@@ -143,13 +148,13 @@ class Round:
                 function(1)
                 rounds = rounds_for(self.settings.turn, max(function(1)), 100)
             sides = [Side(SYNKRO, lambda f=function, k=rounds: max(f(k)), own_clock=True)]
-            if refused:
-                self.miss("all_reduce", what, peer, refused)
+            if self.refused:
+                self.miss("all_reduce", what, peer, self.refused)
             else:
                 sides.append(self.bare_side(peer, "all_reduce", count=nbytes // 4, rounds=rounds))
             samples = self.alternate("all_reduce", what, sides, until)
-            if peer not in samples and not refused:
-                refused = self.findings.reason(peer)
+            if peer not in samples and not self.refused:
+                self.refused = self.findings.reason(peer)
             for place, unit in enumerate(("GB/s algbw", "GB/s busbw")[: self.layout.size]):
                 speed = lambda s, n=nbytes, k=place: bandwidths(n, s, self.layout.size)[k]  # noqa: E731
                 self.findings.speeds("all_reduce", self.layout, what, unit, samples, speed)
@@ -328,6 +333,24 @@ def seconds_a_step(train: Callable[[int], float], calls: int, steps: int) -> flo
 # ── the program ──────────────────────────────────────────────────────────────────────────────────
 
 
+def fork(layout: Layout) -> tuple[str, str]:
+    """Start Synkro's workers on GPUs: the way on which they reduce arrays, and that in words."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        synkro.fork(devices=list(layout.devices), threads_per_worker=1, timeout=TIMEOUT)
+    for line in said.getvalue().splitlines():
+        if HOSTED in line:
+            return HOSTED, f"{layout}: {line}"
+    way = LINKED if nccl_serves(layout, {}) else LOOPBACK
+    return way, f"{layout}: {way}"
+
+
+def nccl_serves(layout: Layout, environment: dict[str, str]) -> bool:
+    """Whether NCCL is to connect ranks on these GPUs, in such an environment."""
+    found = visible()
+    gpus = [found.gpus[int(device.removeprefix("cuda:"))] for device in layout.devices]
+    return not why_not_nccl(gpus, found.nccl, environment)
+
+
 def measure(settings: argparse.Namespace, gpus: int, findings: Findings, alone: Ranks) -> None:
     start = time.monotonic()
     todo = layouts(gpus if settings.device == "cuda" else 0, settings.ranks)
@@ -336,9 +359,13 @@ def measure(settings: argparse.Namespace, gpus: int, findings: Findings, alone: 
         print(f"\n{layout}", flush=True)
         with contextlib.ExitStack() as stack:
             try:
-                devices = list(layout.devices)
                 stack.callback(synkro.close)
-                synkro.fork(devices=devices, threads_per_worker=1, timeout=TIMEOUT, verbose=False)
+                if layout.kind == "cuda" and layout.size > 1:
+                    findings.ways[str(layout)], text = fork(layout)
+                    print(f"  {text}", flush=True)
+                else:
+                    devices = list(layout.devices)
+                    synkro.fork(devices=devices, threads_per_worker=1, timeout=TIMEOUT, verbose=False)
             except synkro.SynkroError as error:
                 for section in settings.only:
                     findings.miss(section, layout, "all of it", "all", f"no workers: {reason(error)}")
@@ -384,10 +411,14 @@ def main() -> int:
         "rows": findings.rows,
         "checks": findings.checks,
         "not_measured": findings.missing,
+        "ways": findings.ways,
+        "not_ended": stuck,
     }
     if options.out:
         options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     findings.table()
+    for text in stuck:
+        print(text)
     return 0 if findings.sound else 1
 
 

@@ -30,6 +30,23 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 
 
+ENDING = 10.0
+"""Seconds that a killed process may take to end: one that is stuck in a driver never does."""
+
+stuck: list[str] = []
+"""What there is to tell of processes that could not be ended."""
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and wait for its end, though not forever."""
+    process.kill()
+    try:
+        process.wait(ENDING)
+    except subprocess.TimeoutExpired:
+        what = f"process {process.pid} ({' '.join(process.args[1:3])})"
+        stuck.append(f"{what} could not be ended: {ENDING:g} s after it was killed it is still there")
+
+
 class RanksFailed(Exception):
     """The ranks did not answer as they should, and were ended; says why."""
 
@@ -142,9 +159,7 @@ class Ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
         for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            end(process)
             process.stdout.close()
         self._processes, self._errors, self._unread = [], [], []
         self._stack.close()
@@ -202,10 +217,11 @@ class Rank:
         return xp
 
     def describe(self) -> dict[str, Any]:
-        """The GPUs of this machine, and the versions of what computes on them."""
+        """The GPUs of this machine, the versions of what computes on them, and what fails and why."""
         gpus: list[str] = []
         versions: dict[str, str] = {}
-        with contextlib.suppress(ImportError):
+        broken: dict[str, str] = {}
+        try:
             import torch
 
             versions["torch"] = torch.__version__
@@ -214,7 +230,9 @@ class Rank:
                 versions["cuda of torch"] = str(torch.version.cuda)
                 versions["nccl of torch"] = str(torch.cuda.nccl.version())
                 versions["cudnn of torch"] = str(torch.backends.cudnn.version())
-        with contextlib.suppress(Exception):  # without a driver CuPy has nothing to say
+        except Exception as error:  # a library that it lacks may be any error
+            broken["torch"] = reason(error)
+        try:
             cupy = array_module("cuda")
             versions["cupy"] = cupy.__version__
             count = cupy.cuda.runtime.getDeviceCount()
@@ -222,8 +240,11 @@ class Rank:
             gpus = gpus or [entry["name"].decode() for entry in properties]
             versions["cuda driver"] = str(cupy.cuda.runtime.driverGetVersion())
             nccl = importlib.import_module("cupy.cuda.nccl")
-            versions["nccl of cupy"] = str(nccl.get_version())
-        return {"gpus": gpus, "versions": versions}
+            if getattr(nccl, "available", True):
+                versions["nccl of cupy"] = str(nccl.get_version())
+        except Exception as error:  # without a driver, too
+            broken["cupy"] = reason(error)
+        return {"gpus": gpus, "versions": versions, "broken": broken}
 
     def gemm(self, size: int, dtype: str, rounds: int) -> float:
         """Seconds for so many products."""

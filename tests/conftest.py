@@ -28,6 +28,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell star
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser, pluginmanager):
+    """Where pytest-timeout is missing, the tests run without the limit that it would set them."""
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "seconds that a test may take, for pytest-timeout")
+
+
 def pytest_collection_finish(session):
     """What was imported stays: the collections before and after each test need not walk it again."""
     gc.collect()

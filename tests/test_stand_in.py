@@ -341,8 +341,8 @@ class TestMachine:
         import cupy
         from cupy.cuda import runtime
         try:
-            buses = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
-            print(buses, runtime.contexts())
+            there = [runtime.deviceGetPCIBusId(i) for i in range(runtime.getDeviceCount())]
+            print(there, runtime.contexts())
         except runtime.CUDARuntimeError as error:
             print(error)
     """
@@ -350,9 +350,9 @@ class TestMachine:
     @pytest.mark.parametrize(
         ("env", "expected"),
         [
-            ({}, "['0000:83:00.0', '0000:84:00.0'] []"),
-            ({"CUDA_VISIBLE_DEVICES": "1,0"}, "['0000:84:00.0', '0000:83:00.0'] []"),
-            ({"CUDA_VISIBLE_DEVICES": "1,7,0"}, "['0000:84:00.0'] []"),
+            ({}, "['0000:00:1B.0', '0000:00:1C.0'] []"),
+            ({"CUDA_VISIBLE_DEVICES": "1,0"}, "['0000:00:1C.0', '0000:00:1B.0'] []"),
+            ({"CUDA_VISIBLE_DEVICES": "1,7,0"}, "['0000:00:1C.0'] []"),
             ({"CUDA_VISIBLE_DEVICES": "-1"}, "cudaErrorNoDevice: no CUDA-capable device is detected"),
             (
                 {"FAKE_CUDA_DRIVER": "old"},

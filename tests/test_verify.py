@@ -41,13 +41,37 @@ def sections(machine):
 @pytest.fixture
 def section(sections, tmp_path):
     """A section that has just begun, of a machine with one GPU that torch sees."""
-    return sections.Section("some", "Asks?", "test", 60, str(tmp_path / "found.json"), 1, True)
+    return sections.Section("some", "Asks?", "test", 60, str(tmp_path / "found.json"), 1, True, {})
+
+
+@pytest.fixture
+def stuck(machine):
+    """What is told of processes that do not end; here each stops where it is to be killed."""
+    from benchmarks import ranks
+
+    before, killpg = children(), os.killpg
+    machine.setattr(ranks, "ENDING", 0.5)
+    machine.setattr(os, "killpg", lambda group, _: killpg(group, signal.SIGSTOP))
+    machine.setattr(subprocess.Popen, "kill", lambda process: process.send_signal(signal.SIGSTOP))
+    machine.delattr(subprocess.Popen, "__del__")  # it warns of a process that was not waited for
+    yield ranks.stuck
+    ranks.stuck.clear()
+    for pid in children() - before:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def run(*args):
     return subprocess.run(
         [sys.executable, *RUN, *args], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
+
+
+def lacks(machine, folder, *modules):
+    """In processes that start from now on these modules are not there, and pytest has no plugins."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({modules})\n")
+    machine.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
+    machine.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 class TestTheProgram:
@@ -80,7 +104,7 @@ class TestTheProgram:
         done = run("--only", "endurance,collectives,training", "--cycles", "1", "--out", str(out))
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads(out.read_text())["sections"]
-        assert "through host memory" in found["collectives"]["path"]
+        assert list(found["collectives"]["ways"]) == ["through host memory"]
         assert any(
             "growth of device memory" in figure["name"] for figure in found["endurance"]["figures"]
         )
@@ -88,11 +112,76 @@ class TestTheProgram:
         missing = [miss["name"] for miss in found["training"]["not_measured"]]
         assert missing == ["ResNet-50"]
 
+    @pytest.mark.parametrize(
+        ("version", "ways"),
+        [
+            (22800, ["through host memory", "NCCL over loopback sockets"]),
+            (23203, ["NCCL"]),
+        ],
+    )
+    def test_each_way_of_collectives_has_rows_of_its_own(self, machine, tmp_path, version, ways):
+        machine.setenv("FAKE_NCCL_VERSION", str(version))
+        machine.setenv("SYNKRO_NCCL_SOCKETS", "1")  # what is measured is not left to it
+        out = tmp_path / "record.json"
+        done = run("--only", "collectives", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["collectives"]
+        assert list(found["ways"]) == ways
+        sizes = [f"all-reduce, {size}, {way}" for way in ways for size in ("1.0 KB", "64.0 KB")]
+        timed = [figure["name"] for figure in found["figures"] if figure["unit"] == "s"]
+        assert timed == sizes
+        table = done.stdout[done.stdout.index("record:") :]
+        for way in ways:
+            assert f"collectives {way}: 1.0 KB " in table
+            assert f"all-reduce, 64.0 KB, {way} " in table
+
+    def test_a_way_that_cannot_be_is_not_measured(self, machine, tmp_path):
+        machine.setenv("FAKE_NCCL_VERSION", "22800")
+        machine.setenv("FAKE_NCCL", "broken")
+        out = tmp_path / "record.json"
+        done = run("--only", "collectives", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["collectives"]
+        assert list(found["ways"]) == ["through host memory"]
+        (why,) = [
+            miss["reason"]
+            for miss in found["not_measured"]
+            if miss["name"] == "NCCL over loopback sockets"
+        ]
+        assert "NCCL_ERROR_SYSTEM_ERROR" in why
+
+    def test_tests_run_where_their_plugins_are_missing(self, machine, tmp_path):
+        lacks(machine, tmp_path, "pytest_timeout", "hypothesis")
+        out = tmp_path / "record.json"
+        done = run("--only", "tests", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(out.read_text())["sections"]["tests"]
+        figures = {figure["name"]: figure["value"] for figure in found["figures"]}
+        assert figures["tests passed"] > 10
+        assert figures["tests failed"] == 0
+        assert "pytest-timeout is missing" in found["notes"][0]
+        assert "pytest-timeout is missing" in done.stdout[done.stdout.index("record:") :]
+
+    @pytest.mark.parametrize("error", ["OSError", "RuntimeError", "AttributeError"])
+    def test_goes_on_without_a_broken_torch(self, machine, tmp_path, error):
+        why = f"{error}: libcudart.so.12 is missing"
+        (tmp_path / "torch.py").write_text(f"raise {error}('libcudart.so.12 is missing')\n")
+        machine.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+        out = tmp_path / "record.json"
+        done = run("--only", "training", "--out", str(out))
+        assert done.returncode == 0, done.stdout + done.stderr
+        record = json.loads(out.read_text())
+        assert record["machine"]["broken"] == {"torch": why}
+        (miss,) = record["sections"]["training"]["not_measured"]
+        assert miss["reason"] == why
+        assert f"torch: {why}" in done.stdout.splitlines()
+
     def test_refuses_where_there_is_no_gpu(self, machine):
         machine.setenv("CUDA_VISIBLE_DEVICES", "")
         done = run()
         assert done.returncode == 2
         assert "no GPU" in done.stderr
+        assert "cudaErrorNoDevice" in done.stderr
 
     def test_what_does_not_fit_is_listed(self, machine, tmp_path):
         out = tmp_path / "record.json"
@@ -120,7 +209,7 @@ class TestTheProgram:
         assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), 10)
 
 
-GIVEN = {"name": "endurance", "scale": "test", "seconds": 60, "gpus": 1, "torch": False}
+GIVEN = {"name": "endurance", "scale": "test", "seconds": 60, "gpus": 1, "torch": False, "broken": {}}
 
 
 class TestSections:
@@ -139,6 +228,31 @@ class TestSections:
         assert "TypeError" in check["detail"]
         assert "TypeError" in capfd.readouterr().out
 
+    def test_one_that_cannot_be_ended_is_told(self, verify, stuck):
+        record = verify.run_section({**GIVEN, "settings": {"calls": 8, "cycles": 8}}, 0.1)
+        assert record["not_measured"][-1]["reason"].startswith("it was stopped after")
+        assert "-m benchmarks.gpu.sections) could not be ended" in stuck[0]
+
+    def test_a_program_that_cannot_be_ended_is_told(self, sections, stuck, monkeypatch, tmp_path):
+        (tmp_path / "demos").mkdir()
+        (tmp_path / "demos" / "demo_long.py").write_text("import time\ntime.sleep(99)\n")
+        monkeypatch.setattr(sections, "ROOT", tmp_path)
+        monkeypatch.setattr(sections, "DEMO_SECONDS", 1.0)
+        file = tmp_path / "found.json"
+        given = {**GIVEN, "name": "demos", "file": str(file), "settings": {"pattern": "demo_*.py"}}
+        sections.run(**given)
+        demo, end = json.loads(file.read_text())["checks"]
+        assert demo["detail"].startswith("stopped after 1 s")
+        assert not end["ok"]
+        assert "demo_long.py" in end["detail"]
+
+    def test_ranks_that_cannot_be_ended_are_told(self, stuck):
+        from benchmarks.ranks import Ranks, RanksFailed
+
+        with Ranks(["cpu"], "none", 0.01) as alone, pytest.raises(RanksFailed, match="did not answer"):
+            alone.ask("gemm", size=512, dtype="float32", rounds=1_000_000)
+        assert "-m benchmarks.ranks) could not be ended" in stuck[0]
+
     def test_outcomes_of_tests_are_told(self, sections, section, tmp_path):
         file = tmp_path / "test_some.py"
         file.write_text(
@@ -156,6 +270,21 @@ class TestSections:
         assert not check["ok"]
         assert "1 == 2" in section.record["tests"]["failures"][check["name"]]
         assert "1 skipped: Skipped: no such thing here" in section.record["notes"]
+
+    def test_only_what_needs_a_missing_library_is_skipped(self, sections, section, machine, tmp_path):
+        lacks(machine, tmp_path, "hypothesis")
+        chosen = "stand-in-two and (test_scalars or test_all_operations)"
+        sections.tests(section, "none", "tests/gpu/test_exact.py", ["-k", chosen])
+        figures = {figure["name"]: figure["value"] for figure in section.record["figures"]}
+        assert figures == {"tests passed": 6, "tests failed": 0, "tests skipped": 1}
+        assert "1 skipped: Skipped: hypothesis is missing" in section.record["notes"]
+
+    def test_a_file_that_is_skipped_is_told(self, sections, section, tmp_path):
+        file = tmp_path / "test_some.py"
+        file.write_text("import pytest\npytest.importorskip('no_such', reason='needs some library')\n")
+        sections.tests(section, "none", str(file), [])
+        assert section.record["figures"][2]["value"] == 1
+        assert "1 skipped: Skipped: needs some library" in section.record["notes"]
 
     def test_a_test_that_fails_only_beside_others_is_told(self, sections, section, tmp_path):
         file = tmp_path / "test_some.py"
@@ -178,12 +307,22 @@ class TestSections:
         file.write_text(
             "import time\ndef test_a(): pass\ndef test_b(): time.sleep(99)\ndef test_c(): pass\n"
         )
-        monkeypatch.setattr(section, "left", lambda: 5.0)
+        monkeypatch.setattr(section, "left", lambda: 8.0)
         sections.tests(section, "none", str(file), [])
         assert not section.record["checks"]
         (miss,) = section.record["not_measured"]
         assert miss["name"] == "test_some.py: 2 of 3 tests"
         assert miss["reason"].endswith("test_some.py::test_b")
+
+    def test_a_file_leaves_half_of_the_time_to_others(self, sections, tmp_path):
+        for name, body in (("test_alone", "time.sleep(99)"), ("test_other", "pass")):
+            (tmp_path / f"{name}.py").write_text(f"import time\ndef test_it(): {body}\n")
+        section = sections.Section("some", "Asks?", "test", 8, str(tmp_path / "found.json"), 1, True, {})
+        sections.tests(section, str(tmp_path / "test_alone.py"), str(tmp_path / "test_*.py"), [])
+        assert list(section.record["tests"]["outcomes"].values()) == ["passed"]
+        (miss,) = section.record["not_measured"]
+        assert miss["name"] == "test_alone.py: 1 of 1 tests"
+        assert section.left() > 0
 
     def test_a_pytest_that_does_not_start_has_failed(self, sections, section, tmp_path):
         (tmp_path / "test_some.py").touch()
@@ -213,16 +352,31 @@ class TestSections:
         assert miss["name"] == "demo_c_lacks"
         assert "no_such_library" in miss["reason"]
 
+    def test_demos_of_a_broken_library_are_not_run(self, sections, section, monkeypatch, tmp_path):
+        (tmp_path / "demos").mkdir()
+        (tmp_path / "demos" / "demo_net.py").write_text("import torch\n")
+        monkeypatch.setattr(sections, "ROOT", tmp_path)
+        section.broken = {"torch": "OSError: libcudart.so.12"}
+        sections.demos(section, "demo_*.py")
+        assert not section.record["checks"]
+        assert section.record["not_measured"] == [
+            {"name": "demo_net", "reason": "torch: OSError: libcudart.so.12"}
+        ]
+
     def test_training_is_judged_by_its_peers(self, sections, section, monkeypatch):
         place = {"layout": "1 GPU", "ranks": 1, "what": "ResNet"}
+        both = {"layout": "2 GPUs", "ranks": 2, "what": "ResNet"}
         record = {
             "checks": [{"layout": "1 GPU", "peer": "bare torch", "agree": True}],
             "rows": [
                 {**place, "side": "Synkro", "unit": "images/s", "median": 98.0},
                 {**place, "side": "Synkro ÷ bare torch", "unit": "×", "median": 0.98},
                 {**place, "side": "Synkro ÷ DDP, nccl", "unit": "×", "median": 0.99},
+                {**both, "side": "Synkro ÷ DDP, nccl", "unit": "×", "median": 1.01},
             ],
+            "ways": {"2 GPUs": "through host memory"},
             "not_measured": [{**place, "side": "Synkro", "reason": "it burnt"}],
+            "not_ended": [],
         }
 
         def run_program(command, seconds):
@@ -237,6 +391,7 @@ class TestSections:
             "1 GPU: Synkro": None,
             "1 GPU: Synkro ÷ bare torch": True,
             "1 GPU: Synkro ÷ DDP, nccl": False,
+            "2 GPUs, through host memory: Synkro ÷ DDP, nccl": True,
         }
         assert [check["ok"] for check in section.record["checks"]] == [True, False]
 
@@ -255,9 +410,10 @@ class TestTheTable:
             "is_gpu": True,
             "scale": "full",
             "seconds": 1.0,
-            "machine": {"gpus": ["NVIDIA H200"], "driver": "580"},
+            "machine": {"gpus": ["NVIDIA H200"], "driver": "580", "broken": {}},
             "environment": surroundings,
             "sections": {"call": section},
+            "not_ended": [],
         }
 
     def test_figures_without_a_target_give_way(self, verify):
@@ -274,6 +430,17 @@ class TestTheTable:
         assert "≤ 1 KB met" in table[-2]
         assert "NVIDIA H200" in table[1]
         assert "NOT A GPU" not in "".join(table)
+
+    def test_ways_never_give_way(self, verify):
+        light = [{"name": f"light {number}", "unit": "s", "value": 1.0} for number in range(99)]
+        ways = {"NCCL": ["2 GPUs: NCCL", "NCCL: 1.0 KB 20 us"]}
+        table = verify.table(self.record(light, ways=ways))
+        assert "call        2 GPUs: NCCL" in table
+        assert "call        NCCL: 1.0 KB 20 us" in table
+
+    def test_processes_that_could_not_be_ended_are_shown(self, verify):
+        text = "process 7 (-m pytest) could not be ended"
+        assert text in verify.table({**self.record([]), "not_ended": [text]})
 
     def test_failures_and_reasons_are_shown(self, verify):
         checks = [

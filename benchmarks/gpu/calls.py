@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -14,15 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import synkro
+from synkro.devices.gpus import SOCKETS
 from synkro.machine import readable_bytes
 
-from ..common import Side, paired
+from ..common import Side, paired, readable
 from ..endurance import census
 from ..findings import SYNKRO, Findings, layouts
-from ..multi_gpu import Round
+from ..multi_gpu import LOOPBACK, Round, fork, nccl_serves
 from ..ranks import Ranks, settle
 from .copies import TIMEOUT, one_worker
-from .sections import take_over
+from .sections import run_program, take_over
 
 if TYPE_CHECKING:
     from .sections import Section
@@ -100,15 +99,10 @@ def call(section: Section, count: int, alone: float, calls: int, runs: int) -> N
 
 def device_memory() -> int:
     """Bytes that are taken of the first GPU, as a process sees it that is there for nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOOK],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=True,
-    )
-    return int(done.stdout)
+    status, output = run_program([sys.executable, "-c", LOOK], TIMEOUT)
+    if status != 0:
+        raise RuntimeError(f"no process could look at the GPU's memory: {output}")
+    return int(output.split()[-1])
 
 
 def endurance(section: Section, calls: int, cycles: int) -> None:
@@ -194,44 +188,59 @@ def growth(section: Section, title: str, before: dict[str, int], after: dict[str
 def collectives(section: Section, sizes: list[int], turn: float, runs: list[int]) -> None:
     """How fast do ranks add up an array, beside NCCL without Synkro?
 
-    Where NCCL does not serve several ranks on one GPU: beside a copy from the device to pinned memory.
+    Where NCCL does not serve several ranks on one GPU, beside a copy from the device to pinned memory;
+    and both ways are measured, through host memory and over loopback sockets.
     """
     (layout,) = layouts(section.gpus, [max(2, section.gpus)])
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # for the bare one; from NCCL 2.30 on
-    said, findings = io.StringIO(), Findings()
+    settings = argparse.Namespace(sizes=sizes, turn=turn, runs=runs)
+    there = Round(layout, settings, Findings(), alone=None)
+    with Ranks(layout.devices, "nccl", max(5.0, section.left() / 2)) as there.bare:
+        both = not nccl_serves(layout, {}) and nccl_serves(layout, {SOCKETS: "1"})
+        os.environ[SOCKETS] = ""
+        one_way(section, there, section.left() / (1 + both))
+        if both:
+            os.environ[SOCKETS] = "1"
+            one_way(section, there, section.left())
+
+
+def one_way(section: Section, there: Round, seconds: float) -> None:
+    """On which way Synkro's ranks reduce arrays, and how fast they do; in so many seconds."""
+    there.findings = findings = Findings()
+    copies, ways, times = {}, section.record.setdefault("ways", {}), []
     with contextlib.ExitStack() as stack:
         stack.callback(synkro.close)
-        with contextlib.redirect_stderr(said):
-            synkro.fork(devices=list(layout.devices), threads_per_worker=1, timeout=TIMEOUT)
-        hosted = [line for line in said.getvalue().splitlines() if "through host memory" in line]
-        path = hosted[0] if hosted else f"{layout}: NCCL connects the ranks"
-        section.keep("path", path)
-        section.note(path)
+        start = time.monotonic()
+        way, text = fork(there.layout)
+        if way in ways:
+            section.miss(LOOPBACK, text)
+            return
+        ways[way] = [text]
         copy = synkro.function(copy_out, bcast_inputs=["nbytes"], outputs=None)
-        copies = {}
-        for nbytes in sizes:
+        for nbytes in there.settings.sizes:
             side = Side("copy", lambda n=nbytes: max(copy(n)), own_clock=True)
-            copies[f"all-reduce, {readable_bytes(nbytes)}"] = nbytes, paired([side], runs[0])["copy"]
-        section.keep("copies", {what: seconds for what, (_, seconds) in copies.items()})
-        settings = argparse.Namespace(sizes=sizes, turn=turn, runs=runs)
-        there = Round(layout, settings, findings, alone=None)
-        there.bare = stack.enter_context(Ranks(layout.devices, "nccl", max(5.0, section.left() / 2)))
-        there.run("all_reduce", section.left() - 8)
-        section.keep("all_reduce", findings.rows)
+            seen = paired([side], there.settings.runs[0])["copy"]
+            copies[f"all-reduce, {readable_bytes(nbytes)}"] = nbytes, seen
+        section.keep(f"copies, {way}", {what: seen for what, (_, seen) in copies.items()})
+        there.run("all_reduce", start + seconds - 8 - time.monotonic())
+    section.keep(f"all_reduce, {way}", findings.rows)
     speeds = [row for row in findings.rows if "GB/s algbw" in (row["unit"], row.get("of"))]
     for what, (nbytes, copied) in copies.items():
         found = {row["side"]: row["median"] for row in speeds if row["what"] == what}
         if SYNKRO not in found:
             continue
-        seconds = nbytes / 1e9 / found[SYNKRO]
-        section.figure(what, seconds, "s")
+        taken = nbytes / 1e9 / found[SYNKRO]
+        section.figure(f"{what}, {way}", taken, "s")
+        times.append(f"{readable_bytes(nbytes)} {readable(taken, 's')}")
         beside = [side for side in found if side.startswith(f"{SYNKRO} ÷")]
         for side in beside:
             peer = side.removeprefix(f"{SYNKRO} ÷ ")
-            section.figure(f"{what}: time ÷ {peer}", 1 / found[side], "×", at_most=1.05)
+            section.figure(f"{what}, {way}: time ÷ {peer}", 1 / found[side], "×", at_most=1.05)
         if not beside:
-            section.figure(f"{what}: time ÷ copy to the host", seconds / np.median(copied), "×")
-    take_over(section, findings.missing)
+            section.figure(f"{what}, {way}: time ÷ copy to the host", taken / np.median(copied), "×")
+    ways[way].append(f"{way}: {', '.join(times)}")
+    missing = [{**miss, "layout": f"{miss['layout']}, {way}"} for miss in findings.missing]
+    take_over(section, missing)
 
 
 def copy_out(nbytes):

@@ -7,7 +7,7 @@ with all that it started when its time is over.  What was found until then stays
 from __future__ import annotations
 
 import glob
-import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -25,6 +25,7 @@ from synkro.machine import available_cores
 
 from ..common import ROOT, Report, Samples
 from ..findings import SYNKRO
+from ..ranks import end, stuck
 
 MODULES = {
     "tests": "sections",
@@ -97,14 +98,23 @@ class Section(Report):
     Attributes:
         gpus: how many GPUs there are.
         torch: whether torch sees them.
+        broken: why a library cannot be used, by its name.
     """
 
     def __init__(
-        self, name: str, text: str, scale: str, seconds: float, file: str, gpus: int, torch: bool
+        self,
+        name: str,
+        text: str,
+        scale: str,
+        seconds: float,
+        file: str,
+        gpus: int,
+        torch: bool,
+        broken: dict[str, str],
     ) -> None:
         """*file* always has what was found so far; *seconds* is how long the section should take."""
         self._file, self._until = Path(file), time.monotonic() + seconds
-        self.gpus, self.torch = gpus, torch
+        self.gpus, self.torch, self.broken = gpus, torch, broken
         super().__init__(name, text, scale)
         self.record |= {"checks": [], "not_measured": []}
         self._save()
@@ -152,19 +162,20 @@ def run_program(command: list[str], seconds: float, **environment: str) -> tuple
     """The exit status, None if it had to be ended, and all that it printed."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
         try:
-            status = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": path, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=max(seconds, 1.0),
-                check=False,
-            ).returncode
+            status = process.wait(max(seconds, 1.0))
         except subprocess.TimeoutExpired:
             status = None
+        finally:
+            end(process)
         output.seek(0)
         return status, output.read().decode(errors="replace")
 
@@ -176,14 +187,14 @@ class _Run:
     """What came of some tests: pytest's *status* (None: ended by us), its output, and each test's."""
 
     def __init__(self, section: Section, file: str, names: list[str], options: list[str]) -> None:
-        """Run the tests of these *names* in a file, or all of it."""
+        """Run the tests of these *names* in a file, or all of it, in half of the time that is left."""
         self.file = file
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
             chosen = [f"{file}::{name.partition('::')[2]}" for name in names] or [file]
             command = [sys.executable, "-m", "pytest", *chosen, *options, "-o", "timeout=60"]
             command += ["-p", "no:cacheprovider", "-p", "benchmarks.gpu.sections"]
-            self.status, self.output = run_program(command, section.left(), **{LOG: str(log)})
+            self.status, self.output = run_program(command, section.left() / 2, **{LOG: str(log)})
             lines = log.read_text().splitlines() if log.exists() else []
         self._events: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.reports = [event for event in self._events if "outcome" in event]
@@ -215,6 +226,8 @@ def tests(section: Section, alone: str, together: str, options: list[str]) -> No
     The other files run several at a time, since they wait for interpreters to start; what fails there is
     tried again by itself, for it may have met another's shared memory.
     """
+    if importlib.util.find_spec("pytest_timeout") is None:
+        section.note("pytest-timeout is missing: a test that hangs takes the time of its file")
     files = [file for file in sorted(glob.glob(str(ROOT / together))) if file != str(ROOT / alone)]
     runs = [_Run(section, str(ROOT / alone), [], options)] if (ROOT / alone).is_file() else []
     with ThreadPoolExecutor(min(4, max(2, available_cores() // 4))) as threads:
@@ -264,17 +277,20 @@ class _Log:
         self._write(selected=len(session.items))
 
     def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self._write(test=report.nodeid, outcome="failed", why=report.longreprtext)
+        if not report.passed:
+            self._tell(report)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._write(started=nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
-            skipped = report.outcome == "skipped" and isinstance(report.longrepr, tuple)
-            why = report.longrepr[2] if skipped else report.longreprtext
-            self._write(test=report.nodeid, outcome=report.outcome, why=why)
+            self._tell(report)
+
+    def _tell(self, report: Any) -> None:
+        skipped = report.outcome == "skipped" and isinstance(report.longrepr, tuple)
+        why = report.longrepr[2] if skipped else report.longreprtext
+        self._write(test=report.nodeid, outcome=report.outcome, why=why)
 
 
 def pytest_configure(config: Any) -> None:
@@ -298,6 +314,9 @@ def demos(section: Section, pattern: str) -> None:
         if section.left() < 5:
             section.miss(demo.stem, "its section had no time left")
             continue
+        if "torch" in section.broken and "import torch" in demo.read_text():
+            section.miss(demo.stem, f"torch: {section.broken['torch']}")
+            continue
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, str(demo), folder]
@@ -318,7 +337,7 @@ def demos(section: Section, pattern: str) -> None:
 def training(section: Section, options: list[str]) -> None:
     """How fast does ResNet-50 train, beside a bare torch loop and DistributedDataParallel?"""
     if not section.torch:
-        section.miss("ResNet-50", "torch sees no GPU")
+        section.miss("ResNet-50", section.broken.get("torch", "torch sees no GPU"))
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "record.json")
@@ -333,11 +352,13 @@ def training(section: Section, options: list[str]) -> None:
             section.miss("ResNet-50", f"benchmarks.multi_gpu {ended}: {lines[-1]}")
             return
         record = json.loads(file.read_text())
-    section.keep("multi_gpu", {key: record[key] for key in ("rows", "checks", "not_measured")})
+    stuck.extend(record["not_ended"])
+    section.keep("multi_gpu", {key: record[key] for key in ("rows", "checks", "not_measured", "ways")})
     for check in record["checks"]:
         section.check(f"{check['layout']}: parameters as {check['peer']}", check["agree"])
     for row in record["rows"]:
-        name = f"{row['layout']}: {row['side']}"
+        way = f", {record['ways'][row['layout']]}" if row["ranks"] > 1 else ""
+        name = f"{row['layout']}{way}: {row['side']}"
         if row["unit"] == "images/s":
             section.figure(name, row["median"], row["unit"])
         elif row["side"].startswith(f"{SYNKRO} ÷ {SYNKRO}"):
@@ -370,14 +391,18 @@ def end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def main() -> None:
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    given = json.loads(sys.argv[1])
-    settings = given.pop("settings")
+def run(settings: dict[str, Any], **given: Any) -> None:
+    """Do a section; *given* is what ``Section`` takes."""
     module = importlib.import_module(f"benchmarks.gpu.{MODULES[given['name']]}")
     function = getattr(module, given["name"])
-    function(Section(text=function.__doc__, **given), **settings)
+    section = Section(text=function.__doc__, **given)
+    try:
+        function(section, **settings)
+    finally:
+        for text in stuck:
+            section.check("all processes end", False, text)
 
 
 if __name__ == "__main__":
-    main()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    run(**json.loads(sys.argv[1]))

@@ -14,9 +14,9 @@ the reason.  A short table comes last, and a record as JSON: a full run on a GPU
 ``benchmarks/results/gpu.json``, others what ``--out`` says.  The record is there from the first section
 on, so that a run that is ended leaves what it found.
 
-Exit status 1: a test, a demo or a comparison failed, or a section broke.  A target of speed that is
-missed is no failure.  On the tests' stand-in for CuPy all of it runs as well, tiny, to show that it
-works; the record and the table say that this was no GPU, and judge no figure.
+Exit status 1: a test, a demo or a comparison failed, a section broke, or a process could not be ended.
+A target of speed that is missed is no failure.  On the tests' stand-in for CuPy all of it runs as well,
+tiny, to show that it works; the record and the table say that this was no GPU, and judge no figure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from ..common import ROOT, environment, readable
-from ..ranks import Ranks, RanksFailed
-from .sections import FULL, MODULES, QUICK, STAND_IN
+from ..ranks import Ranks, RanksFailed, end, stuck
+from .sections import FULL, MODULES, QUICK, STAND_IN, run_program
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 
@@ -57,8 +57,8 @@ SHARES = {
 LEAST = 5.0
 """Seconds without which no section begins."""
 
-GRACE = 10.0
-"""Seconds that a section may be late."""
+GRACE = 25.0
+"""Seconds that a section may be late: it may have to wait for processes that do not end."""
 
 LINES = 60
 """That the table has at most …"""
@@ -90,7 +90,7 @@ def run_section(given: dict[str, Any], limit: float | None) -> dict[str, Any]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it started
             process.stdin.close()
-            status = process.wait()
+            end(process)
         record = json.loads(file.read_text()) if file.exists() else {"question": given["name"]}
         record = {"checks": [], "figures": [], "not_measured": [], **record}
         record["seconds"] = round(time.monotonic() - start, 1)
@@ -99,7 +99,7 @@ def run_section(given: dict[str, Any], limit: float | None) -> dict[str, Any]:
     if not ended:
         why = f"it was stopped after {record['seconds']:.0f} s"
         record["not_measured"].append({"name": "what was left", "reason": why})
-    elif status:
+    elif status := process.returncode:
         print("\n".join(said[-25:]), flush=True)
         record["errors"] = said[-100:]
         detail = f"exit status {status}: {said[-1] if said else 'it said nothing'}"
@@ -134,9 +134,9 @@ def _driver() -> str | None:
     """The version of NVIDIA's driver."""
     if shutil.which("nvidia-smi"):
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        with contextlib.suppress(subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-            return (done.stdout.split() or [None])[0]
+        status, output = run_program(command, 60)
+        if status == 0:
+            return (output.split() or [None])[0]
     with contextlib.suppress(OSError):
         return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     return None
@@ -173,6 +173,8 @@ def _head(record: dict[str, Any]) -> list[str]:
         what,
         f"driver {machine['driver']}, {known}, python {surroundings['python']}",
         f"{surroundings['date']}, {commit}, {record['scale']}, {record['seconds']:.0f} s",
+        *(f"{library}: {why}"[:WIDTH] for library, why in machine["broken"].items()),
+        *record["not_ended"],
         "",
     ]
 
@@ -191,6 +193,8 @@ def _lines(section: dict[str, Any]) -> list[tuple[bool, str]]:
     for check in section["checks"]:
         if not check["ok"]:
             line(False, f"{check['name']}: {check['detail']}", "FAILED")
+    for texts in section.get("ways", {}).values():
+        lines.extend((False, f"{name:11} {text}"[:WIDTH]) for text in texts)
     for note in section.get("notes", ()):
         lines.append((True, f"{name:11} {note}"[:WIDTH]))
     for figure in section["figures"]:
@@ -266,7 +270,7 @@ def main() -> int:
     except RanksFailed as error:
         parser.error(f"no process could look for GPUs: {error}")
     if not machine["gpus"]:
-        parser.error("no GPU: neither CuPy nor torch, where they are installed, sees one")
+        parser.error(f"no GPU: neither CuPy nor torch sees one; what fails: {machine['broken']}")
     is_gpu, versions = machine.pop("is_gpu"), machine.pop("versions")
     todo = options.only or list(MODULES)
     surroundings = environment()
@@ -281,6 +285,7 @@ def main() -> int:
         "environment": surroundings,
         "seconds": 0.0,
         "sections": {},
+        "not_ended": stuck,
     }
     out = options.out
     if out is None and is_gpu and not options.quick and not options.only:
@@ -295,6 +300,7 @@ def main() -> int:
             "seconds": share,
             "gpus": len(machine["gpus"]),
             "torch": "cuda of torch" in versions,
+            "broken": machine["broken"],
             "settings": settings_of(name, options, is_gpu),
         }
         limit: float | None = share + GRACE
@@ -317,7 +323,7 @@ def main() -> int:
         print(f"\nrecord: {out}")
     print("\n".join(table(record)), flush=True)
     checks = [check for section in record["sections"].values() for check in section["checks"]]
-    return 0 if all(check["ok"] for check in checks) else 1
+    return 0 if all(check["ok"] for check in checks) and not stuck else 1
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import synkro as synk
 import test_exact as cpu
@@ -18,7 +16,7 @@ cloudpickle.register_pickle_by_value(cpu)
 
 OPS, FUNCTIONS, EVERYTHING = cpu.OPS, cpu.FUNCTIONS, cpu.EVERYTHING
 DTYPES = [dtype for dtype in cpu.DTYPES if dtype != "g"]  # GPUs know no longer floats
-moderate = cpu.moderate
+given, moderate, st = cpu.given, cpu.moderate, cpu.st
 
 
 @pytest.fixture(scope="module", params=MOST)

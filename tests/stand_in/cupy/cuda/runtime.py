@@ -63,8 +63,8 @@ _ATTRIBUTES = {
     "CanMapHostMemory": 1,
     "ComputeMode": 0,
     "ConcurrentKernels": 1,
-    "PciBusId": 0,  # differs from device to device
-    "PciDeviceId": 0,
+    "PciBusId": 0,
+    "PciDeviceId": 0,  # differs from device to device
     "AsyncEngineCount": 2,
     "UnifiedAddressing": 1,
     "PciDomainId": 0,
@@ -76,7 +76,7 @@ _ATTRIBUTES = {
     "PageableMemoryAccessUsesHostPageTables": 0,
     "HostRegisterReadOnlySupported": 1,
 }
-_FIRST_BUS = 0x83
+_FIRST_PLACE = 0x1B  # on one bus, as in many virtual machines
 _HOST, _DEVICE = "host", "device"
 _SIDES = {  # what dst and src must be for a kind of copy
     memcpyHostToHost: (_HOST, _HOST),
@@ -157,19 +157,19 @@ def deviceGetAttribute(attrib, device):
     names = {globals()[f"cudaDevAttr{name}"]: name for name in _ATTRIBUTES}
     if attrib not in names:
         raise CUDARuntimeError(_machine.INVALID_VALUE)
-    if attrib == cudaDevAttrPciBusId:
-        return _FIRST_BUS + _machine.devices()[device]
+    if attrib == cudaDevAttrPciDeviceId:
+        return _FIRST_PLACE + _machine.devices()[device]
     return _ATTRIBUTES[names[attrib]]
 
 
 def deviceGetPCIBusId(device):
     """The address of a device on the bus, by which processes can compare devices."""
-    return f"0000:{deviceGetAttribute(cudaDevAttrPciBusId, device):02X}:00.0"
+    return f"0000:00:{deviceGetAttribute(cudaDevAttrPciDeviceId, device):02X}.0"
 
 
 def getDeviceProperties(device):
     """What the device is called and can do."""
-    bus = deviceGetAttribute(cudaDevAttrPciBusId, device)
+    place = deviceGetAttribute(cudaDevAttrPciDeviceId, device)
     return {
         "name": b"Stand-in",
         "totalGlobalMem": _machine.capacity(),
@@ -180,11 +180,11 @@ def getDeviceProperties(device):
         "integrated": 0,
         "computeMode": 0,
         "asyncEngineCount": _ATTRIBUTES["AsyncEngineCount"],
-        "pciBusID": bus,
-        "pciDeviceID": 0,
+        "pciBusID": 0,
+        "pciDeviceID": place,
         "pciDomainID": 0,
         "pageableMemoryAccess": 0,
-        "uuid": bytes([bus]) * 16,
+        "uuid": bytes([place]) * 16,
     }
 
 
