@@ -1,5 +1,7 @@
 """What GPU workers need that can be checked without a GPU: tables, bookkeeping, arithmetic."""
 
+import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from conftest import children
 from synkro.comms.ops import OPERATIONS
 from synkro.comms.wire import CARRIED, carrier, decode, encode
+from synkro.devices import gpus
 from synkro.devices.base import Source
 from synkro.devices.choice import Assignment, choose
 from synkro.devices.gpus import SOCKETS, Gpu, Visible, nccl_environment, why_not_nccl
@@ -298,3 +302,28 @@ class TestNcclEnvironment:
         indices = [str(index) for index in placement.indices]
         assert [each["JAX_CUDA_VISIBLE_DEVICES"] for each in environments] == indices
         assert {each["XLA_PYTHON_CLIENT_PREALLOCATE"] for each in environments} == {"false"}
+
+
+class TestLookingForGpus:
+    @pytest.fixture
+    def slow_cupy(self, tmp_path, monkeypatch):
+        """A CuPy whose import takes longer than Synkro waits."""
+        (tmp_path / "cupy.py").write_text("import time\ntime.sleep(60)\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(gpus, "_PATIENCE", 0.2)
+        monkeypatch.setattr(gpus, "_ENDING", 0.2)
+
+    def test_a_driver_that_does_not_answer(self, slow_cupy):
+        before = children()
+        assert gpus.visible().reason == "CUDA did not come up within 0.2 s"
+        assert children() <= before
+
+    def test_a_driver_in_which_a_process_is_stuck(self, slow_cupy, monkeypatch):
+        """As where it waits in the kernel: then it cannot even be killed."""
+        stuck, kill = [], subprocess.Popen.kill
+        monkeypatch.setattr(subprocess.Popen, "kill", lambda process: stuck.append(process))
+        begun = time.monotonic()
+        assert "did not come up" in gpus.visible().reason
+        assert time.monotonic() - begun < 10
+        kill(stuck[0])
+        stuck[0].wait(10)

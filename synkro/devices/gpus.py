@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from ..machine import interpreter
 
 _PATIENCE = 60.0  # seconds that CUDA may take to come up
+_ENDING = 5.0  # … and a process to end that was killed
 _INSUFFICIENT = "cudaErrorInsufficientDriver"
 _SEVERAL_RANKS = 23_000
 """NCCL's version from which on ranks may share a GPU …"""
@@ -62,23 +64,25 @@ def visible() -> Visible:
 @functools.lru_cache(8)
 def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Visible:
     command = interpreter("from synkro.devices.cuda import describe; describe()")
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-            start_new_session=True,
-            check=False,
-        )
+        said, errors = process.communicate(timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
         return Visible((), 0, f"CUDA did not come up within {_PATIENCE:g} s")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    finally:
+        _end(process)
+    if process.returncode:
+        last = (errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
         return Visible((), 0, f"CuPy cannot be used ({last})")
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(said.splitlines()[-1])
     if "reason" in told:
         if told["reason"].startswith(_INSUFFICIENT):
             return Visible((), 0, _why_no_driver(*told["versions"]))
@@ -87,6 +91,16 @@ def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Vi
         return Visible((), 0, f"CUDA finds no GPU ({told['reason']}{hint})")
     gpus = tuple(Gpu(index, **properties) for index, properties in enumerate(told["gpus"]))
     return Visible(gpus, told["nccl"], "" if gpus else "CUDA finds no GPU")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a process, if it has not ended; one that is stuck in a driver may never end."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def _why_no_driver(driver: int, runtime: int) -> str:
