@@ -350,3 +350,17 @@ def test_many_calls_do_not_grow(machine):
         after = memory()
         assert after[1] == before[1]
         assert after[0] - before[0] < 4 * MB
+
+
+def test_more_than_two_ranks_on_one_gpu_go_through_host_memory(make_believe, capsys):
+    make_believe.set(FAKE_NCCL_VERSION="23203")
+    with make_believe.session(["cuda:0"] * 2 + ["cuda:1"], verbose=True) as session:
+        assert "through host memory" not in capsys.readouterr().err
+        assert total(session) == 7
+    with make_believe.session(["cuda:1"] + ["cuda:0"] * 3, verbose=True) as session:
+        said = capsys.readouterr().err
+        assert "through host memory, as NCCL may lock up with more than two ranks on one GPU" in said
+        assert "one has 3" in said
+        assert total(session) == 7
+        f = session.function(lambda: synk.all_reduce(synk.xp().ones(3), "sum"), outputs="max")
+        assert f().tolist() == [4] * 3

@@ -256,3 +256,39 @@ def test_where_one_rank_cannot_connect_all_go_through_host_memory_at_once(pair):
     )
     assert known() == [-1, -1]
     assert works(pair)
+
+
+def test_a_communicator_that_is_made_too_late_is_ended_by_its_own_thread(pair):
+    """Nobody else can reach it: whoever asked for it has given it up."""
+
+    def run():
+        import threading
+        from types import SimpleNamespace
+
+        from cupy.cuda import nccl
+
+        from synkro.comms import nccl as watched
+
+        let, ended = threading.Event(), threading.Event()
+
+        class Slow:
+            def __init__(self, *_):
+                let.wait()
+                self.maker = threading.get_ident()
+
+            def abort(self):
+                assert self.maker == threading.get_ident()
+                ended.set()
+
+        before = nccl.NcclCommunicator, watched.PATIENCE
+        nccl.NcclCommunicator, watched.PATIENCE = Slow, 0.2
+        try:
+            with pytest.raises(synk.CollectiveError, match="NCCL did not connect 2 ranks within"):
+                watched.Link(bytes(128), 0, 2, SimpleNamespace(overtaken=lambda: False), 0)
+        finally:
+            nccl.NcclCommunicator, watched.PATIENCE = before
+        let.set()
+        assert ended.wait(10)
+
+    pair.function(run, outputs=[])()
+    assert works(pair)
