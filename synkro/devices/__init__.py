@@ -1,10 +1,12 @@
 """What a worker computes on: its array module, and how arrays get there and back.
 
-base     the interface
-cpu      NumPy in the worker's own memory
-cuda     a GPU, through CuPy
-pins     which host memory is pinned for it
-portions inputs that pass through small pinned buffers
-gpus     which GPUs there are, found out without touching them here
-choice   which devices a session uses: ``devices=``, ``SYNKRO_DEVICES``, context-name maps
+base      the interface
+cpu       NumPy in the worker's own memory
+cuda      a GPU, through CuPy
+pins      which host memory is pinned for it
+portions  arrays that pass through small pinned buffers
+kept      which inputs it still has a copy of
+gpus      which GPUs there are, found out without touching them here
+choice    which devices a session uses: ``devices=``, ``SYNKRO_DEVICES``, context-name maps
+placement what each worker gets to know of that, and what the user reads
 """
