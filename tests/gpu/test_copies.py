@@ -1,4 +1,4 @@
-"""How arrays come to a make-believe GPU and leave it: in order, pinned, without waiting."""
+"""How arrays come to a GPU and leave it: in order, in its byte order, pinned, without waiting."""
 
 import sys
 import types
@@ -16,7 +16,14 @@ POISON = 0xAB
 
 
 @pytest.fixture
-def session(make_believe):
+def session(machine):
+    with machine.session(["cuda:0"]) as session:
+        yield session
+
+
+@pytest.fixture
+def watched(make_believe):
+    """A session on a make-believe GPU, which counts."""
     with make_believe.session(["cuda:0"]) as session:
         yield session
 
@@ -92,7 +99,7 @@ def test_a_tensor_with_a_history_is_taken_without_it(session):
     assert total.tolist() == [5] * 3
 
 
-def test_an_array_of_another_library_may_still_be_computed(make_believe):
+def test_an_array_of_another_library_may_still_be_computed(machine):
     """Its library computes on a stream of its own, of which its interface need not tell."""
 
     def late(keep):
@@ -113,7 +120,7 @@ def test_an_array_of_another_library_may_still_be_computed(make_believe):
         keep = []
         return synk.all_reduce(late(keep), "sum"), synk.all_gather(late(keep))
 
-    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+    with machine.session() as session:
         for total, gathered in session.function(run, outputs=None)():
             assert total.tolist() == [2] * 1000
             assert gathered.tolist() == [1] * 2000
@@ -156,11 +163,11 @@ def test_data_are_native_on_gpus_and_files_as_they_are(session, tmp_path):
     assert session.function(lambda x: x.sum(), outputs="sum")(x) == 10
 
 
-def test_big_endian_values_of_variables(make_believe, tmp_path):
+def test_big_endian_values_of_variables(machine, tmp_path):
     values = np.arange(5, dtype=">f8")
     np.save(tmp_path / "v.npy", values)
     mapped = np.load(tmp_path / "v.npy", mmap_mode="r")
-    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+    with machine.session() as session:
         double = session.function(lambda: w.value * 2, outputs=None)
         w = session.shared(values)
         assert [each.tolist() for each in double()] == [[0, 2, 4, 6, 8]] * 2
@@ -179,15 +186,15 @@ def test_big_endian_values_of_variables(make_believe, tmp_path):
 # ── through pinned memory, without waiting ───────────────────────────────────────────────────────
 
 
-def test_the_host_does_not_wait_for_inputs(session):
+def test_the_host_does_not_wait_for_inputs(watched):
     """A function begins before its piece has arrived: what it computes waits on the GPU."""
 
     def f(x):
         arrived = x._a.tobytes()[0] != POISON
         return x.sum(), int(arrived)
 
-    f = session.function(f, outputs=("sum", "max"))
-    x = session.data(np.ones((4096, 8)))
+    f = watched.function(f, outputs=("sum", "max"))
+    x = watched.data(np.ones((4096, 8)))
     for slices in (1, 4):
         for _ in range(2):
             total, arrived = f(x, num_slices=slices)
@@ -197,11 +204,11 @@ def test_the_host_does_not_wait_for_inputs(session):
 
 @pytest.mark.parametrize("columns", [1, 5000])
 @pytest.mark.parametrize("op", ["sum", "gather", None])
-def test_outputs_leave_through_pinned_memory(session, op, columns):
-    f = session.function(lambda x: x + 1, outputs=op)
-    x = session.data(np.ones((64, columns)))
+def test_outputs_leave_through_pinned_memory(watched, op, columns):
+    f = watched.function(lambda x: x + 1, outputs=op)
+    x = watched.data(np.ones((64, columns)))
     for slices in (1, 4):
-        grown = differences(session, lambda slices=slices: f(x, num_slices=slices))
+        grown = differences(watched, lambda slices=slices: f(x, num_slices=slices))
         assert grown["pageable"] == 0, grown
         assert grown["pinned"] > 0
 
@@ -220,10 +227,10 @@ def test_collectives_through_host_memory_use_pinned_memory(make_believe):
     assert grown["pinned"] >= 6 << 21
 
 
-def test_memory_is_unpinned_before_it_is_unmapped(session):
-    f = session.function(lambda x: x.sum(), outputs="sum")
-    x = session.data(np.ones(1 << 16))
-    pinned = differences(session, lambda: f(session.data(x[:])))["registrations"]
+def test_memory_is_unpinned_before_it_is_unmapped(watched):
+    f = watched.function(lambda x: x.sum(), outputs="sum")
+    x = watched.data(np.ones(1 << 16))
+    pinned = differences(watched, lambda: f(watched.data(x[:])))["registrations"]
     assert pinned == 1
     x.free_memory()
     assert f(np.ones(5)) == 5
