@@ -1,6 +1,8 @@
 """What GPU workers need that can be checked without a GPU: tables, bookkeeping, arithmetic."""
 
+import contextlib
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -107,6 +109,22 @@ class TestPins:
         assert not pins.pinned(memory[:64])
         pins.forget(7)
         assert len(calls) == 2
+
+    def test_threads_that_ask_at_once_pin_once(self):
+        both, asked = threading.Barrier(2), []
+
+        def register(address, nbytes):
+            asked.append(address)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.3)  # for the other thread, if it comes this far
+            return True
+
+        memory = np.zeros(PINNED_FROM, np.uint8)
+        pins = Pins(register, lambda address: None)
+        pins.mapped(1, memory)
+        with ThreadPoolExecutor(2) as threads:
+            assert all(threads.map(pins.pinned, [memory[:8], memory[8:]]))
+        assert asked == [memory.ctypes.data]
 
     def test_what_cannot_be_pinned_is_tried_once_and_never_undone(self):
         memory = np.zeros(PINNED_FROM, np.uint8)
