@@ -108,8 +108,11 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
     except ValueError as error:
         raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
     except TypeError as error:
-        advice = "copy it there first, with .get(). " * hasattr(value, "__cuda_array_interface__")
-        raise InvalidType(f"{called} is no array in host memory: {advice}{error}") from None
+        if hasattr(value, "__cuda_array_interface__"):
+            raise InvalidType(
+                f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
+            ) from None
+        raise InvalidType(f"{called} needs an array in host memory: {error}") from None
     if not is_numeric(array.dtype) and not hasattr(value, "dtype"):
         raise InvalidType(
             f"{called} cannot have the dtype {array.dtype}: expected bools, integers, floats or complex "

@@ -24,6 +24,7 @@ from .comms.base import Communicator
 from .comms.ops import OPERATIONS
 from .devices.base import Device, Source
 from .errors import OutputError
+from .foreign import library_instead
 from .frontends.base import FrontEnd
 from .group import fitted
 from .ipc.interrupts import atomic
@@ -86,7 +87,9 @@ class PreparedCall:
         self._everyone = tuple(range(len(plan.spans)))
         self._spans = _pieces(plan, replica.rank)
         self._sliced = [replica.variables[number] for number in plan.sliced]
-        self._libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
+        libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
+        instead = None if replica.device.xp is np else library_instead(self._spec.fn)
+        self._libraries = tuple([library or instead for library in libraries])
         changing = isinstance(plan.selection, Picked) or replica.device.pins
         self._pieces = None if changing else self._sources()
         self._fixed = list(self._arguments()) if self._stands() else None

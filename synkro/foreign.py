@@ -63,6 +63,16 @@ def module_of(fn: Any) -> Any:
     return fn if _is(fn, "torch.nn", "Module") else None
 
 
+def library_instead(fn: Any) -> str | None:
+    """Whose arrays *fn* takes instead of CuPy's: "numpy" (numba's functions), "jax" (those of
+    ``jax.jit``), or None."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if _is(fn, "jax.stages", "Wrapped"):
+        return "jax"
+    return "numpy" if is_numba(fn) else None
+
+
 def lives_on_a_device(value: Any) -> bool:
     """Whether *value* is what ``move`` takes: a module of PyTorch's, or an optimizer."""
     return _is(value, "torch.nn", "Module") or _is(value, "torch.optim", "Optimizer")
@@ -138,7 +148,11 @@ def host_array(value: Any) -> Any:
 
 def handed(array: Any, library: str | None) -> Any:
     """*array*, NumPy's or CuPy's, as an array of *library* (None: as it is), over the same memory where
-    that can be."""
+    that can be.  PyTorch and JAX know the machine's byte order only."""
+    if library in ("torch", "jax") and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if library == "numpy" and hasattr(array, "__cuda_array_interface__"):
+        return array.get()
     if library == "torch":
         return _tensor(array)
     if library == "jax":

@@ -151,16 +151,15 @@ class Worker:
         replica = self._replica
         usage = isinstance(error, UsageError) and not replica.in_function
         text = "".join(traceback.format_exception(error))
-        failed = Failed(
+        traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
+        return Failed(
             function=replica.function,
-            summary=_summary(error) + replica.device.advice(error),
+            summary=_summary(error) + replica.device.advice(error, replica.function is not None),
             traceback=text[-_TEXT_LIMIT:],
             pickled=_pickled(error),
             usage=usage,
             strays=isinstance(error, CollectiveError) and error.strays,
         )
-        traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
-        return failed
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interruptible and atomic.depth:

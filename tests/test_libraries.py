@@ -249,6 +249,20 @@ class TestTorch:
             False,
         )
 
+    def test_big_endian_arrays_become_native_tensors(self, session, tmp_path):
+        import torch
+
+        rows = ROWS.astype(">f8")
+        np.save(tmp_path / "rows.npy", rows)
+        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+
+        def f(x: torch.Tensor):
+            return x * 2
+
+        f = session.function(f, outputs="gather")
+        for x in (rows, session.data(rows), mapped, session.data(mapped)):
+            np.testing.assert_array_equal(f(x, num_slices=2), rows * 2)
+
     @pytest.mark.parametrize("annotation", ["torch.Tensor | None", "Optional[torch.Tensor]", None])
     def test_annotations_of_what_may_be_none(self, session, annotation):
         import torch

@@ -122,5 +122,8 @@ class Device(ABC):
         """After *error*: what happened to the device, if it is of no more use to this process."""
 
     @abstractmethod
-    def advice(self, error: BaseException) -> str:
-        """What to do against *error*, if that is the device's to say, else an empty text."""
+    def advice(self, error: BaseException, in_call: bool) -> str:
+        """What to do against *error*, if that is the device's to say, else an empty text.
+
+        *in_call* says whether it came in the call of a function, whose rows can be sliced.
+        """

@@ -74,7 +74,7 @@ class CpuDevice(Device):
     def lost(self, error: BaseException) -> str | None:
         return None
 
-    def advice(self, error: BaseException) -> str:
+    def advice(self, error: BaseException, in_call: bool) -> str:
         return ""
 
 

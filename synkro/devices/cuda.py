@@ -32,6 +32,7 @@ from ..foreign import handed, move
 from ..machine import readable_bytes
 from ..variable import Variable
 from .base import Array, Device, Source
+from .hints import hint
 from .kept import Kept
 from .pins import Pins
 from .portions import empty, fill, portions
@@ -260,31 +261,15 @@ class CudaDevice(Device):
             return str(broken)
         return None
 
-    def advice(self, error: BaseException) -> str:
-        if isinstance(error, TypeError) and "numpy.ndarray" in str(error):
-            return (
-                " (a NumPy array met one on the GPU: make constants with synkro.xp().asarray(…), or "
-                "broadcast them, and use .value of variables)"
-            )
-        if isinstance(error, TypeError) and "conversion to a NumPy array" in str(error):
-            return (
-                " (a function for NumPy arrays got one on the GPU: take it from synkro.xp(), or copy "
-                "the array with .get())"
-            )
-        if isinstance(error, RuntimeError) and "tensors to be on the same device" in str(error):
-            return (
-                " (modules that a function brings along are moved to the GPU, tensors are not: move "
-                "them, with .to(x.device), or make them arguments)"
-            )
+    def advice(self, error: BaseException, in_call: bool) -> str:
         if type(error).__name__ != "OutOfMemoryError":  # CuPy's, PyTorch's
-            return ""
+            return hint(error)
         self._kept.clear()
         cupy.get_default_memory_pool().free_all_blocks()
         free, total = self.memory()
-        return (
-            f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free once the "
-            f"call is over: if the rows fill it, compute them in more pieces, with num_slices=)"
-        )
+        room = f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free now"
+        sliced = ": if the rows fill it, compute them in more pieces, with num_slices="
+        return f"{room}{sliced if in_call else ''})"
 
 
 class _Feeding:

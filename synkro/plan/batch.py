@@ -106,7 +106,7 @@ def select_any(batch: Any, rows: int, name: str) -> Selection:
         raise InvalidType(f"{name} cannot be a masked array: give the indices, or a mask of bools.")
     try:
         given = np.asarray(batch)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # as where it lies on a GPU
         raise InvalidType(f"{name} is not a 1-d array of ints or bools: {error}") from None
     if given.ndim == 0:
         return Strided(0, 1, _length(batch, rows, name))

@@ -11,6 +11,7 @@ from failing import Watch
 from gpu.conftest import crews, serving
 from synkro import world
 from synkro.engine import State
+from synkro.errors import InvalidType
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -40,6 +41,46 @@ def test_out_of_memory_is_told_and_the_next_call_works(make_believe):
             assert "OutOfMemoryError" in message or "out of memory" in message.lower()
             assert (f(x, num_slices=32) == 3 * 4096).all()
         assert session.state is State.READY
+
+
+def test_what_is_free_does_not_count_what_the_failed_call_held(make_believe):
+    make_believe.set(FAKE_CUDA_MEMORY=16 * MB)
+    with make_believe.session(["cuda:0"]) as session:
+
+        def f(x):
+            kept = synk.xp().ones(MB)  # 8 MB, and 12 more do not fit
+            return kept.sum() + synk.xp().ones(3 * MB // 2).sum()
+
+        with pytest.raises(synk.WorkerError, match=r"16\.0 MB, of which 16\.0 MB are free now"):
+            session.function(f, outputs="sum")(np.ones((4096, 64)))
+
+
+def test_arrays_on_gpus_have_no_place_in_the_main_process(session):
+    """What they would be is not to be seen here: CuPy never comes into this process."""
+
+    class OnTheGpu:
+        __cuda_array_interface__ = None
+        shape, dtype = (3,), np.dtype("f8")
+
+        def __array__(self, dtype=None, copy=None):
+            raise TypeError("Implicit conversion to a NumPy array is not allowed. Use `.get()`.")
+
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    for use in (f, session.data, session.shared, lambda x: session.data(np.ones(3)).set_value(x)):
+        with pytest.raises(InvalidType, match=r"needs an array in host memory, .* with \.get\(\)"):
+            use(OnTheGpu())
+    with pytest.raises(InvalidType, match=r"batch is not a 1-d array of ints or bools: .*\.get"):
+        f(np.ones(5), batch=OnTheGpu())
+
+
+def test_writing_an_array_of_the_host_into_one_of_the_gpu(session):
+    def f(x):
+        y = x.copy()
+        y[:] = np.zeros(y.shape)
+        return y.sum()
+
+    with pytest.raises(synk.WorkerError, match=r"take synkro\.xp\(\)\.asarray\(…\) of it first"):
+        session.function(f, outputs="sum")(np.ones((40, 3)))
 
 
 def test_out_of_memory_in_the_function(machine):
@@ -88,8 +129,10 @@ def test_out_of_memory_while_a_collective_is_prepared(make_believe):
 def test_a_variable_that_does_not_fit(make_believe):
     make_believe.set(FAKE_CUDA_MEMORY=4 * MB)
     with make_believe.session(["cuda:0", "cuda:1"]) as session:
-        with pytest.raises(synk.SynkroError, match="memory"):
+        with pytest.raises(synk.SynkroError, match="memory") as caught:
             session.shared(np.zeros(MB))  # 8 MB
+        assert "4.0 MB are free now" in str(caught.value)
+        assert "num_slices" not in str(caught.value)  # where there is no call to slice
         w = session.shared(np.ones(1000))
         f = session.function(lambda: w.value.sum(), outputs="sum")
         assert f() == 2000

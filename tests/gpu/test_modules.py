@@ -123,3 +123,27 @@ def test_tensors_that_come_along_are_not_moved_and_that_is_said(machine):
         f = session.function(lambda x: torch.as_tensor(x) @ weights, outputs="gather")
         with pytest.raises(synk.WorkerError, match=r"make them arguments"):
             f(np.ones((3, 4), "f4"))
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_functions_of_jax_and_numba_get_arrays_that_they_take(machine, slices):
+    jax = pytest.importorskip("jax", reason="needs JAX (the extra jax)")
+    numba = pytest.importorskip("numba", reason="needs numba")
+    total = jax.jit(lambda x, y: {"x": (x * y["a"]).sum(), "y": y["b"].sum()})
+    rows = np.arange(60, dtype="f4").reshape(20, 3)
+
+    @numba.njit
+    def longest(x):
+        best = 0.0
+        for row in x:
+            best = max(best, (row * row).sum())
+        return best
+
+    with machine.session() as session:
+        f = session.function(total, inputs=["x"], bcast_inputs=["y"], outputs="sum")
+        g = session.function(longest, outputs="max")
+        for x in (rows, session.data(rows), rows.astype(">f4")):
+            found = f(x, {"a": 2.0, "b": np.ones(3, ">f4")}, num_slices=slices)
+            assert found["x"] == 2 * rows.sum()
+            assert found["y"] == 3 * 2 * slices
+            assert g(x, num_slices=slices) == (rows[-1] ** 2).sum()

@@ -1,0 +1,38 @@
+"""What to do where arrays of the host and of the GPU met."""
+
+from __future__ import annotations
+
+
+def hint(error: BaseException) -> str:
+    """What to do against *error*, in brackets, or an empty text."""
+    said = str(error)
+    hints = (what for kind, words, what in _HINTS if isinstance(error, kind) and words in said)
+    return next((f" ({what})" for what in hints), "")
+
+
+_HINTS: tuple[tuple[type[Exception], str, str], ...] = (
+    (
+        TypeError,
+        "numpy.ndarray",
+        "a NumPy array met one on the GPU: make constants with synkro.xp().asarray(…), or broadcast "
+        "them, and use .value of variables",
+    ),
+    (
+        ValueError,
+        "non-scalar numpy.ndarray",
+        "a NumPy array cannot be written to one on the GPU: take synkro.xp().asarray(…) of it first",
+    ),
+    (
+        TypeError,
+        "conversion to a NumPy array",
+        "a function for NumPy arrays got one on the GPU: take it from synkro.xp(), or copy the array "
+        "with .get()",
+    ),
+    (
+        RuntimeError,
+        "tensors to be on the same device",
+        "modules that a function brings along are moved to the GPU, tensors are not: move them, with "
+        ".to(x.device), or make them arguments",
+    ),
+)
+"""What to do against an error of this kind with such words in it."""
