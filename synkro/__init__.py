@@ -2,12 +2,12 @@
 
 The house has floors; a module imports only from lower ones, or from its own folder::
 
-    9  extensions  update rules, and training steps that are one call
+   10  extensions  update rules, and training steps that are one call
        tracing     where the time of the calls of the current session goes
        cli/        python -m synkro: info, doctor and bench
-    8  api         fork, close, data, function, distribute …, on the current session
-    7  session     Session: an engine with the functions and data that belong to it
-    6  function    Function: plan, run, collect
+    9  api         fork, close, data, function, distribute …, on the current session
+    8  session     Session: an engine with the functions and data that belong to it
+    7  function    Function: plan, run, collect
        graphs      functions of PyTensor graphs
        planning    from a function's arguments to the plan of a call
        distribution  the functions of a session, and how they get to the workers
@@ -18,20 +18,20 @@ The house has floors; a module imports only from lower ones, or from its own fol
        saving      variables and generators, to a file and back
        alone       a function in the main process by itself
        data        Data: a typed array in shared memory
-    5  engine      the workers of a session, and run(command), the only door to them
-    4  worker      a worker's loop: receive, do, reply
+    6  engine      the workers of a session, and run(command), the only door to them
+    5  worker      a worker's loop: receive, do, reply
        replica     what every rank is: its functions, variables, segments; a handler a command
        calling     one call of one function: pieces, outputs, updates
        group       the ranks of a call, as the function that runs on them sees them
        resident    a variable as one rank has it
-    3  comms/      reduce operations, and collectives over arrays
+    4  comms/      reduce operations, and collectives over arrays
        trace       what the main process and every rank did, and when
        timeline    a trace as a file, a table, and a picture
        failures    what failed in the workers, as errors of the main process
        frontends/  a user's function made ready to travel
+    3  devices/    what a worker computes on
     2  messages    the commands and replies
        ipc/        shared memory, wake-ups, processes, their output
-       devices/    what a worker computes on
     1  variable    what every variable is
        arrays      values as arrays that have arithmetic: checks and casts
        plan/       what a call will do: integers in, frozen dataclasses out

@@ -13,7 +13,8 @@ inputs, running computes them piece by piece, merges the outputs and lays them o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,8 +119,9 @@ class PreparedCall:
         merger = Merger(spec.name, self._outputs, replica.front_end, several)
         updates = Updates(spec, replica.front_end, several) if spec.updates else None
         replica.mark(Phase.FEEDING)
+        arguments = self._fixed or self._arguments()
         try:
-            for number, (args, kwargs, weight) in enumerate(self._fixed or self._arguments()):
+            for number, (args, kwargs, weight) in enumerate(arguments):
                 replica.report(Phase.RUNNING, number)
                 for variable in self._sliced:
                     variable.show(self._rows_held(self._spans[number]))
@@ -136,8 +138,7 @@ class PreparedCall:
                 if number + 1 < len(self._spans):
                     replica.mark(Phase.FEEDING)
         finally:
-            for variable in self._sliced:
-                variable.show(None)
+            self._let_go(arguments)
         if updates is not None:
             replica.mark(Phase.COMMUNICATING)
             updates.apply(replica.comm)
@@ -149,6 +150,13 @@ class PreparedCall:
         replica.keep(merger.leaves if self._layout.keeps else [])
         return done
 
+    def _let_go(self, arguments: Any) -> None:
+        """The pieces are computed, or one has failed: of the inputs nothing is needed any more."""
+        if arguments is not self._fixed:
+            arguments.close()
+        for variable in self._sliced:
+            variable.show(None)
+
     def _finish(self, weight: int) -> None:
         self._replica.mark(Phase.RUNNING)
         self._replica.in_function = True
@@ -157,20 +165,21 @@ class PreparedCall:
         self._replica.in_function = False
         self._replica.device.settle()
 
-    def _arguments(self) -> Iterator[tuple[list[Any], dict[str, Any], int]]:
+    def _arguments(self) -> Generator[tuple[list[Any], dict[str, Any], int], None, None]:
         """Positional and keyword arguments, and the weight, of each piece."""
         plan = self._plan
         pieces = self._sources() if self._pieces is None else self._pieces
-        for span, fed in zip(self._spans, self._replica.device.feed(pieces), strict=True):
-            values = [
-                self._argument(argument, library, value, span)
-                for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
-            ]
-            if plan.form is not None:
-                values = plan.form.build(values)
-            weight = (span[1] - span[0]) // plan.unit if plan.by_rows else 1
-            count = len(values) - len(plan.keywords)
-            yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
+        with contextlib.closing(self._replica.device.feed(pieces)) as feeding:
+            for span, fed in zip(self._spans, feeding, strict=True):
+                values = [
+                    self._argument(argument, library, value, span)
+                    for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
+                ]
+                if plan.form is not None:
+                    values = plan.form.build(values)
+                weight = (span[1] - span[0]) // plan.unit if plan.by_rows else 1
+                count = len(values) - len(plan.keywords)
+                yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
 
     def _argument(self, argument: Argument, library: str | None, value: Any, span: Span) -> Any:
         """The argument of one piece; *value* is what the device has made of its source."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any, get_args
 
+from .errors import InvalidType
+
 
 def is_graph_variable(value: Any) -> bool:
     """Whether *value* is a variable of a PyTensor graph."""
@@ -78,20 +80,69 @@ def lives_on_a_device(value: Any) -> bool:
     return _is(value, "torch.nn", "Module") or _is(value, "torch.optim", "Optimizer")
 
 
-def move(things: Sequence[Any], like: Any) -> None:
-    """Move modules, and what optimizers remember of their parameters, to where the tensor *like* lies.
+def move(things: Sequence[Any], device: Any) -> None:
+    """Move modules and optimizers, with their parameters and what they remember of them, to *device*.
 
-    Parameters stay the same objects, so that optimizers keep them.
+    Parameters stay the same objects, so that optimizers keep them.  Modules without values, on PyTorch's
+    device "meta", stay there.  Raises: InvalidType.
     """
-    optimizers = []
     for thing in things:
-        if _is(thing, "torch.nn", "Module"):
-            thing.to(like.device)
-        else:
-            optimizers.append(thing)
-    for optimizer in optimizers:
-        if optimizer.state:  # PyTorch knows what of it belongs beside the parameters
-            optimizer.load_state_dict(optimizer.state_dict())
+        try:
+            if _is(thing, "torch.optim", "Optimizer"):
+                _move_optimizer(thing, device)
+            elif not any(tensor.is_meta for tensor in (*thing.parameters(), *thing.buffers())):
+                thing.to(device)
+        except Exception as error:
+            raise InvalidType(
+                f"the {type(thing).__name__} that a function brings along cannot be moved to {device}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _move_optimizer(optimizer: Any, device: Any) -> None:
+    """As ``Optimizer.load_state_dict`` does it, but in place, and every tensor keeps its dtype.
+
+    Counts of steps stay on the CPU, unless the optimizer was told to have them on the device.
+    """
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [moved(each) for each in value]
+        return value.to(device) if library_of(value) == "torch" else value
+
+    for group in optimizer.param_groups:
+        counts_there = group.get("capturable") or group.get("fused")
+        for parameter in group["params"]:
+            if parameter.device != device and not parameter.is_meta:  # one that no module has
+                parameter.data = parameter.data.to(device)
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if key != "step" or counts_there:
+                    state[key] = moved(value)
+
+
+def exposed(value: Any) -> tuple[Any, Any]:
+    """An array of another library as one whose ``__cuda_array_interface__`` tells the truth, and the
+    dtype to take it as (None: as it says); None if it lies on no GPU.
+
+    PyTorch's does not tell what is negated or conjugated only when it is read, nor what bfloat16 is.
+    """
+    dtype = None
+    if _is(value, "torch", "Tensor"):
+        value = value.detach().resolve_conj().resolve_neg()
+        if value.is_cuda and value.dtype is sys.modules["torch"].bfloat16:
+            value, dtype = value.view(sys.modules["torch"].int16), bfloat16()
+    try:
+        return (value if value.__cuda_array_interface__ else None), dtype
+    except (AttributeError, KeyError):  # KeyError: a dtype that it has no name for
+        return None, None
+
+
+def bfloat16() -> Any:
+    """ml_dtypes' dtype of that name.  Raises: ImportError."""
+    return importlib.import_module("ml_dtypes").bfloat16
 
 
 def library_of_function(fn: Any) -> str | None:
@@ -143,7 +194,7 @@ def host_array(value: Any) -> Any:
             f"{value.device}: make another one of it first, with .to_dense(), .dequantize() or .float() "
             f"({str(error).splitlines()[0]})"
         ) from None
-    return bits.view(importlib.import_module("ml_dtypes").bfloat16)
+    return bits.view(bfloat16())
 
 
 def handed(array: Any, library: str | None) -> Any:
@@ -157,17 +208,18 @@ def handed(array: Any, library: str | None) -> Any:
         return _tensor(array)
     if library == "jax":
         jax = importlib.import_module("jax")
-        on_gpu = hasattr(array, "__cuda_array_interface__")
-        return jax.dlpack.from_dlpack(array) if on_gpu else jax.device_put(array, may_alias=True)
+        if not hasattr(array, "__cuda_array_interface__"):
+            return jax.device_put(array, may_alias=True)
+        return jax.dlpack.from_dlpack(array if array.flags.c_contiguous else array.copy())
     return array
 
 
 def _tensor(array: Any) -> Any:
     torch = importlib.import_module("torch")
-    if hasattr(array, "__cuda_array_interface__"):
-        return torch.from_dlpack(array)
     if any(stride < 0 for stride in array.strides):  # which tensors cannot have
         array = array.copy()
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.from_dlpack(array)
     if array.dtype.name == "bfloat16":
         return _tensor(array.view("i2")).view(torch.bfloat16)
     with warnings.catch_warnings():

@@ -45,6 +45,7 @@ def _collective(method: Method) -> Method:
     @functools.wraps(method)
     def marked(self: Group, *args: Any) -> Any:
         self.mark(Phase.COMMUNICATING)
+        self.device.resume()
         try:
             return method(self, *args)
         finally:
@@ -210,7 +211,6 @@ class Group:
         """*value* as a contiguous array where it lies, on the device or in host memory."""
         if isinstance(value, Variable):
             value = value.value
-        self.device.resume()
         array = self.device.adopt(value)
         here = self.device.xp
         if array is None:

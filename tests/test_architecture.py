@@ -36,8 +36,8 @@ def drawn_floors():
     drawing = synkro.__doc__.partition("::\n\n")[2].partition("\n\n")[0]
     floors, floor = {}, None
     for line in drawing.splitlines():
-        number, name = re.match(r" {4}(\d| ) {2}(\w+/?) {2,}\S", line).groups()
-        floor = floor if number == " " else int(number)
+        number, name = re.match(r" {3}( \d|\d\d|  ) {2}(\w+/?) {2,}\S", line).groups()
+        floor = floor if number.isspace() else int(number)
         floors[name] = floor
     return floors
 

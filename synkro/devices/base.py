@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -89,10 +89,11 @@ class Device(ABC):
     # ── between host and device ──────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
         """Each piece with its sources replaced by arrays on the device; other values stay.
 
-        What a piece gets is valid until the next one is asked for.
+        What a piece gets is valid until the next one is asked for.  Once it is closed, nobody reads the
+        sources any more.
         """
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class CpuDevice(Device):
     def welcome(self, things: Sequence[Any]) -> None:
         pass
 
-    def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
         for values in pieces:
             yield [self._loaded(value) if isinstance(value, Source) else value for value in values]
 

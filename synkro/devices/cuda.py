@@ -13,12 +13,13 @@ device is computed, on whatever streams.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +29,8 @@ from cupy.cuda import runtime
 from numpy.typing import NDArray
 
 from ..errors import NotAvailable
-from ..foreign import handed, move
+from ..foreign import exposed, handed, move
+from ..ipc.interrupts import atomic
 from ..machine import readable_bytes
 from ..variable import Variable
 from .base import Array, Device, Source
@@ -39,11 +41,16 @@ from .portions import empty, fill, portions
 
 _RING_BYTES = 1 << 23
 _RING_BUFFERS = 4
+_SOON = 1 << 20  # bytes that are copied through the ring while the main thread waits
 _THREADS = 4  # that fill and empty the buffers of a ring, at most
 
 
 class CudaDevice(Device):
-    """One GPU, current in this process from now on; the others stay untouched."""
+    """One GPU, current in this process from now on; the others stay untouched.
+
+    Attributes:
+        kept: copies of inputs that are still there.
+    """
 
     pins = True
 
@@ -58,7 +65,7 @@ class CudaDevice(Device):
         self._inputs = cupy.cuda.Stream(non_blocking=True)
         self._incoming, self._outgoing = _Ring(), _Ring()
         self._loader: ThreadPoolExecutor | None = None
-        self._kept = Kept(self.memory()[1] // 16)
+        self.kept = Kept(self.memory()[1] // 16)
         if preallocate is not None:
             self._preallocate(preallocate)
 
@@ -85,22 +92,26 @@ class CudaDevice(Device):
     # ── arrays ───────────────────────────────────────────────────────────────────────────────────
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        self.resume()
         array: Array = cupy.empty(shape, dtype)
         return array
 
     def adopt(self, value: Any) -> Array | None:
         if isinstance(value, Variable):
             value = value.value
-        array: Array
-        if isinstance(value, cupy.ndarray):
-            array = value if value.device == self._device else cupy.asarray(value)
-            return array
-        if getattr(value, "requires_grad", False):  # PyTorch's: without its history
-            value = value.detach()
-        if not hasattr(value, "__cuda_array_interface__"):
-            return None
-        runtime.deviceSynchronize()  # its library may still compute it, on a stream of its own
-        array = cupy.asarray(value)
+        if not isinstance(value, cupy.ndarray):
+            shown, dtype = exposed(value)
+            if shown is None:
+                return None
+            self.settle()  # its library may still compute it, on a stream of its own
+            value = cupy.asarray(shown)
+            value = value if dtype is None else value.view(dtype)
+        if value.device != self._device:
+            with value.device:
+                runtime.deviceSynchronize()  # where it is computed
+            self.resume()
+            value = value.copy()
+        array: Array = value
         return array
 
     def owns(self, array: Array) -> bool:
@@ -140,12 +151,17 @@ class CudaDevice(Device):
         return rows
 
     def welcome(self, things: Sequence[Any]) -> None:
-        if things:
-            move(things, like=handed(self.empty((1,), "f4"), "torch"))
+        if not things:
+            return
+        try:
+            here = handed(self.empty((1,), "f4"), "torch").device
+        except (AssertionError, RuntimeError):  # a PyTorch for the CPU: tensors never come here
+            return
+        move(things, here)
 
     # ── from the host ────────────────────────────────────────────────────────────────────────────
 
-    def feed(self, pieces: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
         feeding = _Feeding(self, pieces)
         try:
             feeding.begin()
@@ -158,21 +174,23 @@ class CudaDevice(Device):
     def _copy_in(self, source: Source, target: Array) -> None:
         """Copy *source* into *target*, ordered with what the current stream does."""
         stream = cupy.cuda.get_current_stream()
-        self._inputs.wait_event(stream.record())
-        try:
+        with atomic:
+            self._inputs.wait_event(stream.record())
             self.load(source, target)
             stream.wait_event(self._inputs.record())
-        finally:
             self._inputs.synchronize()  # from now on the host's memory may change, and *target* go
 
-    def load(self, source: Source, target: Any) -> None:
-        """Queue a copy of *source* into *target*, of its shape, on the stream of inputs."""
+    def load(self, source: Source, target: Any, over: threading.Event | None = None) -> None:
+        """Queue a copy of *source* into *target*, of its shape, on the stream of inputs.
+
+        Once it is *over*, no more of it has to be queued.
+        """
         if not target.nbytes:
             return
         if self.direct(source):
             _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self._inputs)
         else:
-            self._incoming.load(source, target.data.ptr, self._inputs)
+            self._incoming.load(source, target.data.ptr, self._inputs, over)
 
     def direct(self, source: Source) -> bool:
         """Whether *source* is one pinned block, as the GPU takes it."""
@@ -180,29 +198,16 @@ class CudaDevice(Device):
         plain = source.indices is None and array.flags.c_contiguous and array.dtype.isnative
         return plain and self._pins.pinned(array)
 
-    def load_later(self, loads: Sequence[tuple[Source, Array]]) -> Future[None]:
-        """Do the loads in a thread of their own."""
+    def load_later(self, loads: Sequence[tuple[Source, Array]], over: threading.Event) -> Future[None]:
+        """Do the loads in a thread of their own, until it is *over*."""
         if self._loader is None:
             self._loader = ThreadPoolExecutor(1, "synkro-inputs", initializer=self._device.use)
 
         def load_all() -> None:
             for source, target in loads:
-                self.load(source, target)
+                self.load(source, target, over)
 
         return self._loader.submit(load_all)
-
-    @property
-    def keeps(self) -> int:
-        """The bytes from which on inputs are too large to be kept."""
-        return self._kept.limit
-
-    def kept(self, source: Source) -> Array | None:
-        """A copy of an input that is still on the device and has not changed; None if there is none."""
-        return self._kept.find(source)
-
-    def keep(self, source: Source, array: Array) -> None:
-        """Remember that *array* is a copy of *source*."""
-        self._kept.add(source, array)
 
     @property
     def inputs(self) -> Any:
@@ -212,6 +217,10 @@ class CudaDevice(Device):
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
     def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
+        with atomic:  # what is copied to may be another's when the call has failed
+            self._copy_out(pairs)
+
+    def _copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
         stream = cupy.cuda.get_current_stream()
         sources = []
         for target, source in pairs:
@@ -233,8 +242,8 @@ class CudaDevice(Device):
         self._pins.mapped(number, memory)
 
     def forget(self, number: int) -> None:
-        self._inputs.synchronize()
-        self._kept.forget(number)
+        self.settle()
+        self.kept.forget(number)
         self._pins.forget(number)
 
     def _register(self, address: int, nbytes: int) -> bool:
@@ -256,7 +265,7 @@ class CudaDevice(Device):
 
     def lost(self, error: BaseException) -> str | None:
         try:
-            runtime.deviceSynchronize()
+            self.settle()
         except runtime.CUDARuntimeError as broken:  # an error that lasts: all that follows fails with it
             return str(broken)
         return None
@@ -264,7 +273,7 @@ class CudaDevice(Device):
     def advice(self, error: BaseException, in_call: bool) -> str:
         if type(error).__name__ != "OutOfMemoryError":  # CuPy's, PyTorch's
             return hint(error)
-        self._kept.clear()
+        self.kept.clear()
         cupy.get_default_memory_pool().free_all_blocks()
         free, total = self.memory()
         room = f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free now"
@@ -287,6 +296,7 @@ class _Feeding:
         self._computed: list[Any] = [free, free]  # … by a later piece
         self._arrived: list[Any] = [None, None]
         self._pending: Future[None] | None = None
+        self._over = threading.Event()
 
     def _columns(self) -> Iterator[tuple[int, list[Source]]]:
         for column, value in enumerate(self._pieces[0]):
@@ -300,9 +310,9 @@ class _Feeding:
             if len(sources) > 1 and any(other is not source for other in sources):
                 continue
             once = len(sources) == 1
-            if once and (source.stamp is None or source.nbytes > device.keeps):
+            if once and (source.stamp is None or source.nbytes > device.kept.limit):
                 continue
-            original = device.kept(source)
+            original = device.kept.find(source)
             if original is None:
                 original = device.empty(source.shape, _native(source))
                 self._missing[column] = source
@@ -322,27 +332,24 @@ class _Feeding:
 
     def begin(self) -> None:
         """Queue the first copies."""
-        device = self._device
-        device.inputs.wait_event(self._computed[0])
-        for column, source in self._missing.items():
-            device.load(source, self._whole[column])
-            device.keep(source, self._whole[column])
-        self._begin(0)
+        self._begin(0, [(source, self._whole[column]) for column, source in self._missing.items()])
 
-    def _begin(self, number: int) -> None:
-        """Queue the copies of a piece, as soon as nobody computes on its buffer any more."""
+    def _begin(self, number: int, before: Sequence[tuple[Source, Array]] = ()) -> None:
+        """Queue the copies *before* a piece, and its own as soon as nobody computes on its buffer."""
         device = self._device
-        device.inputs.wait_event(self._computed[number % 2])
-        loads = [
+        own = [
             (self._pieces[number][column], self._target(number, column))
             for column in self._buffers[number % 2]
         ]
-        if number and not all(device.direct(source) for source, _ in loads):
-            self._pending = device.load_later(loads)
-            return
-        for source, target in loads:
-            device.load(source, target)
-        self._arrived[number % 2] = device.inputs.record()
+        loads = [*before, *own]
+        with atomic:  # what another thread does is known to ``close``
+            device.inputs.wait_event(self._computed[number % 2])
+            if all(device.direct(source) or source.nbytes <= _SOON for source, _ in loads):
+                for source, target in loads:
+                    device.load(source, target)
+                self._arrived[number % 2] = device.inputs.record()
+            else:
+                self._pending = device.load_later(loads, self._over)
 
     def _target(self, number: int, column: int) -> Array:
         source = self._pieces[number][column]
@@ -381,12 +388,18 @@ class _Feeding:
             self._pending.result()
             self._pending = None
             self._arrived[number % 2] = self._device.inputs.record()
+        while self._missing:
+            column, source = self._missing.popitem()
+            self._device.kept.add(source, self._whole[column])
 
     def close(self) -> None:
-        """Nothing writes to the buffers any more."""
-        if self._pending is not None:
-            self._pending.exception()
-        self._device.inputs.synchronize()
+        """Nobody reads the inputs any more, or writes to the buffers."""
+        with atomic:
+            self._over.set()
+            if self._pending is not None:
+                self._pending.exception()
+            with contextlib.suppress(runtime.CUDARuntimeError):  # it lasts, and is told soon enough
+                self._device.inputs.synchronize()
 
 
 class _Ring:
@@ -401,9 +414,16 @@ class _Ring:
         self._threads = ThreadPoolExecutor(self._workers, "synkro-rows")
         self._buffers: deque[tuple[NDArray[np.uint8], Any]] = deque()
 
-    def load(self, source: Source, address: int, stream: Any) -> None:
-        """Queue copies of the rows of *source*, in native byte order, to *address* on the GPU."""
+    def load(
+        self, source: Source, address: int, stream: Any, over: threading.Event | None = None
+    ) -> None:
+        """Queue copies of the rows of *source*, in native byte order, to *address* on the GPU.
+
+        Once it is *over*, no more of them.
+        """
         for portion in portions(source, _RING_BYTES):
+            if over is not None and over.is_set():
+                return
             with self._lock:  # portions of another thread may come in between
                 buffer, copied = self._take()
                 try:

@@ -9,17 +9,23 @@ from .base import Array, Source
 
 
 class Kept:
-    """Copies of broadcast inputs on the device, by where they lie in host memory."""
+    """Copies of broadcast inputs on the device, by where they lie in host memory.
+
+    Attributes:
+        limit: how many bytes they may have together; larger inputs are not kept.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._copies: dict[Any, tuple[tuple[int, int], Array]] = {}
 
     def find(self, source: Source) -> Array | None:
+        """A copy of an input that has not changed; None if there is none."""
         stamp, array = self._copies.get(_place(source), (None, None))
         return None if stamp is None or stamp != source.stamp else array
 
     def add(self, source: Source, array: Array) -> None:
+        """Remember that *array* is a copy of *source*."""
         if source.stamp is None or array.nbytes > self.limit:
             return
         now = source.stamp

@@ -1,6 +1,10 @@
 """How arrays come to a GPU and leave it: in order, in its byte order, pinned, without waiting."""
 
+import os
+import signal
 import sys
+import threading
+import time
 import types
 
 import cloudpickle
@@ -8,6 +12,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from conftest import wait_until
 from gpu.conftest import SINGLE
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -73,30 +78,74 @@ def test_what_a_function_assigns_goes_its_way_beside_the_next_slice(session):
         assert np.array_equal(got, table[rows])
 
 
-def test_a_tensor_with_a_history_is_taken_without_it(session):
-    """PyTorch refuses to show where such a tensor lies."""
+class Tensor:
+    """As PyTorch's on a GPU: what it does when it is read, its interface does not tell."""
 
-    class Tensor:
-        def __init__(self, array, requires_grad):
-            self.array, self.requires_grad = array, requires_grad
+    is_cuda = True
 
-        def detach(self):
-            return Tensor(self.array, False)
+    def __init__(self, array, dtype=None, requires_grad=False, conj=False, neg=False):
+        self.array, self.dtype, self.requires_grad, self.bits = array, dtype, requires_grad, (conj, neg)
 
-        @property
-        def __cuda_array_interface__(self):
-            if self.requires_grad:
-                raise RuntimeError("Use var.detach().__cuda_array_interface__ instead")
-            return self.array.__cuda_array_interface__
+    def detach(self):
+        return Tensor(self.array, self.dtype, False, *self.bits)
 
+    def resolve_conj(self):
+        return Tensor(self.array.conj() if self.bits[0] else self.array, self.dtype, neg=self.bits[1])
+
+    def resolve_neg(self):
+        return Tensor(-self.array if self.bits[1] else self.array, self.dtype, conj=self.bits[0])
+
+    def view(self, dtype):
+        return Tensor(self.array.view(dtype), dtype)
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.requires_grad:
+            raise RuntimeError("Use var.detach().__cuda_array_interface__ instead")
+        if self.dtype == "bfloat16":
+            return {**self.array.__cuda_array_interface__, "typestr": "<V2"}
+        return self.array.__cuda_array_interface__
+
+
+@pytest.fixture
+def with_tensors(watched):
+    """A session whose worker takes ``Tensor`` for PyTorch's."""
+
+    def pretend():
+        sys.modules["torch"] = types.SimpleNamespace(
+            Tensor=Tensor,
+            bfloat16="bfloat16",
+            int16="i2",
+            from_dlpack=lambda array: array,
+            float32=None,
+            set_default_dtype=lambda dtype: None,
+        )
+
+    watched.function(pretend, outputs=[])()
+    return watched
+
+
+def test_tensors_are_taken_as_they_are_read(with_tensors):
     def f(x):
-        w.value = Tensor(x.sum(axis=0), True)
-        return Tensor(x, True), synk.all_reduce(Tensor(w.value, True), "sum")
+        xp = synk.xp()
+        conj = Tensor(x, conj=True), Tensor(x.imag, neg=True), Tensor(x.real, requires_grad=True)
+        w.value = Tensor(x.sum(axis=0), requires_grad=True, conj=True)
+        total = synk.all_reduce(Tensor(x.sum(axis=0), conj=True, neg=True), "sum")
+        half = xp.asarray(x.real, "f4").view("i4") >> 16
+        return (*conj, total, Tensor(half.astype("i2"), "bfloat16"))
 
-    w = session.shared(np.zeros(3))
-    rows, total = session.function(f, outputs=("gather", "sum"))(np.ones((5, 3)))
-    assert rows.tolist() == [[1] * 3] * 5
-    assert total.tolist() == [5] * 3
+    x = np.array([[1 + 2j, 3 - 4j], [5j, -7]])
+    w = with_tensors.shared(np.zeros(2, "c16"))
+    f = with_tensors.function(f, outputs=("gather", "gather", "gather", "sum", "gather"))
+    for slices in (1, 2):
+        conj, neg, real, total, half = f(x, num_slices=slices)
+        assert np.array_equal(conj, x.conj())
+        assert np.array_equal(neg, -x.imag)
+        assert np.array_equal(real, x.real)
+        assert np.array_equal(total, -x.sum(axis=0).conj())
+        assert half.dtype.name == "bfloat16"
+        assert np.array_equal(half.astype("f8"), x.real)
+    assert np.array_equal(w.get_value(), x[1].conj())
 
 
 def test_an_array_of_another_library_may_still_be_computed(machine):
@@ -250,3 +299,105 @@ def test_copies_of_any_layout_come_back(session):
         assert np.array_equal(turned, x[:, ::-1])
         assert first == (x[:1, 0].sum() if slices == 1 else x[:, 0].sum())
         assert np.array_equal(np.concatenate(transposed, axis=1), x.T)
+
+
+def test_arrays_of_another_device(make_believe):
+    """A function may have made them there, and left that device current."""
+
+    def late(value, device):
+        """An array of *device* that is computed on a stream of its own."""
+        xp = synk.xp()
+        with xp.cuda.Device(device):
+            stream = xp.cuda.Stream(non_blocking=True)
+            host = np.frombuffer(xp.cuda.alloc_pinned_memory(800), "f8", 100)
+            host[:] = value
+            array = xp.empty(100)
+            xp.cuda.get_current_stream().synchronize()
+            array.data.copy_from_host_async(host.ctypes.data, array.nbytes, stream)
+        keep.extend([host, stream])
+        return array
+
+    def output():
+        return late(1 + synk.rank(), 1 - synk.rank())
+
+    def assigned():
+        synk.xp().cuda.Device(1 - synk.rank()).use()
+        w.value = np.full(3, 5.0 + synk.rank())
+        return 1
+
+    def reduced():
+        synk.xp().cuda.Device(1 - synk.rank()).use()
+        synk.all_reduce(w, "sum")
+        return w.value, w.value.device.id == synk.rank()
+
+    with make_believe.session(["cuda:0", "cuda:1"]) as session:
+        w, keep = session.shared(np.zeros(3)), []
+        assert [each.tolist() for each in session.function(output, outputs=None)()] == [
+            [1] * 100,
+            [2] * 100,
+        ]
+        assert session.function(assigned, outputs="sum")() == 2
+        for value, here in session.function(reduced, outputs=None)():
+            assert value.tolist() == [11] * 3
+            assert here
+
+
+@pytest.mark.libraries
+def test_rows_that_run_backwards_for_other_libraries(machine):
+    torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
+
+    def double(x: torch.Tensor):
+        return x * 2
+
+    rows = np.arange(32.0).reshape(16, 2)
+    with machine.session() as session:
+        kept = session.function(lambda x: x + 0, outputs="keep")(rows)
+        f = session.function(double, outputs="gather")
+        got = f(kept, batch_s=slice(None, None, -1))
+        assert np.array_equal(got, 2 * np.concatenate([rows[7::-1], rows[:7:-1]]))
+        assert np.array_equal(f(rows, batch=slice(None, None, -1)), 2 * rows[::-1])
+
+
+def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path):
+    """Also if it comes again, as it does when the next call waits for the interrupted one."""
+    begun = tmp_path / "begun"
+
+    def slow_down():
+        from synkro.devices import cuda
+
+        fill = cuda.fill
+
+        def slow(*args):
+            begun.touch()
+            time.sleep(0.8)
+            fill(*args)
+
+        cuda.fill = slow
+
+    def f(x):
+        while True:
+            time.sleep(0.01)
+
+    def reading():
+        device = synk.world.current.device
+        return device._incoming._lock.locked() or device._loader._work_queue.qsize() > 0
+
+    x = watched.data(np.ones((600_000, 2)))
+    rows = np.random.default_rng(0).permutation(len(x))
+    f = watched.function(f, outputs="sum")
+    look = watched.function(reading, outputs="max")
+    watched.function(slow_down, outputs=[])()
+    watched.distribute()
+
+    def interrupt():
+        assert wait_until(begun.exists, 20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(3):
+        begun.unlink(missing_ok=True)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            f(x, batch=rows, num_slices=2)
+        thread.join()
+        assert not look()

@@ -95,6 +95,94 @@ def test_optimizers_keep_their_parameters(machine, trained):
     np.testing.assert_allclose(there, here, rtol=1e-4)
 
 
+def test_what_optimizers_remember_keeps_its_dtype(machine):
+    """In place: who holds a group of parameters holds it afterwards, too."""
+
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    state.setdefault("master", torch.full((2,), 1 / 3, dtype=torch.float64))
+                    state.setdefault("mask", torch.tensor([True, False]))
+                    state.setdefault("nested", {"index": [torch.tensor(3)], "name": "fast"})
+                    state.setdefault("numpy", np.arange(3))
+                    state["step"] = torch.tensor(float(state.get("step", 0)) + 1)
+
+    theta = torch.zeros(2, requires_grad=True)  # which no module has
+    theta.grad = torch.ones(2)
+    optimizer = Odd([theta], lr=0.5)
+    optimizer.step()
+    groups = optimizer.param_groups
+
+    def look(x: torch.Tensor):
+        assert optimizer.param_groups is groups
+        assert groups[0]["params"][0] is theta
+        state = optimizer.state[theta]
+        moved = [theta, state["master"], state["mask"], state["nested"]["index"][0]]
+        assert {each.device for each in moved} == {x.device}
+        assert [state[key].dtype for key in ("master", "mask")] == [torch.float64, torch.bool]
+        assert state["nested"]["index"][0].dtype == torch.int64
+        assert state["nested"]["name"] == "fast"
+        assert state["numpy"].tolist() == [0, 1, 2]
+        assert state["step"].device.type == "cpu"
+        optimizer.step()
+        return (theta + x).sum()
+
+    with machine.session(["cuda:0"]) as session:
+        assert session.function(look, outputs="sum")(torch.ones(3, 2)) == 6
+
+
+def test_modules_without_values_stay_so(machine):
+    """As a form for `torch.func.functional_call`, whose values are arguments."""
+    form = torch.nn.Linear(4, 2, device="meta")
+    whole = torch.nn.Linear(4, 2)
+
+    def run(params, x: torch.Tensor):
+        return torch.func.functional_call(form, params, (x,))
+
+    x = torch.randn(10, 4)
+    with machine.session() as session:
+        f = session.function(run, bcast_inputs=["params"], outputs="gather")
+        got = f({name: p.detach() for name, p in whole.named_parameters()}, x)
+    np.testing.assert_allclose(got, whole(x).detach().numpy(), atol=1e-5)
+
+
+def test_a_module_that_cannot_be_moved_is_named(machine):
+    class Fixed(torch.nn.Linear):
+        def to(self, *args, **kwargs):
+            raise RuntimeError("use .place() instead")
+
+    fixed = Fixed(4, 2)
+    with machine.session() as session:
+        f = session.function(lambda x: fixed(x), outputs="gather")
+        with pytest.raises(
+            synk.SynkroError, match=r"the Fixed that .* cannot be moved to .*: use \.place"
+        ):
+            f(torch.randn(10, 4))
+
+
+def test_where_pytorch_is_for_the_cpu_modules_stay_there(make_believe):
+    """Functions make tensors of copies in host memory then."""
+    model = torch.nn.Linear(4, 2, bias=False)
+
+    def without_cuda():
+        def refuse(array):
+            raise AssertionError("Torch not compiled with CUDA enabled")
+
+        import torch as real
+
+        real.from_dlpack = refuse
+
+    with make_believe.session(["cuda:0"]) as session:
+        session.function(without_cuda, outputs=[])()
+        f = session.function(
+            lambda x: model(torch.as_tensor(x.get())).detach().numpy(), outputs="gather"
+        )
+        x = np.ones((3, 4), "f4")
+        np.testing.assert_allclose(f(x), model(torch.as_tensor(x)).detach().numpy(), atol=1e-6)
+
+
 def test_functions_that_share_a_module_share_the_moved_one(machine):
     model = torch.nn.Linear(4, 1, bias=False)
 

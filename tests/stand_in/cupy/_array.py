@@ -134,6 +134,10 @@ class flags:
         )
 
 
+class _Held(np.ndarray):
+    """NumPy's array inside of one of the device, which it keeps alive."""
+
+
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array on a device. NumPy does its work, on memory that only `get` brings to the host."""
 
@@ -216,7 +220,9 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
     def __dlpack__(self, **options):
         enter()
         stream.get_current_stream().synchronize()
-        return self._a.__dlpack__(**{name: o for name, o in options.items() if name != "stream"})
+        held = self._a.view(_Held)
+        held.owner = self  # whose memory is there for as long as the other library needs it
+        return held.__dlpack__(**{name: o for name, o in options.items() if name != "stream"})
 
     def __array_ufunc__(self, function, method, *inputs, **kwargs):
         if method != "__call__" or function.__name__ not in UFUNCS:

@@ -6,6 +6,7 @@ worker a handler that is due inside of this package runs at the next step of who
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
 import sys
@@ -23,6 +24,15 @@ def _caller(frame):
     return None if outermost is None else outermost.f_back
 
 
+def _listens(frame):
+    """Whether Python looks for signals about where *frame* is: at calls and loops, not everywhere.
+
+    Between the end of a `with` block and its `__exit__` it does not, say.
+    """
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return name.startswith(("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "RESUME"))
+
+
 class _Shielded:
     """A handler that waits until control is back outside."""
 
@@ -34,14 +44,21 @@ class _Shielded:
         if target is None:
             return self._handler(number, frame)
 
+        def arm(there):
+            there.f_trace, there.f_trace_opcodes = later, True
+
         def later(there, event, _):
-            if event == "exception":
+            if event == "return" and there.f_back is not None:
+                there.f_trace = None
+                arm(there.f_back)
+                return None
+            if event != "opcode" or not _listens(there):
                 return later
             there.f_trace = None
             sys.settrace(None)
             return self._handler(number, there)
 
-        target.f_trace, target.f_trace_opcodes = later, True
+        arm(target)
         sys.settrace(lambda *_: None)  # which makes Python look at the frames' own
         return None
 
