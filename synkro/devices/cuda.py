@@ -109,6 +109,8 @@ class CudaDevice(Device):
         if value.device != self._device:
             with value.device:
                 runtime.deviceSynchronize()  # where it is computed
+                value = cupy.ascontiguousarray(value).reshape(value.shape)
+                runtime.deviceSynchronize()
             self.resume()
             value = value.copy()
         array: Array = value
@@ -144,10 +146,8 @@ class CudaDevice(Device):
             target[...] = source
 
     def take(self, array: Array, indices: NDArray[np.int64]) -> Array:
-        if isinstance(array, cupy.ndarray):
-            rows: Array = cupy.take(array, cupy.asarray(indices), axis=0)
-        else:
-            rows = np.take(array, indices, axis=0)
+        xp = cupy.get_array_module(array)
+        rows: Array = xp.take(array, xp.asarray(indices), axis=0)
         return rows
 
     def welcome(self, things: Sequence[Any]) -> None:

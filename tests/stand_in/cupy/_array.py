@@ -337,8 +337,10 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
             self.data.copy_from_host_async(address, self.nbytes, stream)
 
     def copy(self, order="C"):
-        """A new array with the same contents."""
+        """A new array with the same contents, on the current device."""
         enter()
+        if self.size and self.device != Device() and not self._a.flags.forc:
+            raise NotImplementedError("CuPy cannot copy non-contiguous array between devices.")
         result = ndarray(self.shape, self.dtype, order=self._order(order))
         result._a[...] = self._a
         return result
