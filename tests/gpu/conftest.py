@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib.util
 import io
 import os
 import subprocess
@@ -254,6 +255,13 @@ class Machine:
                 self._patch.delenv(name, raising=False)
             else:
                 self._patch.setenv(name, str(value))
+
+    def needs_jax(self):
+        """Skip the test where JAX is missing, or knows no GPUs."""
+        pytest.importorskip("jax", reason="needs JAX (the extra jax)")
+        plugins = [importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)]
+        if self.real and not any(plugins):
+            pytest.skip('needs JAX for GPUs: pip install "jax[cuda12]", or [cuda13]')
 
     def needs(self, count):
         """Skip the test where there are fewer GPUs."""

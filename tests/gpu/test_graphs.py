@@ -8,7 +8,6 @@ from synkro import extensions as ext
 from synkro.errors import InvalidValue, NotAvailable
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
-pytest.importorskip("jax", reason="needs JAX (the extra jax)")
 T = pytensor.tensor
 
 pytestmark = pytest.mark.libraries
@@ -18,6 +17,7 @@ ROWS = np.random.default_rng(0).standard_normal((101, 4))
 
 @pytest.fixture
 def session(machine):
+    machine.needs_jax()
     with machine.session() as session:
         synk.world.current = session
         yield session

@@ -92,7 +92,7 @@ def test_optimizers_keep_their_parameters(machine, trained):
         train = session.function(step)
         there = [float(train(rows, answers)) for _ in range(30)]
     here = [float(step(rows, answers)) for _ in range(30)]
-    np.testing.assert_allclose(there, here, rtol=1e-4)
+    np.testing.assert_allclose(there, here, rtol=1e-3)
 
 
 def test_what_optimizers_remember_keeps_its_dtype(machine):
@@ -215,7 +215,9 @@ def test_tensors_that_come_along_are_not_moved_and_that_is_said(machine):
 
 @pytest.mark.parametrize("slices", [1, 3])
 def test_functions_of_jax_and_numba_get_arrays_that_they_take(machine, slices):
-    jax = pytest.importorskip("jax", reason="needs JAX (the extra jax)")
+    machine.needs_jax()
+    import jax
+
     numba = pytest.importorskip("numba", reason="needs numba")
     total = jax.jit(lambda x, y: {"x": (x * y["a"]).sum(), "y": y["b"].sum()})
     rows = np.arange(60, dtype="f4").reshape(20, 3)
