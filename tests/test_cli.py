@@ -113,7 +113,8 @@ def test_too_many_threads(monkeypatch, capsys):
     assert "→ Unset OMP_NUM_THREADS" in out
 
 
-def test_gpus_in_pairs(capsys):
+def test_gpus_in_pairs(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "_REDUCED", 1 << 18)  # a make-believe GPU reduces slowly
     gpus._look.cache_clear()
     with nothing_left(), environment("stand-in", FAKE_CUDA_DEVICES="3"):
         status, out = run(capsys, "doctor", "--data", "1M", "--json")
