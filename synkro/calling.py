@@ -152,10 +152,11 @@ class PreparedCall:
 
     def _let_go(self, arguments: Any) -> None:
         """The pieces are computed, or one has failed: of the inputs nothing is needed any more."""
-        if arguments is not self._fixed:
-            arguments.close()
-        for variable in self._sliced:
-            variable.show(None)
+        with atomic:
+            for variable in self._sliced:
+                variable.show(None)
+            if arguments is not self._fixed:
+                arguments.close()
 
     def _finish(self, weight: int) -> None:
         self._replica.mark(Phase.RUNNING)

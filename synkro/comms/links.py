@@ -96,7 +96,7 @@ class Links:
             from .nccl import unique_id  # noqa: PLC0415  where there is no GPU there is no CuPy
 
             try:
-                told = [np.frombuffer(unique_id(), np.uint8)]
+                told = [np.frombuffer(unique_id(self._guard), np.uint8)]
             except CollectiveError as error:
                 told, problem = [np.empty(0, np.uint8)], str(error)
         return self._host.broadcast(told, 0)[0].tobytes(), problem

@@ -66,15 +66,6 @@ _OPERATIONS = {
 }
 
 
-def unique_id() -> bytes:
-    """What the ranks of a new link find each other by.  Raises: CollectiveError."""
-    try:
-        identity = nccl.get_unique_id()
-    except (nccl.NcclError, KeyError) as error:
-        raise CollectiveError(f"NCCL: {_said(error)}") from error
-    return identity if isinstance(identity, bytes) else bytes(byte % 256 for byte in identity)
-
-
 def _said(error: BaseException) -> str:
     """What NCCL reports by *error*, if anything.  CuPy raises KeyError for a status without a name."""
     if isinstance(error, KeyError) and isinstance(error.args[0], int):
@@ -106,13 +97,13 @@ class _Watch:
     """A thread that ends the process if a call into C does not come back."""
 
     def __init__(self) -> None:
-        self._call: tuple[_Deadline, Guard] | None = None
+        self._call: tuple[_Deadline, Guard, str] | None = None
         threading.Thread(target=self._run, name="synkro-watch", daemon=True).start()
 
     @contextmanager
-    def over(self, guard: Guard, grace: float) -> Iterator[None]:
+    def over(self, guard: Guard, grace: float, doing: str) -> Iterator[None]:
         """Watch the block, which may take *grace* seconds more once another rank has failed."""
-        self._call = _Deadline(PATIENCE, grace, guard.deserted), guard
+        self._call = _Deadline(PATIENCE, grace, guard.deserted), guard, doing
         try:
             yield
         finally:
@@ -122,11 +113,24 @@ class _Watch:
         while True:
             time.sleep(_WATCHED)
             call = self._call
-            if call is not None and call[0].passed():
-                give_up(f"stuck in NCCL: {call[1].overdue(call[0].seconds())}")
+            if call is None:
+                continue
+            deadline, guard, doing = call
+            if deadline.passed():
+                give_up(f"stuck in NCCL, which was {doing}: {guard.overdue(deadline.seconds())}")
 
 
 _watch = functools.cache(_Watch)
+
+
+def unique_id(guard: Guard) -> bytes:
+    """What the ranks of a new link find each other by.  Raises: CollectiveError."""
+    try:
+        with _watch().over(guard, math.inf, "asked for the identity of a communicator"):
+            identity = nccl.get_unique_id()
+    except (nccl.NcclError, KeyError) as error:
+        raise CollectiveError(f"NCCL: {_said(error)}") from error
+    return identity if isinstance(identity, bytes) else bytes(byte % 256 for byte in identity)
 
 
 class Link:
@@ -225,14 +229,14 @@ class Link:
                     yield stream.ptr
                     guard.launched()
                 finally:  # in an open group even an abort would wait for its end
-                    with _watch().over(guard, _GRACE):
+                    with _watch().over(guard, _GRACE, "told to begin"):
                         nccl.groupEnd()
                 self._wait(stream, guard)
             except BaseException as error:
                 broken = error if isinstance(error, runtime.CUDARuntimeError) else _broken(stream)
                 if broken is not None:
                     give_up(f"{guard.where()}: {broken}")
-                self.abort()
+                self.abort(f" after {type(error).__name__}: {error}")
                 if said := _said(error):
                     raise CollectiveError(f"{guard.where()}: NCCL reports {said}.") from error
                 raise
@@ -256,11 +260,11 @@ class Link:
             raise runtime.CUDARuntimeError(status)
         self._comm.check_async_error()
 
-    def abort(self) -> None:
+    def abort(self, why: str = "") -> None:
         """End the communicator, whatever it is in; the second time nothing."""
         comm, self._comm = self._comm, None
         if comm is not None:
-            with _watch().over(self._guard, math.inf):
+            with _watch().over(self._guard, math.inf, f"told to give up{why}"):
                 comm.abort()
 
     @property

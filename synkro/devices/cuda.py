@@ -205,7 +205,8 @@ class CudaDevice(Device):
 
         def load_all() -> None:
             for source, target in loads:
-                self.load(source, target, over)
+                if not over.is_set():
+                    self.load(source, target, over)
 
         return self._loader.submit(load_all)
 

@@ -29,6 +29,11 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
         "with .get()",
     ),
     (
+        Exception,
+        "Cannot determine Numba type of <class 'cupy",
+        "numba compiles for the CPU: copy the array, with .get()",
+    ),
+    (
         RuntimeError,
         "tensors to be on the same device",
         "modules that a function brings along are moved to the GPU, tensors are not: move them, with "

@@ -6,8 +6,9 @@ make a portion, or a part of a single row where that is larger than the buffer.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from typing import Any
 
 import numpy as np
@@ -74,5 +75,17 @@ def _share(copy: Callable[[Any], None], portion: Source, threads: Executor, work
     if parts <= 1:
         copy(...)
         return
-    for done in [threads.submit(copy, slice(*span)) for span in split(0, rows, parts)]:
-        done.result()
+    over, waiting = threading.Event(), []
+
+    def run(span: slice) -> None:
+        if not over.is_set():
+            copy(span)
+
+    try:
+        for start, stop in split(0, rows, parts):
+            waiting.append(threads.submit(run, slice(start, stop)))
+        for done in waiting:
+            done.result()
+    finally:
+        wait(waiting)
+        over.set()  # for what is queued although no thread could be started for it

@@ -401,3 +401,35 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path):
             f(x, batch=rows, num_slices=2)
         thread.join()
         assert not look()
+
+
+def test_variables_are_whole_again_after_ctrl_c_while_inputs_are_let_go(watched):
+    def slow_down():
+        from synkro.devices import cuda
+
+        fill = cuda.fill
+
+        def slow(*args):
+            time.sleep(0.3)
+            fill(*args)
+
+        cuda.fill = slow
+
+    def fails(x):
+        def interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Timer(0.05, interrupt).start()
+        raise ValueError("boom")  # while the next slice is on its way
+
+    x = watched.data(np.ones((600_000, 2)))
+    w = watched.shared(np.arange(600_000.0))
+    rows = np.random.default_rng(0).permutation(len(x))
+    fails = watched.function(fails, sliceable_shareds=[w], outputs=[])
+    look = watched.function(lambda: len(w.value), outputs="max")
+    watched.function(slow_down, outputs=[])()
+    watched.distribute()
+    for _ in range(3):
+        with pytest.raises(synk.WorkerError):
+            fails(x, batch=rows, num_slices=3)
+        assert look() == 600_000

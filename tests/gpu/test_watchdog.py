@@ -169,7 +169,7 @@ def stuck(patience, what):
 @pytest.mark.parametrize(("what", "patience"), [("sleeps", 1.0), ("raises", 60.0)])
 def test_a_rank_that_is_stuck_in_c_is_ended(own, what, patience):
     works(own)
-    missing = r"stuck in NCCL: all_to_all .*: not complete after \d+ s, as rank 1 did not begin it"
+    missing = r"stuck in NCCL, which was told to begin: all_to_all .* s, as rank 1 did not begin it"
     with Watch(), pytest.raises(synk.WorkerDied, match=missing) as caught:
         own.function(stuck(patience, what), outputs=[])()
     assert caught.value.rank == 0
@@ -292,3 +292,35 @@ def test_a_communicator_that_is_made_too_late_is_ended_by_its_own_thread(pair):
 
     pair.function(run, outputs=[])()
     assert works(pair)
+
+
+def test_an_abort_that_hangs_tells_what_came_before(own):
+    works(own)
+
+    def run():
+        from synkro.comms import nccl as watched
+
+        class Stuck:
+            def __init__(self, comm):
+                self.comm = comm
+
+            def allReduce(self, *_):
+                raise ValueError("not today")
+
+            def abort(self):
+                time.sleep(60)
+
+        watched.PATIENCE = 1.0
+        if synk.rank() == 1:
+            for _, link in synk.world.current.comm._links._known.values():
+                link._comm = Stuck(link._comm)
+        return ones()
+
+    with (
+        Watch(),
+        pytest.raises(
+            synk.WorkerDied, match=r"told to give up after ValueError: not today: all_reduce"
+        ) as caught,
+    ):
+        own.function(run, outputs=[])()
+    assert caught.value.rank == 1
