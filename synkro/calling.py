@@ -152,6 +152,8 @@ class PreparedCall:
 
     def _let_go(self, arguments: Any) -> None:
         """The pieces are computed, or one has failed: of the inputs nothing is needed any more."""
+        if arguments is self._fixed and not self._sliced:
+            return
         with atomic:
             for variable in self._sliced:
                 variable.show(None)

@@ -66,16 +66,14 @@ def module_of(fn: Any) -> Any:
 
 
 def library_instead(fn: Any) -> str | None:
-    """Whose arrays *fn* takes instead of CuPy's: "numpy" (numba's functions), "jax" (those of
-    ``jax.jit``), or None."""
+    """Whose arrays *fn* takes instead of CuPy's: as ``library_of_function``, and "jax" (functions of
+    ``jax.jit``, which take NumPy's on the CPU)."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    if _is(fn, "jax.stages", "Wrapped"):
-        return "jax"
-    return "numpy" if is_numba(fn) else None
+    return "jax" if _is(fn, "jax.stages", "Wrapped") else library_of_function(fn)
 
 
-def lives_on_a_device(value: Any) -> bool:
+def is_movable(value: Any) -> bool:
     """Whether *value* is what ``move`` takes: a module of PyTorch's, or an optimizer."""
     return _is(value, "torch.nn", "Module") or _is(value, "torch.optim", "Optimizer")
 

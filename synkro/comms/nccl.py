@@ -4,10 +4,10 @@ Whoever calls these has agreed with the other ranks before (``agreement``), and 
 that they need: from then on nothing but the hardware, or the end of a process, can keep a rank away.
 Nobody waits for ever all the same:
 
-    where a rank waits      who watches           what happens when it takes too long
-    connecting, in C        the main thread       the thread that connects is left to itself
-    groupEnd, in C          a thread of its own   the process ends (WorkerDied)
-    for the GPU             the main thread       the communicator is aborted (CollectiveError)
+    where a rank waits       who watches           what happens when it takes too long
+    connecting, in C         the main thread       the thread that connects is left to itself
+    groupEnd, abort, in C    a thread of its own   the process ends (WorkerDied)
+    for the GPU              the main thread       the communicator is aborted (CollectiveError)
 
 An error of NCCL's aborts the communicator, too.  One of CUDA's ends the process: after it an abort, and
 whatever else waits for the GPU, may wait for ever.

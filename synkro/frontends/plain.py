@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..arrays import is_numeric, native, shortened
 from ..errors import InvalidType, OutputError
-from ..foreign import handed, host_array, is_key, is_numba, lives_on_a_device
+from ..foreign import handed, host_array, is_key, is_movable, is_numba
 from .base import Buffer, FrontEnd
 from .refused import advice, is_open_file, known
 
@@ -34,7 +34,7 @@ class PlainFrontEnd(FrontEnd):
         along: list[Any] = []
 
         def reduced(obj: Any) -> Any:
-            if lives_on_a_device(obj):
+            if is_movable(obj):
                 along.append(obj)
             return self._reduced(obj)
 
