@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 import synkro
-from synkro.devices.gpus import visible, why_not_nccl
+from synkro.controller.placement.gpus import visible, why_not_nccl
 from synkro.machine import readable_bytes
 
 from .common import Samples, Side, environment

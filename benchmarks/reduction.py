@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 import synkro
-import synkro.session
+import synkro.controller.session
 from synkro.machine import readable_bytes
 
 from .bare import BareAllReduce
@@ -87,12 +87,12 @@ def against_bare(report: Report, bare: BareAllReduce, sizes: list[int], runs: in
 
 def session_with(outboxes: int) -> synkro.Session:
     """A session whose workers leave outputs in outboxes of *outboxes* bytes together."""
-    usual = synkro.session._OUTBOXES
-    synkro.session._OUTBOXES = outboxes
+    usual = synkro.controller.session._OUTBOXES
+    synkro.controller.session._OUTBOXES = outboxes
     try:
         return synkro.Session(2, verbose=False)
     finally:
-        synkro.session._OUTBOXES = usual
+        synkro.controller.session._OUTBOXES = usual
 
 
 def crossing(report: Report, sizes: list[int], runs: int) -> None:
@@ -124,7 +124,7 @@ def crossing(report: Report, sizes: list[int], runs: int) -> None:
     low = dearer[-1]
     share = -math.log(ratios[low]) / (math.log(ratios[low + 1]) - math.log(ratios[low]))
     report.figure("they cost the same at", sizes[low] * (sizes[low + 1] / sizes[low]) ** share, "bytes")
-    share = readable_bytes(synkro.session._OUTBOXES // 2)
+    share = readable_bytes(synkro.controller.session._OUTBOXES // 2)
     report.note(f"outboxes hold {share} a rank of two")
 
 

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from synkro.progress import Progress  # noqa: E402  which may not be installed
+from synkro.controller.progress import Progress  # noqa: E402  which may not be installed
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 QUESTIONS: dict[str, tuple[str, ...]] = {

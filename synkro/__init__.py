@@ -1,50 +1,30 @@
 """Synkro runs one array function on all the devices of a machine at once.
 
-The house has floors; a module imports only from lower ones, or from its own folder::
+The first folder of a path says in which process a line runs: ``controller/`` in the user's process,
+``worker/`` in a worker, everything below them in both.  The house has floors; a module imports only
+from lower floors, or from its own folder::
 
-   10  extensions  update rules, and training steps that are one call
-       tracing     where the time of the calls of the current session goes
-       cli/        python -m synkro: info, doctor and bench
-    9  api         fork, close, data, function, distribute …, on the current session
-    8  session     Session: an engine with the functions and data that belong to it
-    7  function    Function: plan, run, collect
-       graphs      functions of PyTensor graphs
-       planning    from a function's arguments to the plan of a call
-       distribution  the functions of a session, and how they get to the workers
-       collect     from all ranks' replies to the user's result
-       variables   the variables of a session, and the collectives over them
-       shared      Shared: a variable on the workers, as the main process has it
-       linked      PyTensor's shared variables, and the worker variables that stand for them
-       saving      variables and generators, to a file and back
-       alone       a function in the main process by itself
-       data        Data: a typed array in shared memory
-    6  engine      the workers of a session, and run(command), the only door to them
-    5  worker      a worker's loop: receive, do, reply
-       replica     what every rank is: its functions, variables, segments; a handler a command
-       calling     one call of one function: pieces, outputs, updates
-       group       the ranks of a call, as the function that runs on them sees them
-       resident    a variable as one rank has it
-    4  comms/      reduce operations, and collectives over arrays
-       trace       what the main process and every rank did, and when
-       timeline    a trace as a file, a table, and a picture
-       failures    what failed in the workers, as errors of the main process
-       frontends/  a user's function made ready to travel
-    3  devices/    what a worker computes on
-    2  messages    the commands and replies
-       ipc/        shared memory, wake-ups, processes, their output
-    1  variable    what every variable is
-       arrays      values as arrays that have arithmetic: checks and casts
-       plan/       what a call will do: integers in, frozen dataclasses out
-    0  errors      every error, drawn as a tree
-       machine     usable cores and memory
-       foreign     objects of other libraries, told apart without importing them
-       progress    lines of status, and how far long work is
-       world       the module-level variables: the current session, or this worker's replica
+   10  extensions/  update rules, and training steps that are one call
+       cli/         python -m synkro: info, doctor and bench
+    9  api          fork, close, data, function, distribute …, on the current session
+    8  controller/  THE USER'S PROCESS: sessions, functions, variables, results, the engine
+    7  worker/      A WORKER PROCESS: its loop, its rank, one call of one function
+    6  comms/       reduce operations, and collectives over arrays
+    5  devices/     what a worker computes on
+       packing/     a user's function made ready to travel
+       ipc/         commands and replies, and worker processes
+    4  messages     the commands and replies
+       memory/      shared memory, and what becomes of it
+    3  plan/        what a call will do: integers in, frozen dataclasses out
+    2  values/      arrays, variables, and objects of other libraries
+    1  here         the current session, or the rank that this process is
+    0  errors       every error, drawn as a tree
+       machine      usable cores and memory
 
 A call goes down on the left and comes back up on the right::
 
-    function ─ planning ──▶ engine.run ─▶ block ─▶ worker ─▶ replica ─▶ the user's function
-    collect ◀── replies ◀── engine ◀─── block ◀── outbox, segments ◀── merged outputs
+    function ─ planner ──▶ engine.run ─▶ block ─▶ loop ─▶ rank ─▶ call ─▶ the user's function
+    collector ◀─ replies ◀── engine ◀─── block ◀── outbox, segments ◀── merged outputs
 """
 
 from .api import (
@@ -63,6 +43,7 @@ from .api import (
     get_shapes,
     get_value,
     load,
+    plot_timeline,
     rank,
     recv,
     reduce,
@@ -74,9 +55,14 @@ from .api import (
     set_value,
     shared,
     size,
+    summary,
+    trace,
     xp,
 )
-from .data import Data
+from .controller.calls.function import Function
+from .controller.data import Data
+from .controller.session import Session
+from .controller.variables.shared import Shared
 from .errors import (
     CallTimeout,
     CollectiveError,
@@ -97,10 +83,6 @@ from .errors import (
     WorkerDied,
     WorkerError,
 )
-from .function import Function
-from .session import Session
-from .shared import Shared
-from .tracing import plot_timeline, summary, trace
 
 __version__ = "0.1.0"
 

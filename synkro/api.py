@@ -5,22 +5,22 @@ Nothing is decided in here but which session that is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from . import world
-from .data import Data
-from .engine import State
+from . import here
+from .controller.data import Data
+from .controller.engine.engine import State
+from .controller.session import Session
+from .controller.variables.shared import Shared
 from .errors import InvalidType, NotForked, UsageError
-from .group import Group
-from .replica import Replica
-from .session import Session
-from .shared import Shared
+from .worker.group import Group
 
 
 def fork(
@@ -61,8 +61,8 @@ def fork(
     Raises: UsageError if there is a session already, or for arguments that cannot be; WorkerDied if a
     worker ends while it starts; CallTimeout; NotAvailable.
     """
-    current = world.current
-    if isinstance(current, Session):
+    current = here.session
+    if current is not None:
         if current.state is State.READY:
             raise UsageError(
                 f"fork() was called already, and {current.n_parallel} workers are running: call "
@@ -81,13 +81,13 @@ def fork(
         profile_workers=profile_workers,
         verbose=verbose,
     )
-    world.current = session
+    here.session = session
     return session.n_parallel
 
 
 def close() -> None:
     """End the workers of ``fork()``, if there are any.  It is also called at exit."""
-    if world.current is not None:
+    if here.session is not None or here.rank is not None:
         current_session("close").close()
 
 
@@ -425,38 +425,77 @@ def barrier() -> None:
     _inside("barrier").barrier()
 
 
+# ── where the time goes ──────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """Record what the main process and every rank do in the block, and write it to *path* after it.
+
+    ``with synk.trace("calls.json"): …`` writes a file in the Trace Event Format, which
+    https://ui.perfetto.dev and ``chrome://tracing`` open; without *path* the record is kept for
+    ``summary()`` and ``plot_timeline()`` only.  One lane shows the main process (plan, send, wait,
+    collect), and one each rank: wake, begin; inputs, compute and outputs, once a slice; collective,
+    store, reduce; and the wait for slower ranks.  Of each lane the last 200,000 steps are kept.  The
+    environment variable ``SYNKRO_TRACE``, a path, traces a whole session, from ``fork()`` to
+    ``close()``.
+
+    Raises: InvalidType, InvalidValue for a path that cannot be written, or while another trace goes on.
+    """
+    with current_session("trace").trace(path):
+        yield
+
+
+def summary() -> None:
+    """Print where the time of the traced calls went, a line a function.
+
+    ``compute`` is the function itself; ``transfer`` moves inputs and outputs; ``communication`` is
+    collectives, with the waiting in them, and reductions; ``waiting`` is for slower ranks, and
+    ``overhead`` all else.  They are shares of the calls' time, as means over the ranks; ``imbalance`` is
+    how much more than the mean the slowest rank computed.
+
+    Raises: UsageError if nothing was traced in this session.
+    """
+    current_session("summary").summary()
+
+
+def plot_timeline(path: str | os.PathLike[str], calls: int = 10) -> None:
+    """Draw the last traced *calls* as a picture (PNG, PDF, SVG … by *path*'s suffix), a lane a rank.
+
+    Raises: UsageError if nothing was traced; InvalidValue for a *path* that cannot be written;
+    NotAvailable without matplotlib.
+    """
+    current_session("plot_timeline").plot_timeline(path, calls)
+
+
 # ── where we are ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def current_session(verb: str) -> Session:
     """The session that ``synkro.verb()`` is for.  Raises: NotForked, UsageError."""
-    here = world.current
-    if here is None:
-        raise NotForked(
-            f"there are no workers yet for {verb}(): call synkro.fork() first. (A Session of your own "
-            f"has methods of these names.)"
-        )
-    if isinstance(here, Replica):
+    if here.rank is not None:
         raise UsageError(
             f"{verb}() was called inside a worker: a function that runs on the workers is plain array "
             f"code; call Synkro's functions in the main program."
         )
-    session: Session = here
-    return session
+    if here.session is None:
+        raise NotForked(
+            f"there are no workers yet for {verb}(): call synkro.fork() first. (A Session of your own "
+            f"has methods of these names.)"
+        )
+    return here.session
 
 
 def _group() -> Group | None:
     """The ranks of the running call, inside a function; None in the main program."""
-    here = world.current
-    if not isinstance(here, Replica):
-        group: Group | None = world.group.get()
-        return group
-    if threading.current_thread() is not threading.main_thread() or os.getpid() != here.pid:
+    if here.rank is None:
+        return here.group.get()
+    if threading.current_thread() is not threading.main_thread() or os.getpid() != here.rank.pid:
         raise UsageError(
             "a collective was called from a thread, or a process, that the function has started: call "
             "it from the function itself."
         )
-    return here.group
+    return here.rank.group
 
 
 def _inside(verb: str) -> Group:

@@ -11,7 +11,7 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Read        → Done    show your replicas, as if a function had returned them
     Inspect     → Shapes  what shapes have your replicas?
     Exchange    → Ack     take part in a collective over your replicas
-    Generator   → State   what is, or from now on shall be, the state of your random generator?
+    Generator   → GeneratorState  what is, or from now on shall be, the state of your random generator?
     Store       → Ack     copy outputs of the last call that wait with you into shared memory
     Reduce      → Ack     reduce your share of what all ranks have stored
     Deliver     → (the reply that was too long)
@@ -141,7 +141,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptOutput:
     """Leaf *leaf* of the last call's outputs becomes variable *number*.
 
     A rank that took no part has no rows of it: an array of *dtype*, of shape ``(0, *tail)``.
@@ -155,7 +155,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Keep:
-    outputs: tuple[Kept, ...]
+    outputs: tuple[KeptOutput, ...]
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Generator:
 
 
 @dataclass(frozen=True)
-class Placement:
+class StoredPiece:
     """Piece *piece* of leaf *leaf* of the last call's outputs goes to *region*."""
 
     leaf: int
@@ -228,7 +228,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Store:
-    placements: tuple[tuple[Placement, ...], ...]
+    placements: tuple[tuple[StoredPiece, ...], ...]
     """One tuple a rank."""
 
 
@@ -321,7 +321,7 @@ class Shapes:
 
 
 @dataclass(frozen=True)
-class State:
+class GeneratorState:
     generator: Any
 
 
@@ -365,4 +365,4 @@ Command = (
     | Release
     | Exit
 )
-Reply = Ack | Started | Done | Shapes | State | TooLong | Failed
+Reply = Ack | Started | Done | Shapes | GeneratorState | TooLong | Failed

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import synkro as synk
-import synkro.session
-from synkro import world
-from synkro.devices.gpus import visible
+import synkro.controller.session
+from synkro import here
+from synkro.controller.placement.gpus import visible
 
 INLINE = 1 << 17
 """Outputs of more bytes than this go through Store and Reduce in the tests' sessions."""
 
-synkro.session._OUTBOXES = INLINE
+synkro.controller.session._OUTBOXES = INLINE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -105,7 +105,7 @@ def nothing_left_behind():
     before = children(), descriptors(), shared_files()
     yield
     synk.close()
-    world.current = None
+    here.session = None
     gc.collect()
     assert wait_until(lambda: children() <= before[0]), children() - before[0]
     left = {fd: what for fd, what in descriptors().items() if fd not in before[1]}

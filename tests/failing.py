@@ -11,7 +11,7 @@ import cloudpickle
 import numpy as np
 
 from conftest import INLINE
-from synkro import world
+from synkro import here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -43,7 +43,7 @@ def total(session, n=7):
 
 
 def rank():
-    return world.current.rank
+    return here.rank.number
 
 
 class Watch:

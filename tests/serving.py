@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 import synkro as synk
-from synkro import world
+from synkro import here
 from synkro.machine import available_cores
 
 
@@ -14,16 +14,16 @@ def start(workers, **options):
     crowded = pytest.warns(RuntimeWarning, match="CPU workers on")
     with crowded if workers > available_cores() else contextlib.nullcontext():
         synk.fork(workers, **{"timeout": 60, "verbose": False, **options})
-    session, world.current = world.current, None
+    session, here.session = here.session, None
     return session
 
 
 @contextlib.contextmanager
 def running(workers, **options):
     """The module functions go to so many workers until the end of the block."""
-    world.current = session = start(workers, **options)
+    here.session = session = start(workers, **options)
     try:
         yield session
     finally:
         session.close()
-        world.current = None
+        here.session = None

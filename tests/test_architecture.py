@@ -1,4 +1,7 @@
-"""The floors of the house, drawn in ``synkro/__init__.py``, and the rules that tools can check."""
+"""The house, drawn in ``synkro/__init__.py``, and the rules that tools can check.
+
+A *room* is a folder of ``synkro/`` or a module beside them; rooms lie on floors.
+"""
 
 import ast
 import inspect
@@ -15,24 +18,27 @@ import synkro
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "synkro"
 FILES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = sorted({file.parent for file in FILES} - {PACKAGE})
 ENTRIES = {"__init__", "__main__"}  # doors to the house: above every floor
-MAX_LINES = 500
+MAX_CLASS, MAX_FUNCTION = 300, 60  # lines of code
+LARGE = {"Meeting", "GpuCommunicator", "Planner", "Engine", "Variables"}
+LOOSE = {*ENTRIES, "api", "errors", "machine", "messages", "here"}
 
 HOMES = {
     "cupy": {"devices/cuda.py", "comms/nccl.py"},
-    "pytensor": {"frontends/pytensor.py"},
-    "jax": {"frontends/jax.py"},
-    "torch": {"frontends/torch.py"},
-    "numba": {"frontends/numba.py"},
-    "tqdm": {"progress.py"},
-    "mpi4py": {"comms/mpi.py"},
+    "pytensor": {"packing/pytensor.py"},
+    "jax": set(),
+    "torch": set(),
+    "numba": {"packing/numba.py"},
+    "tqdm": {"controller/progress.py"},
+    "mpi4py": set(),
     "sklearn": set(),
     "theano": set(),
 }
 
 
 def drawn_floors():
-    """Floor by name, as drawn in the package's docstring; a folder's name ends with a slash."""
+    """Floor by room, as drawn in the package's docstring; a folder's name ends with a slash."""
     drawing = synkro.__doc__.partition("::\n\n")[2].partition("\n\n")[0]
     floors, floor = {}, None
     for line in drawing.splitlines():
@@ -49,23 +55,30 @@ def relative(file):
     return file.relative_to(PACKAGE).as_posix()
 
 
-def unit(name):
-    """The name in the drawing of a module's path, such as ``plan/`` of ``plan/split.py``."""
+def room(name):
+    """The room of a module's path, such as ``plan/`` of ``plan/split.py``."""
     head, slash, _ = name.partition("/")
     return head + slash if slash else head.removesuffix(".py")
 
 
+def is_for_types(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def imports(file):
-    """All modules that *file* imports, anywhere in it: ``(line, dotted name)``, without dots before."""
+    """All modules that *file* imports: ``(line, dotted name, whether for type checkers only)``."""
     package = ["synkro", *file.relative_to(PACKAGE).parent.parts]
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree = ast.parse(file.read_text())
+    for_types = {id(inner) for node in ast.walk(tree) if is_for_types(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            yield from ((node.lineno, alias.name, id(node) in for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             dotted = ".".join([*base, *filter(None, [node.module])])
             for alias in node.names:  # a module of a package, or a name in a module
-                yield node.lineno, dotted if is_module(dotted) else f"{dotted}.{alias.name}"
+                full = dotted if is_module(dotted) else f"{dotted}.{alias.name}"
+                yield node.lineno, full, id(node) in for_types
 
 
 def is_module(dotted):
@@ -73,62 +86,97 @@ def is_module(dotted):
 
 
 def house_imports(file):
-    """The modules of Synkro that *file* imports, as paths below the package."""
-    for line, dotted in imports(file):
+    """The modules of Synkro that *file* imports: ``(line, path below the package, for types)``."""
+    for line, dotted, for_types in imports(file):
         if dotted == "synkro" or dotted.startswith("synkro."):
             path = ROOT / dotted.replace(".", "/")
             found = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
-            yield line, relative(found) if found.exists() else relative(path.parent / "__init__.py")
+            found = found if found.exists() else path.parent / "__init__.py"
+            if not found.exists():
+                found = path.parent.with_suffix(".py")
+            yield line, relative(found), for_types
+
+
+def graph(*, rooms=False):
+    """What each module, or each room, imports when it runs."""
+    found = {}
+    for file in FILES:
+        targets = {target for _, target, for_types in house_imports(file) if not for_types}
+        if rooms:
+            targets = {room(target) for target in targets} - {room(relative(file))}
+        found.setdefault(room(relative(file)) if rooms else relative(file), set()).update(targets)
+    return found
 
 
 @pytest.mark.quick
-def test_the_drawing_shows_every_module():
-    built = {unit(relative(file)) for file in FILES} - ENTRIES
-    assert built <= FLOORS.keys(), built - FLOORS.keys()
-    assert FLOORS.keys() <= built, FLOORS.keys() - built
+def test_the_drawing_shows_every_room():
+    built = {room(relative(file)) for file in FILES} - ENTRIES
+    assert built == FLOORS.keys()
     assert set(FLOORS.values()) == set(range(max(FLOORS.values()) + 1))
+    assert {file.stem for file in PACKAGE.glob("*.py")} == LOOSE
+
+
+@pytest.mark.quick
+def test_there_are_at_most_twenty_rooms_on_a_dozen_floors():
+    found = graph(rooms=True)
+    assert len(found) <= 20
+    height = {}
+    for name in TopologicalSorter(found).static_order():  # raises CycleError
+        height[name] = 1 + max((height[below] for below in found[name]), default=0)
+    assert height["api"] > height["controller/"] > height["worker/"] > height["plan/"] > 1
+    assert max(height.values()) <= 12
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("file", FILES, ids=relative)
 def test_imports_go_down(file):
     name = relative(file)
-    if unit(name) in ENTRIES:
-        assert "__main__.py" not in {target for _, target in house_imports(file)}
+    if room(name) in ENTRIES:
+        assert "__main__.py" not in {target for _, target, _ in house_imports(file)}
         return
+    own = FLOORS[room(name)]
     wrong = []
-    for line, target in house_imports(file):
-        same_folder = Path(target).parent == file.relative_to(PACKAGE).parent
-        own, other = FLOORS[unit(name)], FLOORS.get(unit(target), 99)
-        if not (other < own or (other == own and same_folder)):
+    for line, target, for_types in house_imports(file):
+        other = FLOORS.get(room(target), 99)
+        inside = room(target) == room(name)
+        if not (other < own or inside or (for_types and name == "here.py")):
             wrong.append(f"{name}:{line} (floor {own}) imports {target} (floor {other})")
     assert not wrong
 
 
 @pytest.mark.quick
 def test_imports_have_no_circle():
-    graph = {relative(file): {target for _, target in house_imports(file)} for file in FILES}
-    assert set(graph["api.py"]) > {"session.py"}  # the graph is not empty
-    TopologicalSorter(graph).prepare()  # raises CycleError
+    found = graph()
+    assert found["api.py"] > {"controller/session.py"}  # the graph is not empty
+    TopologicalSorter(found).prepare()  # raises CycleError
 
 
 @pytest.mark.quick
-def test_plan_knows_no_process_and_channel_no_command():
-    loaded = {
-        name: {target for _, target in house_imports(PACKAGE / name)}
-        for name in map(relative, FILES)
-        if name.startswith(("plan/", "ipc/", "comms/"))
+def test_the_two_sides_meet_in_one_file():
+    """The user's process runs code of the workers only where it does by itself what they do."""
+    found = graph()
+    crossing = {name for name in found if name.startswith("controller/")} & {
+        name for name, targets in found.items() if any(t.startswith("worker/") for t in targets)
     }
-    for name, targets in loaded.items():
-        allowed = {
-            "plan/": ("plan/", "errors", "foreign"),
-            "ipc/": ("ipc/", "plan/", "errors", "machine"),
-        }
-        folder = unit(name)
-        if folder in allowed:
-            assert all(target.startswith(allowed[folder]) for target in targets), (name, targets)
-        else:
-            assert not any(t.startswith(("messages", "frontends/", "ipc/channel")) for t in targets)
+    assert crossing == {"controller/calls/serial.py"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
+def test_every_folder_says_what_is_in_it(folder):
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    drawn = re.findall(r"^ {4}(\w+/?) {2,}\S", text, re.MULTILINE)
+    files = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+    folders = {f"{inner.name}/" for inner in FOLDERS if inner.parent == folder}
+    assert sorted(drawn) == sorted(files | folders)
+
+
+@pytest.mark.quick
+def test_comms_and_the_channel_know_no_command():
+    found = graph()
+    for name in found:
+        if name.startswith(("comms/", "ipc/", "memory/")):
+            assert not any(t.startswith(("messages", "packing/")) for t in found[name]), name
 
 
 @pytest.mark.quick
@@ -136,17 +184,47 @@ def test_optional_packages_stay_in_their_homes():
     guests = {
         (package, relative(file))
         for file in FILES
-        for _, dotted in imports(file)
+        for _, dotted, _ in imports(file)
         if (package := dotted.partition(".")[0]) in HOMES
     }
     assert {(p, name) for p, name in guests if name not in HOMES[p]} == set()
-    assert ("tqdm", "progress.py") in guests  # the search finds what is there
+    assert ("tqdm", "controller/progress.py") in guests  # the search finds what is there
+
+
+def lines_of_code(node, text):
+    """How many lines of *node* hold code: no comments, no blank lines, no docstrings."""
+    docs = {
+        line
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(inner) is not None
+        for line in range(inner.body[0].lineno, inner.body[0].end_lineno + 1)
+    }
+    lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1)}
+    own = set(range(node.lineno, node.end_lineno + 1)) - docs
+    return sum(1 for number in own if lines[number] and not lines[number].startswith("#"))
 
 
 @pytest.mark.quick
-def test_files_are_short():
-    lengths = {relative(file): len(file.read_text().splitlines()) for file in FILES}
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+def test_classes_and_functions_are_short():
+    too_long = {}
+    for file in FILES:
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)):
+            limit = {ast.ClassDef: MAX_CLASS, ast.FunctionDef: MAX_FUNCTION}.get(type(node))
+            if limit and lines_of_code(node, text) > limit and node.name not in LARGE:
+                too_long[f"{relative(file)}:{node.name}"] = lines_of_code(node, text)
+    assert too_long == {}
+
+
+@pytest.mark.quick
+def test_no_two_classes_have_one_name():
+    names = [
+        node.name
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 @pytest.mark.quick

@@ -23,7 +23,7 @@ from synkro import (
     UsageError,
     WorkerError,
 )
-from synkro.devices.gpus import Visible
+from synkro.controller.placement.gpus import Visible
 from synkro.errors import InternalError
 from synkro.machine import available_memory
 from synkro.messages import Release
@@ -191,7 +191,9 @@ def test_numbers_of_workers(n, error, message):
     ],
 )
 def test_devices(devices, error, message, monkeypatch):
-    monkeypatch.setattr("synkro.devices.choice.visible", lambda: Visible((), 0, "there are none"))
+    monkeypatch.setattr(
+        "synkro.controller.placement.choice.visible", lambda: Visible((), 0, "there are none")
+    )
     with pytest.raises(error, match=message):
         synk.fork(devices=devices, verbose=False)
     if isinstance(devices, str) and devices:

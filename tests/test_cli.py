@@ -13,7 +13,7 @@ from conftest import ROOT
 from gpu.conftest import environment, nothing_left
 from synkro.cli import doctor, info
 from synkro.cli.commands import main
-from synkro.devices import gpus
+from synkro.controller.placement import gpus
 from synkro.devices.cpu import THREAD_VARIABLES
 
 

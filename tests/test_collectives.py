@@ -16,7 +16,7 @@ import pytest
 import synkro as synk
 from conftest import children, descriptors, shared_files, wait_until
 from serving import running, start
-from synkro import CallTimeout, SessionBroken, UsageError, WorkerDied, WorkerError, world
+from synkro import CallTimeout, SessionBroken, UsageError, WorkerDied, WorkerError, here
 from synkro.errors import CollectiveError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -46,9 +46,9 @@ def forked(request):
 @pytest.fixture
 def n(forked):
     """The number of workers that the module's functions go to; they serve the whole file."""
-    world.current = forked
+    here.session = forked
     yield forked.n_parallel
-    world.current = None
+    here.session = None
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +61,12 @@ def three_forked():
 @pytest.fixture
 def three(three_forked):
     """Three workers that outlive all errors of use: they answer, and answer right, after the test."""
-    world.current = three_forked
+    here.session = three_forked
     yield three_forked
     assert (
         per_rank(lambda: synk.all_reduce(np.ones(2) * synk.rank(), "sum").tolist() == [3, 3]) == [1] * 3
     )
-    world.current = None
+    here.session = None
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 import synkro as synk
 from synkro import InvalidType, InvalidValue, SessionClosed, SharedMemoryError
-from synkro.ipc import segment
 from synkro.machine import available_memory, readable_bytes
+from synkro.memory import segment
 
 pytestmark = pytest.mark.quick  # on every Python version
 

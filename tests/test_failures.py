@@ -30,9 +30,9 @@ from failing import (
     stubborn,
     total,
 )
-from synkro import world
-from synkro.engine import State
-from synkro.ipc.segment import Segment
+from synkro import here
+from synkro.controller.engine.engine import State
+from synkro.memory.segment import Segment
 from synkro.messages import Phase
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -110,7 +110,7 @@ def on_report(session, phase, count, end):
     """Let rank 1 end when it says that it is in *phase*."""
 
     def arm():
-        replica = world.current
+        replica = here.rank
         say = replica.report
 
         def report(now, done):
@@ -184,7 +184,7 @@ def while_memory_is_freed(session, end, tmp_path):
 
     def arm():
         if rank() == 1:
-            world.current._segments = Last(world.current._segments)
+            here.rank._segments = Last(here.rank._segments)
 
     f = session.function(rows, outputs=[])
     x = session.data(np.ones(1 << 21))  # much: a little is given back with the next command

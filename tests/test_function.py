@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import synkro as synk
 from conftest import INLINE
 from synkro import InvalidIndex, InvalidType, InvalidValue, WorkerError
-from synkro.frontends.plain import OUT_OF_BAND
+from synkro.packing.pickles import OUT_OF_BAND
 
 pytestmark = pytest.mark.quick  # on every Python version
 

@@ -15,12 +15,12 @@ from hypothesis.extra import numpy as hnp
 from conftest import children
 from synkro.comms.ops import OPERATIONS
 from synkro.comms.wire import CARRIED, carrier, decode, encode
-from synkro.devices import gpus
+from synkro.controller.placement import gpus
+from synkro.controller.placement.choice import Assignment, choose
+from synkro.controller.placement.gpus import SOCKETS, Gpu, Visible, nccl_environment, why_not_nccl
+from synkro.controller.placement.placement import Placement
 from synkro.devices.base import Source
-from synkro.devices.choice import Assignment, choose
-from synkro.devices.gpus import SOCKETS, Gpu, Visible, nccl_environment, why_not_nccl
 from synkro.devices.pins import PINNED_FROM, Pins
-from synkro.devices.placement import Placement
 from synkro.devices.portions import fill, portions
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
 
@@ -198,8 +198,8 @@ class TestPortions:
 @pytest.fixture
 def three_gpus(monkeypatch):
     found = Visible(H200, 22_900, "")
-    monkeypatch.setattr("synkro.devices.choice.visible", lambda: found)
-    monkeypatch.setattr("synkro.devices.placement.visible", lambda: found)
+    monkeypatch.setattr("synkro.controller.placement.choice.visible", lambda: found)
+    monkeypatch.setattr("synkro.controller.placement.placement.visible", lambda: found)
 
 
 class TestPlacement:
@@ -243,7 +243,9 @@ class TestPlacement:
             choose(n, devices, None)
 
     def test_no_gpu(self, monkeypatch):
-        monkeypatch.setattr("synkro.devices.choice.visible", lambda: Visible((), 0, "none is here"))
+        monkeypatch.setattr(
+            "synkro.controller.placement.choice.visible", lambda: Visible((), 0, "none is here")
+        )
         with pytest.raises(NotAvailable, match="devices= asks for GPUs, but none is here"):
             choose(None, "cuda", None)
 

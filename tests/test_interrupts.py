@@ -27,10 +27,10 @@ from failing import (
     stopped,
     total,
 )
-from synkro import world
-from synkro.engine import State
+from synkro import here
+from synkro.controller.engine.engine import State
 from synkro.errors import InvalidIndex
-from synkro.ipc.segment import Segment
+from synkro.memory.segment import Segment
 from synkro.messages import Phase
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -161,7 +161,7 @@ def test_ctrl_c_during_distribute(session, tmp_path):
 @pytest.mark.parametrize("phase", [Phase.STORING, Phase.REDUCING])
 def test_ctrl_c_while_large_outputs_are_fetched(phase, session):
     def arm():
-        replica = world.current
+        replica = here.rank
         say = replica.report
 
         def report(now, done):

@@ -8,7 +8,7 @@ import pytest
 
 import synkro as synk
 from conftest import children, descriptors, shared_files, wait_until
-from synkro import world
+from synkro import here
 
 MB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -32,8 +32,8 @@ class Count:
 
     def __init__(self, session):
         def held():
-            here = world.current
-            return np.array([len(here._segments), len(here.functions), len(os.listdir("/proc/self/fd"))])
+            mine = here.rank
+            return np.array([len(mine._segments), len(mine.functions), len(os.listdir("/proc/self/fd"))])
 
         self.session = session
         self.held = session.function(held, outputs="max")

@@ -256,9 +256,9 @@ def test_verbose_false_is_silent(capfd):
 
 def test_worker_output_reaches_the_user(capsys):
     def speak():
-        from synkro import world
+        from synkro import here
 
-        print("to stdout\nof", world.current.rank)
+        print("to stdout\nof", here.rank.number)
         print("to stderr", file=sys.stderr)
         os.write(1, "half a line, grün, \xff".encode("latin-1"))
 
@@ -631,7 +631,7 @@ other = synk.Session(1, verbose=False)
 f = other.function(lambda x: x, outputs="gather")
 x = other.data(np.arange(1e6))
 assert len(f(x)) == 1e6
-print(*synk.world.current.pids, *other.pids, flush=True)
+print(*synk.here.session.pids, *other.pids, flush=True)
 {end}
 """
     )

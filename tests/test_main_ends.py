@@ -14,7 +14,7 @@ import pytest
 import synkro as synk
 from conftest import ROOT, shared_files, wait_until
 from failing import SOON, Watch, gone, in_native_code, in_phase, sleeping, stubborn
-from synkro.engine import State
+from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -28,14 +28,14 @@ import numpy as np, synkro as synk
 from synkro.messages import Phase
 
 synk.fork(2, verbose=False)
-print("pids", *synk.world.current.pids, flush=True)
+print("pids", *synk.here.session.pids, flush=True)
 
 def busy(doing):
     print("running")
     doing()
 
 def running():
-    while synk.world.current._engine._controller.whereabouts(0)[0] != Phase.RUNNING:
+    while synk.here.session._engine._controller.whereabouts(0)[0] != Phase.RUNNING:
         time.sleep(0.005)
 """
 

@@ -12,7 +12,7 @@ import pytest
 
 import synkro as synk
 from failing import LARGE, Watch, rank, rows, total
-from synkro.ipc.segment import Segment
+from synkro.memory.segment import Segment
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

@@ -12,7 +12,7 @@ from conftest import wait_until
 
 CELLS = {
     "fork": "import numpy as np, synkro as synk\nsynk.fork(2, timeout=60)",
-    "pids": "print(*synk.world.current.pids)",
+    "pids": "print(*synk.here.session.pids)",
     "define": "def f(x):\n    return x.sum()\nf = synk.function(f, outputs='sum')\nsynk.distribute()",
     "call": "x = synk.data(np.arange(5.0))\nf(x)",
     "redefine": "def f(x):\n    return 2 * helper(x)\ndef helper(x):\n    return x.sum()\n"

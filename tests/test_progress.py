@@ -10,8 +10,8 @@ import termios
 
 import pytest
 
-from synkro import progress
-from synkro.progress import Progress
+from synkro.controller import progress
+from synkro.controller.progress import Progress
 
 SLICES = """
 import numpy as np, synkro
@@ -21,7 +21,7 @@ with synkro.Session(2, verbose=False) as session:
 """
 SLOW_TO_LOAD = """
 import time, numpy as np, synkro
-synkro.distribution._PATIENCE = 0.01
+synkro.controller.calls.distribution._PATIENCE = 0.01
 class Slow:
     def __setstate__(self, state):
         time.sleep(0.3)

@@ -35,7 +35,7 @@ def interpreted():
 @pytest.fixture(autouse=True)
 def current(workers, monkeypatch):
     """The module functions are the workers'; they stay for the next test."""
-    monkeypatch.setattr(synk.world, "current", workers)
+    monkeypatch.setattr(synk.here, "session", workers)
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from synkro.ipc.mapping import HUGE, map_file, take_huge_pages
-from synkro.ipc.segment import Segment
+from synkro.memory.mapping import HUGE, map_file, take_huge_pages
+from synkro.memory.segment import Segment
 from synkro.plan.call import Access
 
 pytestmark = pytest.mark.quick
@@ -121,7 +121,7 @@ def test_large_segments_lie_in_huge_pages():
 
 
 def test_without_huge_pages_a_segment_is_as_good(monkeypatch):
-    monkeypatch.setattr("synkro.ipc.mapping._MADV_COLLAPSE", -1)  # what older kernels do not know
+    monkeypatch.setattr("synkro.memory.mapping._MADV_COLLAPSE", -1)  # what older kernels do not know
     segment = Segment.create(1, 3 * HUGE)
     segment.base[...] = 1
     assert segment.base.sum() == 3 * HUGE

@@ -15,7 +15,7 @@ import pytest
 
 import synkro as synk
 from conftest import ROOT
-from synkro import extensions, world
+from synkro import extensions, here
 from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -26,7 +26,7 @@ NAP = 0.05
 
 @pytest.fixture
 def current(session, monkeypatch):
-    monkeypatch.setattr(world, "current", session)
+    monkeypatch.setattr(here, "session", session)
     return session
 
 
@@ -422,7 +422,7 @@ class TestBadUse:
             folder.rmdir()
 
     def test_no_session(self, monkeypatch):
-        monkeypatch.setattr(world, "current", None)
+        monkeypatch.setattr(here, "session", None)
         with pytest.raises(NotForked, match=r"trace\(\)"), synk.trace():
             """Never here."""
 

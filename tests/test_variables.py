@@ -22,7 +22,7 @@ from synkro import (
     SessionClosed,
     UsageError,
     WorkerError,
-    world,
+    here,
 )
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -54,9 +54,9 @@ def forked(request):
 @pytest.fixture
 def n(forked):
     """The number of workers that the module's functions go to; they serve the whole file."""
-    world.current = forked
+    here.session = forked
     yield forked.n_parallel
-    world.current = None
+    here.session = None
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def two_forked():
 @pytest.fixture
 def two(two_forked):
     """Two workers, for what does not depend on their number."""
-    world.current = two_forked
+    here.session = two_forked
     yield two_forked
-    world.current = None
+    here.session = None
 
 
 def moderate(examples):
@@ -1512,12 +1512,12 @@ def test_handles_and_variables_of_a_closed_session():
 
 
 def test_many_variables_that_go_at_once_are_told_in_parts(monkeypatch):
-    monkeypatch.setattr("synkro.engine._DEPARTURES", 3)
+    monkeypatch.setattr("synkro.controller.engine.engine._DEPARTURES", 3)
     with running(2):
         keep = synk.shared(1.0)
         many = [synk.shared(np.zeros(3)) for _ in range(20)]
         del many
-        left = synk.function(lambda: float(len(world.current.variables)), inputs=[], outputs="max")
+        left = synk.function(lambda: float(len(here.rank.variables)), inputs=[], outputs="max")
         counts = [left() for _ in range(8)]
         assert counts == sorted(counts, reverse=True)
         assert counts[-1] == 1

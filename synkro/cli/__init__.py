@@ -1,1 +1,8 @@
-"""The command line: ``python -m synkro info``, ``doctor`` and ``bench``."""
+"""``python -m synkro``.
+
+::
+
+    commands  the commands, and ``bench``
+    doctor    what works on this machine, tried out
+    info      what this machine has
+"""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..progress import Progress
+from ..controller.progress import Progress
 from . import doctor, info
 
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

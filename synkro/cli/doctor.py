@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import world
+from .. import here
 from ..api import xp
-from ..devices import gpus
+from ..controller.placement import gpus
+from ..controller.session import Session
 from ..errors import SharedMemoryError, SynkroError
-from ..ipc.segment import SHM_FOLDER, Segment
 from ..machine import available_cores, readable_bytes
-from ..session import Session
+from ..memory.segment import SHM_FOLDER, Segment
 
 _DESCRIPTORS = 1024  # that a program with many arrays needs
 _REDUCED = 1 << 24  # elements of float32
@@ -110,7 +110,7 @@ def _with_workers(devices: str | None) -> Iterator[Finding]:
     except SynkroError as error:
         yield Finding(name, "failure", str(error), "Mend this first: the other checks need workers.")
         return
-    before, world.current = world.current, session
+    before, here.session = here.session, session
     try:
         with session:
             count = session.n_parallel
@@ -125,7 +125,7 @@ def _with_workers(devices: str | None) -> Iterator[Finding]:
                     remedy = "Please report this, with the output of python -m synkro info."
                     yield Finding(check.__name__, "failure", _first_line(error), remedy)
     finally:
-        world.current = before
+        here.session = before
 
 
 def exactness(session: Session) -> Finding:

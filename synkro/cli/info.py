@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..devices import gpus
+from ..controller.placement import gpus
 from ..devices.cpu import THREAD_VARIABLES
-from ..ipc.segment import SHM_FOLDER
 from ..machine import available_cores, available_memory, cpu_name, interpreter, readable_bytes
+from ..memory.segment import SHM_FOLDER
 
 _NEEDED = ("numpy", "cloudpickle")
 _EXTRAS = ("cupy", "pytensor", "jax", "torch", "numba", "mpi4py", "ml_dtypes", "matplotlib", "tqdm")

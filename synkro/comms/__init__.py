@@ -1,13 +1,15 @@
-"""Arrays, ranks and operations; never functions or ``Data``.
+"""Collectives over arrays: they know arrays, ranks and operations, never functions or ``Data``.
 
-ops        the reduce operations: how values accumulate, and in which dtype
-base       the interface of a communicator
-meeting    where the ranks of a call meet
-records    what each of them says there
-agreement  how they find out whether all are in the same collective
-shm        through shared memory, for workers on CPUs
-gpu        between GPUs: agreed upon through shared memory, moved by NCCL
-links      which ranks NCCL connects
-nccl       NCCL, under a watchdog
-wire       what NCCL can carry, and how
+::
+
+    nccl       NCCL, under a watchdog
+    gpu        between GPUs: agreed upon through shared memory, moved by NCCL
+    links      which ranks NCCL connects
+    shm        through shared memory, for workers on CPUs
+    agreement  how the ranks find out whether all are in the same collective
+    records    what each of them says
+    meeting    where the ranks of a call meet
+    base       the interface of a communicator
+    wire       what NCCL can carry, and how
+    ops        the reduce operations: how values accumulate, and in which dtype
 """

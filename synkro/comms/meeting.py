@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import CollectiveError
-from ..ipc.arena import Arena
+from ..memory.arena import Arena
 
 KINDS = (
     "nothing",

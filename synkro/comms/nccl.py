@@ -32,8 +32,8 @@ import cupy
 from cupy.cuda import nccl, runtime
 
 from ..errors import CollectiveError
-from ..ipc.interrupts import atomic
 from ..ipc.process import give_up
+from ..memory.interrupts import atomic
 from .agreement import Guard
 
 PATIENCE = 120.0

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InvalidValue
+from ..plan.outputs import ALIASES
+
 Array = NDArray[Any]
 
 _SINGLE, _DOUBLE, _LONG = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
@@ -90,3 +93,11 @@ OPERATIONS = {
         Operation("min", np.minimum, accumulates=False),
     )
 }
+
+
+def operation_named(op: Any) -> Operation:
+    """Raises: InvalidValue for an unknown one."""
+    name = ALIASES.get(op, op) if isinstance(op, str) else None
+    if name not in OPERATIONS:
+        raise InvalidValue(f"op={op!r} is no reduce operation: expected {', '.join(OPERATIONS)}.")
+    return OPERATIONS[name]

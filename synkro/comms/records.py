@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import code_of
+from ..values.arrays import code_of
 from .meeting import KINDS
 from .ops import OPERATIONS, Array
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
     link: int = 0  # the number of the connection between the GPUs, 0 where there is none yet
 
 
-class Layout(NamedTuple):
+class PackedLayout(NamedTuple):
     """The arrays of a reduction as vectors, one a partial dtype: their sizes, and each array's place."""
 
     dtypes: tuple[np.dtype[Any], ...]
@@ -52,12 +52,12 @@ class Layout(NamedTuple):
     places: tuple[tuple[int, int, int], ...]  # the number of its vector, from where to where
 
 
-def layout_of(record: Record) -> Layout:
+def layout_of(record: Record) -> PackedLayout:
     return _cached_layout(record.given, record.operation)
 
 
 @lru_cache(_REMEMBERED)
-def _cached_layout(given: tuple[tuple[tuple[int, ...], str], ...], op: str) -> Layout:
+def _cached_layout(given: tuple[tuple[tuple[int, ...], str], ...], op: str) -> PackedLayout:
     dtypes: list[np.dtype[Any]] = []
     sizes: list[int] = []
     places = []
@@ -70,7 +70,7 @@ def _cached_layout(given: tuple[tuple[tuple[int, ...], str], ...], op: str) -> L
         start = sizes[vector]
         sizes[vector] += prod(shape)
         places.append((vector, start, sizes[vector]))
-    return Layout(tuple(dtypes), tuple((size,) for size in sizes), tuple(places))
+    return PackedLayout(tuple(dtypes), tuple((size,) for size in sizes), tuple(places))
 
 
 def given(arrays: Sequence[Array]) -> tuple[tuple[tuple[int, ...], str], ...]:

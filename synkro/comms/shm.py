@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import code_of
 from ..errors import InternalError
-from ..ipc.arena import Arena
-from ..ipc.mapping import map_file
-from ..ipc.segment import aligned
+from ..memory.arena import Arena
+from ..memory.mapping import map_file
+from ..memory.segment import aligned
 from ..plan.call import Access
 from ..plan.split import split
+from ..values.arrays import code_of
 from .agreement import Agreement
 from .base import Communicator
 from .meeting import Meeting, board_bytes

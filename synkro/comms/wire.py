@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import code_of
+from ..values.arrays import code_of
 from .ops import Array, Operation
 
 CARRIED = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")

@@ -29,13 +29,13 @@ from cupy.cuda import runtime
 from numpy.typing import NDArray
 
 from ..errors import NotAvailable
-from ..foreign import exposed, handed, move
-from ..ipc.interrupts import atomic
 from ..machine import readable_bytes
-from ..variable import Variable
+from ..memory.interrupts import atomic
+from ..values.foreign import exposed, handed, move
+from ..values.variable import Variable
 from .base import Array, Device, Source
 from .hints import hint
-from .kept import Kept
+from .kept import KeptInputs
 from .pins import Pins
 from .portions import empty, fill, portions
 
@@ -65,7 +65,7 @@ class CudaDevice(Device):
         self._inputs = cupy.cuda.Stream(non_blocking=True)
         self._incoming, self._outgoing = _Ring(), _Ring()
         self._loader: ThreadPoolExecutor | None = None
-        self.kept = Kept(self.memory()[1] // 16)
+        self.kept = KeptInputs(self.memory()[1] // 16)
         if preallocate is not None:
             self._preallocate(preallocate)
 

@@ -8,7 +8,7 @@ from typing import Any
 from .base import Array, Source
 
 
-class Kept:
+class KeptInputs:
     """Copies of broadcast inputs on the device, by where they lie in host memory.
 
     Attributes:

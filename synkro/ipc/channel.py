@@ -38,7 +38,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from .segment import ALIGNMENT
+from ..memory.segment import ALIGNMENT
 
 AREA = 1 << 17
 """Bytes of the command area and of each reply area; longer ones go through a segment of their own."""

@@ -1,7 +1,7 @@
 """One worker process: start it, watch it, interrupt it, stop it.
 
 A worker is a fresh interpreter (nothing is forked after threads or CUDA have started) that begins in
-``synkro.worker``.  It inherits its descriptors and nothing else.
+``synkro.worker.loop``.  It inherits its descriptors and nothing else.
 
 It cannot outlive the main process: the main process holds the write end of a pipe, its *lifeline*,
 and the worker asks the kernel for a SIGKILL to itself when that end is closed.  That needs no thread,
@@ -130,7 +130,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     fds = ",".join(map(str, (rank, size, *inherited)))
     return subprocess.Popen(
-        interpreter("from synkro.worker import main; main(argument)", fds),
+        interpreter("from synkro.worker.loop import main; main(argument)", fds),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,8 +2,11 @@
 
 Nothing in here knows a process, a device or a session.
 
-    split    rows over ranks, rows over slices
-    batch    what a user's ``batch=`` selects
-    outputs  nested outputs as flat leaves, and the reduction of each
+::
+
+    binding  arguments beside the parameters of a function
     call     the records that describe one call
+    outputs  nested outputs as flat leaves, and the reduction of each
+    batch    what a user's ``batch=`` selects
+    split    rows over ranks, rows over slices
 """

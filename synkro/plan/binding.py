@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue
-from ..foreign import library_named, library_of_function, module_of
+from ..values.foreign import library_named, library_of_function, module_of
 
 RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
 """Keywords of the call itself; a function's parameters cannot have these names."""

@@ -218,3 +218,24 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
             f"output_subset={list(subset)} names an output that is not there: {noun} has "
             f"{list(value) if isinstance(value, dict) else len(value)}."
         ) from None
+
+
+def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:
+    """The outputs and the *count* new values that a function with ``updates=`` returned.
+
+    Raises: OutputError.
+    """
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise OutputError(
+            f"the function {name!r} has updates=, so it returns two things, its outputs and the new "
+            f"values; it returned {describe(flatten(value)[1])}."
+        )
+    outputs, new = value
+    if not isinstance(new, tuple | list):
+        new = (new,)
+    if len(new) != count:
+        raise OutputError(
+            f"the function {name!r} returned {len(new)} new values for the {count} variables in "
+            f"updates=: return one for each, in their order."
+        )
+    return outputs, tuple(new)

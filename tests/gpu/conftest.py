@@ -14,8 +14,8 @@ import pytest
 
 import synkro as synk
 from conftest import ROOT, children, descriptors, shared_files, wait_until
-from synkro import world
-from synkro.devices import gpus
+from synkro import here
+from synkro.controller.placement import gpus
 
 STAND_IN = ROOT / "tests" / "stand_in"
 MEETING_PLACE = tempfile.TemporaryDirectory(
@@ -180,7 +180,7 @@ def nothing_left_behind():
     """Instead of the count after every test, for many sessions here serve many: one at the end."""
     with nothing_left():
         yield
-    world.current = None
+    here.session = None
 
 
 @pytest.fixture(autouse=True)
@@ -225,7 +225,7 @@ def machine(request):
             patch.setenv("FAKE_CUDA_DEVICES", "2")
         yield Machine(request.param, patch)
         synk.close()
-        world.current = None
+        here.session = None
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def make_believe():
     with nothing_left(), environment("stand-in", FAKE_CUDA_DEVICES="2") as patch:
         yield Machine("stand-in", patch)
         synk.close()
-        world.current = None
+        here.session = None
 
 
 class Machine:
@@ -287,9 +287,9 @@ class Machine:
 @pytest.fixture
 def n(session):
     """The number of ranks of a session that serves the module functions."""
-    world.current = session
+    here.session = session
     yield session.n_parallel
-    world.current = None
+    here.session = None
 
 
 def per_rank(fn, *args):

@@ -8,7 +8,7 @@ import pytest
 
 import synkro as synk
 from gpu.conftest import EVERY, per_rank, serving
-from synkro import extensions, world
+from synkro import extensions, here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -252,15 +252,15 @@ def test_training_takes_the_serial_steps(n, rule, slices):
         )
         x, t = synk.data(IMAGES), synk.data(DIGITS)
         losses = [step(x, t, batch=rows, num_slices=slices) for rows in BATCHES]
-        for rank in range(world.current.n_parallel):
+        for rank in range(here.session.n_parallel):
             assert np.array_equal(synk.get_value(rank, w), w.get_value())
         return losses, w.get_value(), b.get_value()
 
-    here = world.current
+    before = here.session
     got = trained()
     with synk.Session(1, devices="cpu", verbose=False, timeout=60) as serial:
-        world.current = serial
+        here.session = serial
         want = trained()
-        world.current = here
+        here.session = before
     for one, other in zip(got, want, strict=True):
         assert np.allclose(one, other, rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-import synkro.world
+import synkro.here
 import test_comms
 from gpu.conftest import MOST, serving
 from synkro.comms.ops import OPERATIONS
@@ -71,7 +71,7 @@ class OnDevice:
 
 def carried_out(body):
     """Run *body* on this rank; its outcome stays here, and goes home as bytes where all is well."""
-    replica = synkro.world.current
+    replica = synkro.here.current
     replica.test_outcome = cloudpickle.dumps(None)
     try:
         outcome = body(OnDevice(replica.comm, synkro.xp()))
@@ -83,7 +83,7 @@ def carried_out(body):
 
 
 def told():
-    return np.frombuffer(synkro.world.current.test_outcome, np.uint8)
+    return np.frombuffer(synkro.here.current.test_outcome, np.uint8)
 
 
 class GpuWorld:

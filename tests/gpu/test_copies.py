@@ -379,7 +379,7 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path):
             time.sleep(0.01)
 
     def reading():
-        device = synk.world.current.device
+        device = synk.here.rank.device
         return device._incoming._lock.locked() or device._loader._work_queue.qsize() > 0
 
     x = watched.data(np.ones((600_000, 2)))

@@ -9,8 +9,8 @@ import pytest
 import synkro as synk
 from failing import Watch
 from gpu.conftest import crews, serving
-from synkro import world
-from synkro.engine import State
+from synkro import here
+from synkro.controller.engine.engine import State
 from synkro.errors import InvalidType
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -263,7 +263,7 @@ def test_some_ranks_on_the_host_some_on_the_device(session, op):
 
     def by_rank(x):
         y = x * 2
-        return y.get() if world.current.rank % 2 else y
+        return y.get() if here.rank.number % 2 else y
 
     def by_slice(x):
         y = x * 2

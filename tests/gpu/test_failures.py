@@ -15,8 +15,8 @@ import synkro as synk
 from conftest import INLINE, wait_until
 from failing import SOON, Watch
 from gpu.conftest import crews, nothing_left, serving, settled, started
-from synkro import world
-from synkro.engine import State
+from synkro import here
+from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -54,10 +54,10 @@ def lonely(request):
 def own(lonely):
     """A session that the test may break."""
     with lonely() as session:
-        world.current = session
+        here.session = session
         yield session
         session.close()
-        world.current = None
+        here.session = None
 
 
 def total(session, n=7):
@@ -71,7 +71,7 @@ def total(session, n=7):
 
 
 def rank():
-    return world.current.rank
+    return here.rank.number
 
 
 # ── exceptions ───────────────────────────────────────────────────────────────────────────────────
@@ -209,7 +209,7 @@ def test_ranks_that_are_out_of_step_are_told(several, case):
 
 
 def test_variables_are_usable_after_a_failure(several):
-    world.current = several
+    here.session = several
     w = synk.shared(np.zeros(4))
 
     def step(x):
@@ -224,7 +224,7 @@ def test_variables_are_usable_after_a_failure(several):
     synk.broadcast(w, np.full(4, 2.0))
     for place in range(several.n_parallel):
         assert synk.get_value(place, w).tolist() == [2] * 4
-    world.current = None
+    here.session = None
     assert total(several) == 7
 
 

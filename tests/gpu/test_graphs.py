@@ -19,9 +19,9 @@ ROWS = np.random.default_rng(0).standard_normal((101, 4))
 def session(machine):
     machine.needs_jax()
     with machine.session() as session:
-        synk.world.current = session
+        synk.here.session = session
         yield session
-        synk.world.current = None
+        synk.here.session = None
 
 
 def test_outputs_and_updates_with_slices(session):

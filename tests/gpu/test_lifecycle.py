@@ -10,7 +10,7 @@ import pytest
 import synkro as synk
 from conftest import children, descriptors, wait_until
 from gpu.conftest import EVERY, settled, started
-from synkro import world
+from synkro import here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -52,8 +52,8 @@ def total(session):
 def test_devices_are_chosen(make_believe, devices, by_environment, want):
     make_believe.set(FAKE_CUDA_DEVICES=3, SYNKRO_DEVICES=by_environment)
     assert synk.fork(devices=devices, verbose=False, timeout=60) == len(want)
-    assert places(world.current) == want
-    assert total(world.current) == 7
+    assert places(here.session) == want
+    assert total(here.session) == 7
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_devices_are_chosen(make_believe, devices, by_environment, want):
 def test_hidden_and_reordered_devices(make_believe, visible, devices, want):
     make_believe.set(FAKE_CUDA_DEVICES=3, CUDA_VISIBLE_DEVICES=visible)
     synk.fork(devices=devices, verbose=False, timeout=60)
-    assert places(world.current) == want
-    assert total(world.current) == 7
+    assert places(here.session) == want
+    assert total(here.session) == 7
 
 
 def test_a_number_of_workers(make_believe):
     make_believe.set(FAKE_CUDA_DEVICES=3)
     assert synk.fork(2, verbose=False) == 2
-    assert places(world.current) == [0, 1]
+    assert places(here.session) == [0, 1]
     synk.close()
     with pytest.raises(synk.InvalidValue, match="3 GPUs") as caught:
         synk.fork(4, verbose=False)
@@ -150,7 +150,7 @@ def test_no_gpu(make_believe, environment, words):
 
 def test_no_cupy(make_believe, monkeypatch):
     sys.path.remove(next(path for path in sys.path if path.endswith("stand_in")))
-    from synkro.devices import gpus
+    from synkro.controller.placement import gpus
 
     if gpus.visible().gpus:
         pytest.skip("CuPy is installed here")
@@ -172,7 +172,7 @@ def test_a_broken_cupy(make_believe, monkeypatch, tmp_path):
 def test_without_nccl_all_goes_through_host_memory(make_believe, capfd, nccl):
     make_believe.set(FAKE_NCCL=nccl)
     assert synk.fork(devices="cuda", timeout=60) == 2
-    session = world.current
+    session = here.session
     large = np.random.default_rng(0).standard_normal((5, 60_000))
     f = synk.function(lambda x: (x.sum(axis=0), x.max()), outputs=("sum", "max"))
     for given in (large, large[:, :3]):
@@ -194,7 +194,7 @@ def test_without_nccl_all_goes_through_host_memory(make_believe, capfd, nccl):
 def test_one_gpu_needs_no_nccl(make_believe, capfd):
     make_believe.set(FAKE_NCCL="none", FAKE_CUDA_DEVICES=1)
     assert synk.fork(timeout=60) == 1
-    assert total(world.current) == 7
+    assert total(here.session) == 7
     assert "host memory" not in capfd.readouterr().err
 
 
@@ -204,7 +204,7 @@ def test_one_gpu_needs_no_nccl(make_believe, capfd):
 def test_status_lines(make_believe, capfd):
     make_believe.set(FAKE_CUDA_MEMORY=64 * MB)
     synk.fork(devices="dev0->cuda1;dev1->cuda0", preallocate=0.5)
-    assert total(world.current) == 7
+    assert total(here.session) == 7
     said = capfd.readouterr().err
     assert "2 of 2 detected GPUs" in said
     assert re.search(r"dev0.*cuda1.*Stand-in \(0000:00:1C\.0\)", said)
@@ -227,7 +227,7 @@ def test_status_lines_without_names(machine, capfd):
 def test_several_ranks_on_a_gpu(make_believe, capfd, version):
     make_believe.set(FAKE_NCCL_VERSION=version)
     synk.fork(devices=["cuda:0", "cuda:0"], timeout=60)
-    assert total(world.current) == 7
+    assert total(here.session) == 7
     said = capfd.readouterr().err
     assert ("host memory" in said) == (version < 23000)
     if version < 23000:

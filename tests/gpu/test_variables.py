@@ -8,7 +8,7 @@ import pytest
 
 import synkro as synk
 from gpu.conftest import MOST, crews, nothing_left, per_rank, serving, settled, started
-from synkro import world
+from synkro import here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -305,7 +305,7 @@ def test_save_and_load(crew, tmp_path):
 
     def forked():
         session = started(crew, devices, seed=3)
-        world.current = session
+        here.session = session
         w, arrays = filled(session.n_parallel, (4, 2), "f4", "w")
         return session, w, arrays, synk.shared(np.arange(3), name="v")
 
@@ -327,4 +327,4 @@ def test_save_and_load(crew, tmp_path):
         assert v.get_value().tolist() == [5, 5, 5]
         assert np.array_equal(per_rank(draw), wanted)
         session.close()
-        world.current = None
+        here.session = None

@@ -81,7 +81,7 @@ def spoilt(patience, what):
 
         before = watched.PATIENCE
         watched.PATIENCE = patience
-        links = synk.world.current.comm._links._known
+        links = synk.here.rank.comm._links._known
         if synk.rank() == 1:
             for _, link in links.values():
                 link._comm = Spoilt(link._comm)
@@ -159,7 +159,7 @@ def stuck(patience, what):
 
         watched.PATIENCE = patience
         if synk.rank() == 1:
-            for _, link in synk.world.current.comm._links._known.values():
+            for _, link in synk.here.rank.comm._links._known.values():
                 link._comm = Late(link._comm)
         return synk.all_to_all(synk.xp().ones(4))
 
@@ -188,7 +188,7 @@ def test_ranks_that_are_hosts_of_their_own_have_more_time_to_connect(pair):
 
         os.environ["NCCL_HOSTID"] = f"synkro-{synk.rank()}"
         watched._GRACE, watched._SLOW_GRACE = 1000.0, 0.5
-        links = synk.world.current.comm._links
+        links = synk.here.rank.comm._links
         links._known.clear()
         if synk.rank() == 1:
             links._connect, links.before = give_up, links._connect
@@ -200,7 +200,7 @@ def test_ranks_that_are_hosts_of_their_own_have_more_time_to_connect(pair):
 
         del os.environ["NCCL_HOSTID"]
         watched._GRACE, watched._SLOW_GRACE = 2.0, 20.0
-        links = synk.world.current.comm._links
+        links = synk.here.rank.comm._links
         links._known.clear()
         links._connect = getattr(links, "before", links._connect)
 
@@ -216,7 +216,7 @@ def test_a_link_that_one_rank_has_lost_is_made_anew_by_all(pair):
 
     def lose():
         if synk.rank() == 0:
-            for _, link in synk.world.current.comm._links._known.values():
+            for _, link in synk.here.rank.comm._links._known.values():
                 link.abort()
 
     pair.function(lose, outputs=[])()
@@ -228,7 +228,7 @@ def test_large_outputs_find_a_lost_link_too(pair):
     works(pair)
 
     def lose(x):
-        for _, link in synk.world.current.comm._links._known.values():
+        for _, link in synk.here.rank.comm._links._known.values():
             link.abort()
         return x.sum(axis=0)
 
@@ -244,7 +244,7 @@ def test_where_one_rank_cannot_connect_all_go_through_host_memory_at_once(pair):
         def give_up(*_):
             raise synk.CollectiveError("no more sockets")
 
-        links = synk.world.current.comm._links
+        links = synk.here.rank.comm._links
         links._known.clear()
         if synk.rank() == 1:
             links._connect = give_up
@@ -252,7 +252,7 @@ def test_where_one_rank_cannot_connect_all_go_through_host_memory_at_once(pair):
     pair.function(refuse, outputs=[])()
     assert works(pair)  # long before NCCL's own patience ends, and the timeout of the session
     known = pair.function(
-        lambda: next(iter(synk.world.current.comm._links._known.values()))[0], outputs=None
+        lambda: next(iter(synk.here.rank.comm._links._known.values()))[0], outputs=None
     )
     assert known() == [-1, -1]
     assert works(pair)
@@ -312,7 +312,7 @@ def test_an_abort_that_hangs_tells_what_came_before(own):
 
         watched.PATIENCE = 1.0
         if synk.rank() == 1:
-            for _, link in synk.world.current.comm._links._known.values():
+            for _, link in synk.here.rank.comm._links._known.values():
                 link._comm = Stuck(link._comm)
         return ones()
 

@@ -1,0 +1,17 @@
+"""The user's process: everything here runs where the program of the user runs.
+
+A call is planned in ``calls``, sent to the workers through ``engine``, and its outputs come together
+in ``results``.
+
+::
+
+    session     a session: its engine, functions, variables and data
+    calls/      functions: planned, sent to the workers, called
+    variables/  variables on the workers, and collectives over them
+    results/    the replies of all ranks as the user's result
+    data        arrays in shared memory, the inputs of functions
+    placement/  which devices a session uses
+    tracing/    where the time of calls goes
+    engine/     the workers as processes, and the one door to them
+    progress    lines of status, and bars of progress
+"""

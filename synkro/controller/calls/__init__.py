@@ -1,0 +1,10 @@
+"""Functions, from the user's callable to a call on all ranks.
+
+::
+
+    graphs        functions of PyTensor graphs
+    function      ``Function``: plan, run, collect
+    planner       from the arguments of a call to its plan
+    distribution  the functions of a session, and how they get to the workers
+    serial        a function in this process by itself
+"""

@@ -1,0 +1,139 @@
+"""The functions of a session, and how they get to the workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...memory.segment import Segment, aligned
+from ...messages import Distribute, FunctionSpec, Parcel, Phase
+from ...packing import settings
+from ...packing.pickles import Packer
+from ...plan.call import Access
+from ..engine.engine import Engine
+from ..progress import Progress
+from ..results.transfer import Outputs
+from ..variables.registry import Variables
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from .function import Function
+
+_PATIENCE = 2.0  # seconds before a distribution shows how far it is
+
+
+class Functions:
+    """The functions of a session, and how they get to the workers."""
+
+    def __init__(self, engine: Engine, outputs: Outputs, variables: Variables) -> None:
+        self.engine = engine
+        self.outputs = outputs
+        self.variables = variables
+        self._packer = Packer()
+        self._waiting: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
+        self._executor: ThreadPoolExecutor | None = None
+        self._settings: tuple[Any, ...] = ()  # those that the workers have
+
+    def add(self, function: Function) -> int:
+        """Take *function* up, to be distributed; returns its number."""
+        number = self.engine.number()
+        self._waiting[number] = function
+        self.engine.drop_function_with(function, number)
+        return number
+
+    def distribute(self, only: Function | None = None) -> None:
+        """Send the functions that the workers do not have yet, all in one pickle, or *only* one.
+
+        Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them.
+        """
+        with self.engine.lock:
+            self.engine.require_ready()
+            waiting = dict(sorted(self._waiting.items()))
+            if only is not None:
+                waiting = {n: f for n, f in waiting.items() if f is only}
+            if not waiting and not self.settings_changed():
+                return
+            say = self.engine.say if only is None else _quiet
+            say("Synkro distributing functions...")
+            start = time.monotonic()
+            specs = {
+                number: FunctionSpec(f.name, f.fn, f.output_modes, f.updates, f.finish)
+                for number, f in waiting.items()
+            }
+            parcel, segments = self._parcel(specs)
+            path = tuple(str(Path(entry).absolute()) for entry in sys.path)
+            command = Distribute(path, os.getcwd(), settings.collected(), parcel)
+            self._send(command, segments, len(specs), only is None)
+            self._settings = settings.changing()
+            for number in waiting:
+                self._waiting.pop(number, None)
+            say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
+
+    def _send(
+        self, command: Distribute, segments: list[tuple[Segment, Access]], count: int, shown: bool
+    ) -> None:
+        engine = self.engine
+        if not (shown and engine.verbose):
+            engine.run(command, segments)
+            return
+        totals = [count] * engine.size
+        with Progress("distributing", sum(totals), "function", _PATIENCE) as progress:
+            engine.run(
+                command,
+                segments,
+                on_tick=lambda: progress.reach(engine.steps(totals, [Phase.LOADING])),
+            )
+            progress.reach(sum(totals))
+
+    def _parcel(self, specs: dict[int, FunctionSpec]) -> tuple[Parcel, list[tuple[Segment, Access]]]:
+        """The pickled functions; their big buffers go once into memory that all workers map."""
+        stream, buffers = self._packer.pack(specs)
+        if not buffers:
+            return Parcel(stream, None, ()), []
+        segment = self.engine.allocate(sum(aligned(b.nbytes) for b in buffers))
+        spans = []
+        end = 0
+        for buffer in buffers:
+            stop = end + buffer.nbytes
+            segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
+            spans.append((end, stop))
+            end = aligned(stop)
+        return Parcel(stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
+
+    def bring(self, function: Function) -> None:
+        """Make sure that the workers have *function*, and the settings of the libraries."""
+        if function.number in self._waiting or self.settings_changed():
+            self.distribute(function)
+
+    def settings_changed(self) -> bool:
+        """Whether the workers lack settings that the main process has changed."""
+        return settings.changing() != self._settings
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Run *call* in the background, after those submitted before it."""
+        self.engine.require_ready()
+        if self._executor is None:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  no worker needs it
+
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="synkro-submit")
+        return self._executor.submit(call)
+
+    def close(self) -> None:
+        """Cancel what was submitted and has not begun, and give memory back."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._packer.close()
+        self.outputs.close()
+        self.variables.close()
+
+
+def _quiet(text: str) -> None:
+    """For what happens by itself, at a function's first call."""

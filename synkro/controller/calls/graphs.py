@@ -1,0 +1,67 @@
+"""Functions of PyTensor graphs: the classic form of ``function()``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ...errors import InvalidValue
+from ...values.foreign import is_graph_shared
+from ..variables.mirror import Bridge
+from .distribution import Functions
+from .function import Function
+
+
+def graph_function(
+    home: Functions,
+    inputs: Any,
+    outputs: Any,
+    bcast_inputs: Any,
+    updates: Any,
+    givens: Any,
+    sliceable_shareds: Any,
+    name: str | None,
+    options: dict[str, Any],
+) -> Function:
+    """A ``Function`` of graph variables, compiled here; *options* go to ``pytensor.function``.
+
+    Raises: InvalidType, InvalidValue for what is no graph, NotAvailable for workers on GPUs
+    without JAX, or an operation of the graph that JAX lacks.
+    """
+    from ...packing.pytensor import Graph  # noqa: PLC0415  whoever has graphs has imported it
+
+    home.engine.require_ready()
+    graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name)
+    variables = home.variables
+    replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
+    start = time.monotonic()
+    compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas, options)
+    compiled.warm()
+    home.engine.say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
+    changed = [(variables.linked.shared(theirs), op) for theirs, op in graph.updates]
+    function = Function(
+        home,
+        compiled,
+        graph.names[: graph.scattered],
+        graph.modes,
+        graph.names[graph.scattered :],
+        changed or None,
+        _sliceable(home, sliceable_shareds, replicas, graph.name),
+        name,
+    )
+    function.bridge = Bridge(variables.linked, replicas.values(), [variable for variable, _ in changed])
+    return function
+
+
+def _sliceable(home: Functions, given: Any, replicas: dict[Any, Any], name: str) -> Any:
+    """The worker variables of sliceable shared ones.  Raises: InvalidValue for one that is not used."""
+    if given is None:
+        return None
+    listed = given if isinstance(given, list | tuple) else [given]
+    for variable in listed:
+        if is_graph_shared(variable) and not any(variable is used for used in replicas):
+            raise InvalidValue(
+                f"sliceable_shareds names {variable}, which the graph of the function {name!r} does not "
+                f"use: leave it out."
+            )
+    return [home.variables.check(variable, "sliceable_shareds=") for variable in listed]

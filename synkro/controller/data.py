@@ -1,0 +1,413 @@
+"""``Data``: a typed array in shared memory, or in a file that all workers map.
+
+    Data ──▶ Region (which bytes, shape, dtype) ──▶ Segment (the memory)
+
+A region is never changed: when the array moves or takes another shape, it gets a new one.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, DTypeLike
+
+from ..errors import InvalidType, InvalidValue, SharedMemoryError
+from ..memory.files import file_of
+from ..memory.segment import Segment
+from ..plan.call import Access, Region
+from ..values.arrays import (
+    Array,
+    as_numeric,
+    cast,
+    checked_dtype,
+    checked_oversize,
+    checked_shape,
+    code_of,
+)
+from ..values.foreign import library_of
+from .engine.engine import Engine, State
+
+
+class Data(NDArrayOperatorsMixin):
+    """An array that all workers see: an input of functions.
+
+    It reads and writes like an ndarray: indexing, ``len``, arithmetic, NumPy's functions.  Views of it
+    (``x[:]``) stay valid whatever becomes of the ``Data``.
+
+    Attributes:
+        name: a name for messages, or None.
+        minibatch: whether it holds just the rows of a batch, so that a ``batch=`` is taken relative
+            to its lowest index.
+        library: "torch" or "jax" if its values came in such an array: as which functions get it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        dtype: DTypeLike,
+        ndim: int,
+        *,
+        minibatch: bool = False,
+        name: str | None = None,
+        library: str | None = None,
+    ) -> None:
+        """An empty one; made by ``data()``."""
+        self.name = name
+        self.library = library
+        self.minibatch = bool(minibatch)
+        self._engine = engine
+        self._dtype = checked_dtype(dtype, self._called())
+        if engine.on_gpus:  # which know one byte order
+            self._dtype = self._dtype.newbyteorder("=")
+        self._ndim = ndim
+        self._segment: Segment | None = None
+        self._region: Region | None = None
+        self._was_shared = False
+        self._array: Array = np.empty((0,) * ndim, self._dtype)
+        if ndim == 0:
+            self._resize((), 1.0)
+
+    def _called(self) -> str:
+        return f"the Data {self.name!r}" if self.name else "a Data"
+
+    # ── as an array ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def data(self) -> Array:
+        """The array itself: a view of the shared memory."""
+        self._touch()
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._ndim
+
+    @property
+    def size(self) -> int:
+        return self._array.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    @property
+    def alloc_size(self) -> int:
+        """The number of elements that there is memory for."""
+        if self._region is None or self._segment is None:
+            return 0
+        return (self._segment.nbytes - self._region.offset) // self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self._array[key]
+        if isinstance(found, np.ndarray):  # perhaps a view, which may be written to
+            self._touch()
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array[key] = value
+        self._touch()
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self._array
+
+    def __bool__(self) -> bool:
+        return bool(self._array)
+
+    def __int__(self) -> int:
+        return int(self._array)
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __complex__(self) -> complex:
+        return complex(self._array)
+
+    def __index__(self) -> int:
+        return operator.index(self._array)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": use x[:].{name}" if hasattr(np.ndarray, name) else ""
+        raise AttributeError(f"a Data has no attribute {name!r}{hint}")
+
+    def __iter__(self) -> Iterator[Any]:
+        self._touch()
+        return iter(self._array)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy:
+            return np.array(self._array, dtype)
+        self._touch()
+        converted = np.asarray(self._array, dtype)
+        if copy is False and converted.dtype != self._dtype:
+            raise ValueError(f"{self._called()} of {self._dtype} as {dtype} needs a copy.")
+        return converted
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.get("out", ())
+        if out:
+            kwargs["out"] = tuple(o.data if isinstance(o, Data) else o for o in out)
+        changes = method == "at"  # its first input
+        plain = [
+            (value.data if changes else value._array) if isinstance(value, Data) else value
+            for value in inputs
+        ]
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        return out[0] if len(out) == 1 else result
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        return f"Data({name}shape={self.shape}, dtype={self._dtype})"
+
+    def __reduce__(self) -> Any:
+        raise InvalidType(
+            f"{self._called()} cannot be pickled: pass it to a function as an input rather than "
+            f"using it as a global or closure variable; elsewhere send a copy, x[:].copy()."
+        )
+
+    # ── changing it ──────────────────────────────────────────────────────────────────────────────
+
+    def set_value(self, value: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
+        """Replace the contents, and the shape; more memory is taken only where it does not suffice.
+
+        Raises: InvalidType, InvalidValue, as ``condition_data``; SharedMemoryError.
+        """
+        oversize = checked_oversize(oversize)
+        array = self.condition_data(value, force_cast)
+        library = library_of(value) or self.library
+        same = array.shape == self.shape and library == self.library
+        if not same or self._region is None or not self._array.flags.writeable:
+            self._resize(array.shape, oversize)  # whose region is another one: plans go by that
+        self.library = library
+        self._array[...] = array
+        self._touch()
+
+    def condition_data(self, value: ArrayLike, force_cast: bool = False) -> Array:
+        """*value* as an array of this Data's dtype and number of dimensions; changes nothing.
+
+        Raises: InvalidType if the cast would lose information, unless *force_cast*, and for objects
+        and strings; InvalidValue for another number of dimensions.
+        """
+        array = cast(value, self._dtype, force_cast, self._called())
+        if array.ndim != self._ndim:
+            raise InvalidValue(
+                f"{self._called()} has {self._ndim} dimensions, got an array of {array.ndim} "
+                f"(shape {array.shape}); the number of dimensions cannot change."
+            )
+        return array
+
+    def set_length(self, length: SupportsIndex, oversize: float = 1) -> None:
+        """Change the number of rows.  Old rows keep their contents, new ones are zero."""
+        if self._ndim == 0:
+            raise InvalidValue(f"{self._called()} has no dimensions, so it has no length to set.")
+        self.set_shape((length, *self.shape[1:]), oversize)
+
+    def set_shape(self, shape: Sequence[SupportsIndex], oversize: float = 1) -> None:
+        """Change the lengths of the dimensions, not their number.
+
+        Elements whose index is in both shapes keep their contents, new ones are zero.
+        *oversize*, from 1 to 2, is how much more memory to take where more is needed.
+        """
+        oversize = checked_oversize(oversize)
+        wanted = checked_shape(shape)
+        if len(wanted) != self._ndim:
+            raise InvalidValue(
+                f"{self._called()} has {self._ndim} dimensions, got the shape {wanted} of "
+                f"{len(wanted)}; the number of dimensions cannot change."
+            )
+        if wanted == self.shape and self._region is not None:
+            return
+        if self._region is None:
+            self._resize(wanted, oversize)
+            return
+        common = tuple(slice(0, min(old, new)) for old, new in zip(self.shape, wanted, strict=True))
+        old, start = self._array, self.shape
+        if start[1:] != wanted[1:] or not old.flags.writeable:
+            old = old[common].copy()  # rows move when they change their length
+        self._resize(wanted, oversize)
+        if start[1:] == wanted[1:]:
+            self._array[start[0] :] = 0
+            if self._array.base is old.base:
+                return
+        else:
+            self._array[...] = 0
+        self._array[common] = old[common]
+
+    def free_memory(self) -> None:
+        """Give the memory back, here and on the workers; leaves an array without rows."""
+        self._segment = self._region = None
+        self._array = np.zeros((0,) * self._ndim, self._dtype)
+        self._engine.flush_drops()
+
+    def _resize(self, shape: tuple[int, ...], oversize: float) -> None:
+        """Point at memory for *shape*: the memory that there is, if it suffices, or new zeroed."""
+        elements = prod(shape)
+        segment = self._segment
+        if segment is None or not self._array.flags.writeable or elements > self.alloc_size:
+            self._engine.require_ready()
+            nbytes = int(elements * oversize) * self._dtype.itemsize
+            try:
+                segment = self._engine.allocate(nbytes)
+            except SharedMemoryError as error:
+                raise SharedMemoryError(
+                    f"no memory for {self._called()} of shape {shape} and dtype {self._dtype}: {error}"
+                ) from None
+        self._point(segment, Region(segment.number, 0, shape, code_of(self._dtype)))
+
+    def _point(self, segment: Segment, region: Region) -> None:
+        array = segment.array(region)  # which may raise
+        self._segment, self._region, self._array = segment, region, array
+        self._touch()
+
+    def map_file(self, array: np.memmap[Any, Any]) -> bool:
+        """Become *array*, the map of a file, without a copy; False if that cannot be done."""
+        found = file_of(array)
+        if found is None:
+            return False
+        fd, offset = found
+        try:
+            nbytes = os.fstat(fd).st_size
+            extent = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
+            if offset + extent + array.itemsize > nbytes:
+                raise InvalidValue(
+                    f"the file of the memory-mapped array has {nbytes} bytes, and the array reaches to "
+                    f"byte {offset + extent + array.itemsize}: the file was cut after it was mapped."
+                )
+            segment = Segment(self._engine.number(), fd, nbytes, Access.READ)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._engine.adopt(segment)
+        self._dtype = array.dtype  # as it lies there, in whatever byte order
+        self._point(
+            segment, Region(segment.number, offset, array.shape, code_of(array.dtype), array.strides)
+        )
+        return True
+
+    # ── whether it has changed ───────────────────────────────────────────────────────────────────
+
+    def _touch(self) -> None:
+        """The contents change, or somebody gets a view and may change them."""
+        if self._segment is not None:
+            self._engine.touch(self._segment)
+
+    def touch_if_shared(self) -> None:
+        """Before a call: the contents may have changed through a view that still lives."""
+        if self._segment is None:
+            return
+        # the segment's own reference, our array's, and the argument's; ours, and the argument's
+        shared = sys.getrefcount(self._segment.base) > 3 or sys.getrefcount(self._array) > 2
+        if shared or self._was_shared:  # what lived then may have been written to until it went
+            self._touch()
+        self._was_shared = shared
+
+    # ── as an input ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def region(self) -> Region | None:
+        """Where its contents lie; another object whenever they move or change their shape."""
+        return self._region
+
+    def input(self, engine: Engine, called: str) -> tuple[Region, Segment]:
+        """What a call on *engine* needs to know.
+
+        Raises: InvalidValue if it belongs to another session or was freed.
+        """
+        if self._engine is not engine:
+            state = self._engine.state
+            whose = "another" if state is State.READY else f"a {state.name.lower()}"
+            raise InvalidValue(
+                f"{called} belongs to {whose} session: make it anew in this one with data(x[:])."
+            )
+        if self._region is None or self._segment is None:
+            raise InvalidValue(
+                f"{called} has no memory (it is empty, or was freed): give it contents with set_value()."
+            )
+        if engine.on_gpus and self._dtype.char in "gG":
+            raise InvalidType(
+                f"{called} holds {self._dtype}, which GPUs do not have: convert it, to float64 say."
+            )
+        return self._region, self._segment
+
+
+def make_data(
+    engine: Engine,
+    value: ArrayLike | None = None,
+    var: Any = None,
+    dtype: DTypeLike | None = None,
+    ndim: int | None = None,
+    shape: Any = None,
+    minibatch: bool = False,
+    force_cast: bool = False,
+    oversize: float = 1,
+    name: str | None = None,
+) -> Data:
+    """See ``api.data``."""
+    engine.require_ready()
+    oversize = checked_oversize(oversize)
+    if var is not None:
+        dtype, ndim = dtype or var.dtype, var.ndim if ndim is None else ndim
+        name = name or getattr(var, "name", None)
+    wanted = None if shape is None else checked_shape(shape)
+    array = None if value is None else _as_array(value, dtype, force_cast, name)
+    dims = _one_ndim(ndim, wanted, array)
+    if dtype is None:
+        dtype = np.float64 if array is None else array.dtype
+    made = Data(engine, dtype, dims, minibatch=minibatch, name=name, library=library_of(value))
+    if array is None:
+        if wanted is not None:
+            made.set_shape(wanted, oversize)
+        return made
+    if wanted is not None and wanted != array.shape:
+        raise InvalidValue(f"shape={wanted} does not fit a value of shape {array.shape}: give one.")
+    if not (isinstance(array, np.memmap) and made.map_file(array)):
+        made.set_value(array, force_cast, oversize)
+    return made
+
+
+def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str | None) -> Array:
+    """*value* as an array of *dtype*, or of its own; a memory map stays one where it can."""
+    called = f"the Data {name!r}" if name else "a Data"
+    array = value if isinstance(value, np.memmap) else as_numeric(value, called)
+    if dtype is None:
+        checked_dtype(array.dtype, called)
+        return array
+    wanted = checked_dtype(dtype, called)
+    return array if array.dtype == wanted else cast(value, wanted, force, called)
+
+
+def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> int:
+    """The number of dimensions that *ndim*, *shape* and *array*, where given, agree on."""
+    said: dict[str, int] = {}
+    if ndim is not None:
+        try:
+            said["ndim="] = operator.index(ndim)
+        except TypeError:
+            raise InvalidType(f"ndim must be an int of 0 or more; got {ndim!r}.") from None
+    if shape is not None:
+        said["shape="] = len(shape)
+    if array is not None:
+        said["the value"] = array.ndim
+    if not said:
+        raise InvalidValue("data() needs a value, a shape, an ndim, or a var that has one.")
+    if len(set(said.values())) > 1 or min(said.values()) < 0:
+        listed = ", ".join(f"{who} has {count}" for who, count in said.items())
+        raise InvalidValue(f"the numbers of dimensions disagree or are negative: {listed}.")
+    return next(iter(said.values()))

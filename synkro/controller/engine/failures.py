@@ -1,0 +1,110 @@
+"""What failed in the workers, as the errors that the main process raises."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import CallTimeout, RemoteTraceback, SynkroError, WorkerDied, WorkerError
+from ...messages import Failed, Phase
+
+_DOING = {
+    Phase.WAITING: "has not begun",
+    Phase.LOADING: "is loading functions",
+    Phase.RUNNING: "is running the function, {} slices done",
+    Phase.MERGING: "is handing its outputs over, {} slices done",
+    Phase.STORING: "is storing outputs",
+    Phase.REDUCING: "is reducing outputs",
+}
+
+
+def worker_error(replies: Sequence[Any]) -> SynkroError:
+    """The exception of the lowest rank that failed by itself, not because another did."""
+    failures = [(rank, reply) for rank, reply in enumerate(replies) if isinstance(reply, Failed)]
+    rank, first = min(failures, key=lambda failure: (failure[1].strays, failure[0]))
+    original: BaseException | None = None
+    if first.pickled is not None:
+        with contextlib.suppress(Exception):
+            original = _Familiar(io.BytesIO(first.pickled)).load()
+    if first.usage and isinstance(original, SynkroError):
+        return original
+    name = f" in the function {first.function!r}" if first.function else ""
+    others = f" ({len(failures)} ranks failed; this is the first)" if len(failures) > 1 else ""
+    hint = ""
+    if isinstance(original, ValueError) and "read-only" in first.summary:
+        hint = " (inputs are read-only inside functions: copy before you write)"
+    elif "No matching definition" in first.summary and "readonly" in first.summary:
+        hint = " (inputs are read-only inside functions: leave numba's signature out, or copy)"
+    error = WorkerError(
+        f"rank {rank} failed{name}: {first.summary}{hint}{others}", rank, first.function, original
+    )
+    error.__cause__ = RemoteTraceback(first.traceback)
+    return error
+
+
+class _Familiar(pickle.Unpickler):
+    """Loads what is made of modules that this process has imported: it imports none for an error.
+
+    An error of CuPy's would otherwise bring CUDA to where no GPU is to be touched.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in sys.modules:
+            raise ImportError(f"{module} is not imported here")
+        return super().find_class(module, name)
+
+
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (out of memory, perhaps)",
+    signal.SIGSEGV: " (inputs are read-only: who writes to one in place, through a library that does "
+    "not check, ends so; copy it first, with .clone() in PyTorch)",
+}
+
+
+def worker_died(rank: int, pid: int, status: int, stderr: str) -> WorkerDied:
+    """What to raise for the end of a process with *status*: an exit code, or minus a signal."""
+    how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+    hint = _HINTS.get(-status, "")
+    ending = f" The end of its stderr:\n{stderr}" if stderr else ""
+    what = f"the worker of rank {rank} (pid {pid}) {how}"
+    return WorkerDied(
+        f"{what}{hint}. Call close() and then fork() to go on; all Data keep their contents.{ending}",
+        rank=rank,
+        pid=pid,
+        exitcode=None if status < 0 else status,
+        signal=-status if status < 0 else None,
+        stderr=stderr,
+    )
+
+
+def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> CallTimeout:
+    """What to raise when ranks have not answered within *limit* seconds.
+
+    *standing* has the pid, the phase and the slices done of each.
+    """
+    where = "; ".join(
+        f"rank {rank} (pid {pid}) {_DOING[Phase(phase)].format(done)}"
+        for rank, (pid, phase, done) in standing.items()
+    )
+    return CallTimeout(
+        f"no answer within the timeout of {limit:g} s from {ranks_in_words(tuple(standing))}: {where}. "
+        f"They were interrupted; the next call waits for them. If they are stuck, call close() and "
+        f"fork().",
+        ranks=tuple(standing),
+    )
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,175 @@
+"""Which devices a session uses, one worker on each: from ``fork``'s arguments or the environment."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InvalidType, InvalidValue, NotAvailable
+from ...machine import available_cores, cpu_name
+from .gpus import Gpu, Visible, visible
+
+VARIABLE = "SYNKRO_DEVICES"
+
+_FORMS = '"cpu", "cuda", a list such as ["cuda:0", "cuda:1"], or a map such as "dev0->cuda0;dev1->cuda1"'
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The device of one worker, and the context name that the user mapped to it (or None)."""
+
+    device: str
+    name: str | None = None
+    gpu: Gpu | None = None
+
+    @property
+    def core(self) -> int | None:
+        """The core that the worker is kept on: that of ``cpu3``; None for plain ``cpu``, and GPUs."""
+        index = self.device.removeprefix("cpu")
+        return sorted(os.sched_getaffinity(0))[int(index)] if index.isdigit() else None
+
+    def __str__(self) -> str:
+        what = cpu_name() if self.gpu is None else f"{self.gpu.name} ({self.gpu.address})"
+        return f"device {self.device}: {what}"
+
+
+def choose(
+    n_parallel: int | None, devices: str | Sequence[str] | None, environment_value: str | None
+) -> list[Assignment]:
+    """One assignment a worker, in the order of ranks.
+
+    *n_parallel* is ``fork``'s; *devices* its ``devices=``, instead of which *environment_value*
+    (of ``SYNKRO_DEVICES``) counts where it is None.
+
+    Raises: InvalidType, InvalidValue for what is no number of workers or no list of devices,
+    NotAvailable for GPUs that are not there.
+    """
+    count = None if n_parallel is None else _worker_count(n_parallel)
+    source = "devices="
+    if devices is None and environment_value:
+        devices, source = environment_value, VARIABLE
+    if devices is None and visible().gpus:
+        devices, source = "cuda", "this machine"
+    if devices is None or (isinstance(devices, str) and devices.strip() == "cpu"):
+        return [Assignment("cpu")] * _cpu_workers(count)
+    if isinstance(devices, str) and devices.strip() == "cuda":
+        devices = [f"cuda{gpu.index}" for gpu in _gpus(f"{source} asks for GPUs").gpus]
+        if count is not None and count > len(devices):
+            raise InvalidValue(
+                f"{count} workers were asked for, but {_counted(len(devices))} visible: list a GPU more "
+                f'than once, as in devices=["cuda:0", "cuda:0"], or say devices="cpu".'
+            )
+    named = _parse(devices, source)
+    if len({assignment.gpu is None for assignment in named}) > 1:
+        raise InvalidValue(
+            f"{source} names CPUs and GPUs ({', '.join(each.device for each in named)}): the workers of "
+            f"a session are on one kind of device."
+        )
+    if count is not None and count > len(named):
+        raise InvalidValue(
+            f"{count} workers were asked for, but {source} lists {len(named)} devices: list a "
+            f"device more than once to run several workers on it."
+        )
+    return named[:count]
+
+
+def _worker_count(n_parallel: Any) -> int:
+    try:
+        if isinstance(n_parallel, bool):
+            raise TypeError
+        count = operator.index(n_parallel)
+    except TypeError:
+        raise InvalidType(
+            f"the number of workers must be an int of 1 or more, or None for one a device; got "
+            f"{n_parallel!r}, a {type(n_parallel).__name__}."
+        ) from None
+    if count < 1:
+        raise InvalidValue(f"the number of workers must be 1 or more; got {count}.")
+    return count
+
+
+def _cpu_workers(count: int | None) -> int:
+    cores = available_cores()
+    if count is not None and count > cores:
+        warnings.warn(
+            f"{count} CPU workers on {cores} available cores: they will take turns.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return count or cores
+
+
+def _parse(devices: str | Sequence[str], source: str) -> list[Assignment]:
+    if isinstance(devices, str):
+        if "->" in devices:
+            return _parse_map(devices, source)
+        devices = [part.strip() for part in devices.split(",")]
+    if not isinstance(devices, Sequence) or not all(isinstance(part, str) for part in devices):
+        raise InvalidType(f"{source} takes {_FORMS}; got {devices!r}.")
+    if not devices:
+        raise InvalidValue(f"{source} names no device: give {_FORMS}.")
+    return [_assignment(part, source) for part in devices]
+
+
+def _parse_map(text: str, source: str) -> list[Assignment]:
+    """A map of context names, ``name->device`` separated by semicolons, as in Theano's contexts."""
+    assignments: list[Assignment] = []
+    for entry in text.split(";"):
+        name, arrow, device = (part.strip() for part in entry.partition("->"))
+        if not (name and arrow and device) or "->" in device:
+            raise InvalidValue(
+                f"{source} has the malformed entry {entry.strip()!r} in {text!r}: write "
+                f'"name->device", with ";" between entries, as in "dev0->cpu;dev1->cpu".'
+            )
+        if name.startswith(("cpu", "cuda", "opencl")):
+            raise InvalidValue(
+                f"{source} has the context name {name!r}, which looks like a device: choose one "
+                f"that does not begin with cpu, cuda or opencl, such as dev0."
+            )
+        if any(name == other.name for other in assignments):
+            raise InvalidValue(f"{source} maps the context name {name!r} twice: name each once.")
+        assignments.append(_assignment(device, source, name))
+    return assignments
+
+
+def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
+    """The device that *text* names, in its normal form, such as ``cpu`` or ``cuda0``."""
+    match = re.fullmatch(r"(cpu|cuda)(?::?(\d+))?", text.strip())
+    if match is None:
+        raise InvalidValue(f"{source} names the unknown device {text!r}: expected {_FORMS}.")
+    kind, index = match.groups("")
+    if kind == "cuda":
+        gpus = _gpus(f"{source} names {text!r}").gpus
+        if not index:
+            raise InvalidValue(f'{source} names {text!r} among others: say which GPU, as in "cuda:0".')
+        if int(index) >= len(gpus):
+            raise InvalidValue(
+                f"{source} names {text!r}, but {_counted(len(gpus))} visible to this process "
+                f"({', '.join(f'cuda:{gpu.index}' for gpu in gpus)}; CUDA_VISIBLE_DEVICES says which)."
+            )
+        gpu = gpus[int(index)]
+        return Assignment(f"cuda{gpu.index}", name, gpu)
+    cores = len(os.sched_getaffinity(0))
+    if index and int(index) >= cores:
+        raise InvalidValue(
+            f"{source} names {text!r}, but this process may use {cores} cores, cpu0 to "
+            f'cpu{cores - 1}: name one of them, or plain "cpu".'
+        )
+    return Assignment(f"cpu{index}", name)
+
+
+def _gpus(wish: str) -> Visible:
+    """Raises: NotAvailable if there are none for the *wish*."""
+    found = visible()
+    if not found.gpus:
+        raise NotAvailable(f'{wish}, but {found.reason}: use "cpu".')
+    return found
+
+
+def _counted(gpus: int) -> str:
+    return "1 GPU is" if gpus == 1 else f"{gpus} GPUs are"

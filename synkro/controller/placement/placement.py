@@ -1,0 +1,115 @@
+"""Where the workers of a session run: what each of them gets to know, and what the user reads of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from ...errors import InvalidType, InvalidValue
+from ...machine import available_cores
+from .choice import Assignment
+from .gpus import Gpu, nccl_environment, visible, why_not_nccl
+
+_MB = 1 << 20
+
+
+class Placement:
+    """The devices of a session, one a rank.
+
+    Attributes:
+        assignments: the device of each rank.
+        gpus, indices: its GPU, and which of the visible ones that is; empty on CPUs.
+        preallocate: the fraction of a GPU's memory that its worker takes at once, or None.
+        problem: why NCCL does not connect the ranks, or an empty text.
+    """
+
+    def __init__(
+        self, assignments: Sequence[Assignment], preallocate: float | None, asked: bool = True
+    ) -> None:
+        """*asked* says whether the user has chosen the devices.
+
+        Raises: InvalidType, InvalidValue for what is no fraction, or on CPUs.
+        """
+        self.assignments = tuple(assignments)
+        self.gpus: tuple[Gpu, ...] = tuple([each.gpu for each in assignments if each.gpu is not None])
+        self.indices = tuple(gpu.index for gpu in self.gpus)
+        self.preallocate = _fraction(preallocate, bool(self.gpus))
+        crowd = max((self.indices.count(index) for index in self.indices), default=0)
+        if self.preallocate is not None and self.preallocate * crowd > 1:
+            raise InvalidValue(
+                f"preallocate={self.preallocate:g} is what each worker takes of its GPU, and {crowd} "
+                f"workers share one: give at most {1 / crowd:.2g}."
+            )
+        self.problem = ""
+        self._asked = asked
+        if len(self.gpus) > 1:
+            self.problem = why_not_nccl(self.gpus, visible().nccl, os.environ)
+
+    @property
+    def linked(self) -> bool:
+        """Whether NCCL is to connect the ranks."""
+        return len(self.gpus) > 1 and not self.problem
+
+    def environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
+        """The environment of each worker: *common*, and for GPUs what libraries need, unless it is set.
+
+        JAX is to see no other GPU than the worker's own, and to take memory as it needs it.
+        """
+        if not self.gpus:
+            return [dict(common) for _ in self.assignments]
+        version = visible().nccl
+        return [
+            {
+                "JAX_CUDA_VISIBLE_DEVICES": str(gpu.index),
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+                **nccl_environment(self.gpus, version, rank),
+                **common,
+            }
+            for rank, gpu in enumerate(self.gpus)
+        ]
+
+    def before(self) -> Iterator[str]:
+        """Status lines for before the workers start."""
+        count = len(self.assignments)
+        if not self.gpus:
+            cores = available_cores()
+            if not self._asked and visible().installed:
+                yield f"Synkro uses CPUs, as {visible().reason}"
+            yield f"Synkro attempting to use {count} workers on {cores} detected CPU cores..."
+            return
+        found = len(visible().gpus)
+        yield f"Synkro attempting to use {len(set(self.indices))} of {found} detected GPUs..."
+        if self.preallocate is not None:
+            for assignment in self.assignments:
+                assert assignment.gpu is not None
+                total = assignment.gpu.nbytes // _MB
+                part = int(total * self.preallocate)
+                yield f"Preallocating {part}/{total} MB ({self.preallocate:.3f}) on {assignment.device}"
+
+    def after(self, master_rank: int) -> Iterator[str]:
+        """Status lines for when they have started."""
+        for rank, assignment in enumerate(self.assignments):
+            if assignment.name is not None:
+                yield f"Mapped name {assignment.name} to {assignment}"
+            elif self.gpus:
+                yield f"Rank {rank} is on {assignment}"
+        if self.problem:
+            yield f"Synkro: outputs and variables are reduced through host memory, as {self.problem}"
+        kind = "GPU" if self.gpus else "CPU"
+        yield f"Synkro: {len(self.assignments)} {kind} workers initialized, master rank: {master_rank}"
+
+
+def _fraction(preallocate: float | None, on_gpus: bool) -> float | None:
+    if preallocate is None:
+        return None
+    if isinstance(preallocate, bool) or not isinstance(preallocate, int | float):
+        raise InvalidType(
+            f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {preallocate!r}."
+        )
+    if not 0 <= preallocate <= 1:
+        raise InvalidValue(
+            f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {preallocate!r}."
+        )
+    if not on_gpus:
+        raise InvalidValue("preallocate= is for GPUs, and the workers are on CPUs: leave it out.")
+    return float(preallocate) or None

@@ -1,0 +1,7 @@
+"""From the replies of all ranks to the user's result.
+
+::
+
+    collector  small outputs are merged here; large ones are transferred
+    transfer   large outputs, through shared memory, by all ranks
+"""

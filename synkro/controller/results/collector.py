@@ -1,0 +1,176 @@
+"""From the replies of all ranks to the user's result.
+
+Each output of each rank lies either in the rank's outbox (it is small: this process merges them) or
+still in the worker (it is large).  Large outputs take two more steps, in which all ranks work::
+
+    workers' memory ─ Store ─▶ stages, one a rank ─ Reduce, each rank its share ─▶ result segment
+                    └ Store, for what is gathered, straight to its place ────────▶ result segment
+
+The result is a view of that segment, not a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import OutputError
+from ...messages import Done, KeptOutput, Leaf, Piece
+from ...plan.call import CallPlan, Survey
+from ...plan.outputs import assemble, describe, leaf_modes, leaf_paths, take_subset
+from .transfer import Leaves, Outputs, Transfer
+
+Array = NDArray[Any]
+
+
+class Collection:
+    """How the outputs of one call come together; serves again as long as the replies are the same."""
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        name: str,
+        spec: Any,
+        plan: CallPlan | Survey,
+        replies: Sequence[Done],
+        keep: Callable[[Sequence[KeptOutput]], list[Any]] | None = None,
+    ) -> None:
+        """*keep* makes handles of the outputs that stay where they are.
+
+        Raises: OutputError if the ranks' outputs do not fit each other.
+        """
+        self.replies = replies
+        self._home = outputs
+        self._name = name
+        self._plan = plan
+        self._spec = spec
+        if plan.subset is not None and isinstance(spec, tuple | list | dict):
+            self._spec = take_subset(plan.subset, spec, "outputs=")
+        self._nothing = isinstance(self._spec, tuple | list | dict) and not self._spec
+        self._tree = replies[plan.participants[0]].tree
+        self._outputs = [] if self._nothing else self._match()
+        for output in self._outputs:
+            if not output.waits:
+                output.views = [self._in_outbox(rank, piece) for rank, _, piece in output.pieces]
+        self._transfer: Transfer | None = None
+        self._keep = keep
+        self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
+        self._waiting = [
+            index for index, output in enumerate(self._outputs) if output.waits and output.mode != "keep"
+        ]
+
+    def _match(self) -> list[Leaves]:
+        first = self._plan.participants[0]
+        for rank in self._plan.participants:
+            if self.replies[rank].tree != self._tree:
+                raise OutputError(
+                    f"the function {self._name!r} returned {describe(self._tree)} on rank {first}, but "
+                    f"{describe(self.replies[rank].tree)} on rank {rank}: it must return the same on "
+                    f"every rank."
+                )
+        modes = leaf_modes(self._spec, self._tree)
+        return [
+            self._checked(index, mode, path)
+            for index, (mode, path) in enumerate(zip(modes, leaf_paths(self._tree), strict=True))
+        ]
+
+    def _checked(self, index: int, mode: str | None, path: str) -> Leaves:
+        leaves = [(rank, self._leaf(rank, index)) for rank in self._plan.participants]
+        pieces = [
+            (rank, number, piece) for rank, leaf in leaves for number, piece in enumerate(leaf.pieces)
+        ]
+        if mode is not None:
+            by_rows = mode in ("gather", "keep")
+            same = slice(1, None) if by_rows else slice(None)
+            first_rank, first = leaves[0]
+            for rank, leaf in leaves:
+                for piece in leaf.pieces:
+                    ours, theirs = first.pieces[0].shape, piece.shape
+                    differ = len(ours) != len(theirs) or ours[same] != theirs[same]
+                    if leaf.dtype != first.dtype or differ:
+                        rows = " but for the first dimension" if by_rows else ""
+                        hint = "" if by_rows else ' To concatenate rows say outputs="gather".'
+                        raise OutputError(
+                            f"output{path} of the function {self._name!r} has shape {ours} and dtype "
+                            f"{np.dtype(first.dtype)} on rank {first_rank}, but {theirs} and "
+                            f'{np.dtype(leaf.dtype)} on rank {rank}: "{mode}" needs the same dtype, and '
+                            f"the same shape{rows}.{hint}"
+                        )
+        return Leaves(mode, np.dtype(leaves[0][1].dtype), pieces)
+
+    def _leaf(self, rank: int, index: int) -> Leaf:
+        leaves = self.replies[rank].leaves
+        assert leaves is not None  # a participant has outputs
+        return leaves[index]
+
+    def _in_outbox(self, rank: int, piece: Piece) -> Array:
+        assert piece.offset is not None
+        memory = self._home.outbox[rank]
+        view: Array = np.ndarray(piece.shape, piece.dtype, buffer=memory, offset=piece.offset)
+        return view
+
+    # ── the result ───────────────────────────────────────────────────────────────────────────────
+
+    def result(self) -> Any:
+        """Merge what the ranks have left, into new memory, and nest it as the function did."""
+        if self._nothing:
+            return None
+        merged: list[Any] = [
+            None if output.waits else self._merge(output, output.views) for output in self._outputs
+        ]
+        if self._kept and self._keep is not None:
+            pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
+            wanted = [
+                KeptOutput(index, self._home.engine.number(), piece.shape[1:], piece.dtype)
+                for index, piece in zip(self._kept, pieces, strict=True)
+            ]
+            for index, handle in zip(self._kept, self._keep(wanted), strict=True):
+                merged[index] = handle
+        if self._waiting:
+            for index, value in zip(self._waiting, self._fetch(), strict=True):
+                merged[index] = value
+        if self._tree is None and self._spec is not None:
+            return merged[0]
+        return assemble(self._spec, self._tree, iter(merged))
+
+    def _merge(self, output: Leaves, views: list[Array]) -> Any:
+        """A leaf whose pieces lie in outboxes."""
+        if output.mode is None:
+            return [view.copy()[()] for view in views]
+        operation = output.operation
+        if operation is None:
+            return np.concatenate(views)
+        value = views[0] if len(views) > 1 else views[0].copy()
+        for number, view in enumerate(views[1:]):
+            value = operation.merge(value, view, out=value if number and value.ndim else None)
+        value = operation.finish(value, self._plan.total_weight, out=value if value.ndim else None)
+        return value.astype(operation.result_dtype(output.dtype), copy=False)[()]
+
+    def _fetch(self) -> list[Any]:
+        """The leaves that still wait in the workers: through shared memory, by all ranks."""
+        if self._transfer is None:
+            self._transfer = self._planned_transfer()
+        results: list[Any] = []
+        for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
+            output = self._outputs[index]
+            if output.operation is not None:
+                dtype = output.operation.result_dtype(output.dtype)
+                results.append(arrays[0].astype(dtype, copy=False))
+            else:
+                results.append(arrays if output.mode is None else arrays[0])
+        return results
+
+    def _planned_transfer(self) -> Transfer:
+        transfer = Transfer(self._home, self._plan.total_weight, self._plan.participants)
+        for index in self._waiting:
+            output = self._outputs[index]
+            inline = {
+                (rank, number): self._in_outbox(rank, piece)
+                for rank, number, piece in output.pieces
+                if piece.offset is not None
+            }
+            transfer.add(index, output, inline)
+        return transfer

@@ -1,0 +1,386 @@
+"""``Session``: the workers of this process, with the functions and the data that belong to them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import ArrayLike, DTypeLike
+
+from .. import here
+from ..devices.cpu import ALLOCATOR, thread_caps
+from ..errors import InvalidType, InvalidValue, NotAvailable, UsageError
+from ..machine import available_cores
+from ..memory.segment import aligned
+from ..messages import Gpus, Start
+from ..plan.call import Access, Region
+from ..values.foreign import has_graph_variables
+from ..values.random import generator
+from .calls.distribution import Functions
+from .calls.function import Function
+from .calls.graphs import graph_function
+from .data import Data, make_data
+from .engine.engine import Engine, State
+from .placement.choice import VARIABLE, choose
+from .placement.placement import Placement
+from .progress import status_line
+from .results.transfer import Outputs
+from .tracing import timeline
+from .tracing.trace import Trace
+from .variables.registry import Variables, new_token
+from .variables.shared import Shared
+
+_OUTBOXES = 1 << 21
+"""Bytes of all ranks' outboxes together.  Outputs that fit into their rank's are merged by the main
+process, whose work grows with the ranks; others by all ranks, at the cost of two more commands.  Where
+the two ways cost the same is measured in ``benchmarks/reduction.py``."""
+
+
+_traced_sessions = count(1)
+
+TRACE = "SYNKRO_TRACE"
+"""The environment variable that names a file for the trace of a whole session."""
+
+_STAMPS = 1 << 12  # numbers that segments share, by which workers on GPUs tell what has changed
+
+
+class Session:
+    """One worker process a device, and all that runs on them.
+
+    It is what ``fork()`` makes and the functions of the module use.  Made by hand it is a context
+    manager, closed at the end of its block; several may live side by side.
+    """
+
+    def __init__(
+        self,
+        n_parallel: int | None = None,
+        *,
+        devices: str | Sequence[str] | None = None,
+        master_rank: int = 0,
+        threads_per_worker: int | None = None,
+        start_timeout: float = 60.0,
+        timeout: float | None = None,
+        seed: int | None = None,
+        preallocate: float | None = None,
+        profile_workers: bool = False,
+        verbose: bool = True,
+    ) -> None:
+        """Start the workers; see ``fork``."""
+        _check_place()
+        if not isinstance(profile_workers, bool):
+            raise InvalidType(f"profile_workers must be True or False; got {profile_workers!r}.")
+        if profile_workers and not os.access(os.curdir, os.W_OK):
+            raise InvalidValue(
+                f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot "
+                f"be written: change to another."
+            )
+        seed = _seed(seed)
+        start_timeout = _seconds(start_timeout, "start_timeout")
+        timeout = None if timeout is None else _seconds(timeout, "timeout")
+        traced = _traced_to(os.environ.get(TRACE))
+        environment_value = os.environ.get(VARIABLE)
+        asked = devices is not None or bool(environment_value)
+        placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
+        count = len(placement.assignments)
+        self.master_rank = _rank(master_rank, count)
+        threads = _threads(threads_per_worker, count)
+        say = status_line(verbose)
+        for line in placement.before():
+            say(line)
+        environment = {**ALLOCATOR, **os.environ}
+        environment |= thread_caps(threads, environment, threads_per_worker is not None)
+        self._engine = Engine(placement.environments(environment), timeout, verbose)
+        try:
+            self._functions = self._begin(placement, start_timeout, seed, profile_workers)
+        except BaseException:
+            self._engine.close()
+            raise
+        for line in placement.after(self.master_rank):
+            say(line)
+        self._recording = None if traced is None else timeline.Recording(self._engine, traced)
+
+    def _begin(self, placement: Placement, start_timeout: float, seed: int, profiled: bool) -> Functions:
+        """Tell the workers who they are; they answer when they have imported all that they need."""
+        engine = self._engine
+        share = aligned(_OUTBOXES // engine.size)
+        segment = engine.allocate(engine.size * share)
+        outbox = Region(segment.number, 0, (engine.size, share), "|u1")
+        outputs = Outputs(engine, segment.array(outbox))
+        # its own generator comes after the workers', and stays the same one
+        rng = functools.cache(functools.partial(generator, seed, engine.size))
+        variables = Variables(engine, outputs, new_token(), self.master_rank, rng)
+        segments, gpus = [(segment, Access.WRITE)], None
+        if placement.gpus:
+            stamps = engine.allocate(8 * _STAMPS)
+            segments.append((stamps, Access.READ))
+            region = Region(stamps.number, 0, (_STAMPS,), "<u8")
+            engine.stamps = stamps.array(region)
+            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, region)
+        profiles = None
+        if profiled:
+            profiles = tuple(
+                os.path.abspath(f"synkro-{pid}-rank{rank}.prof") for rank, pid in enumerate(engine.pids)
+            )
+            engine.say(
+                f"Synkro: the workers write profiles when they end: {', '.join(profiles)} "
+                f"(python -m pstats FILE shows one)"
+            )
+        start = Start(
+            variables.token,
+            seed,
+            self.master_rank,
+            outbox,
+            tuple(assignment.core for assignment in placement.assignments),
+            gpus,
+            profiles,
+        )
+        replies = engine.run(start, segments, timeout=start_timeout)
+        placement.problem = placement.problem or replies[0].problem
+        outputs.linked = bool(placement.gpus) and not placement.problem
+        return Functions(engine, outputs, variables)
+
+    # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def n_parallel(self) -> int:
+        """The number of workers."""
+        return self._engine.size
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of the workers, by rank."""
+        return self._engine.pids
+
+    @property
+    def state(self) -> State:
+        """What the session can do."""
+        return self._engine.state
+
+    def close(self) -> None:
+        """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
+        self._engine.close()
+        self._functions.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<synkro.Session of {self.n_parallel} workers, {self.state.name.lower()}>"
+
+    # ── data and functions ───────────────────────────────────────────────────────────────────────
+
+    def data(
+        self,
+        value: ArrayLike | None = None,
+        var: Any = None,
+        dtype: DTypeLike | None = None,
+        ndim: int | None = None,
+        shape: Any = None,
+        minibatch: bool = False,
+        force_cast: bool = False,
+        oversize: float = 1,
+        name: str | None = None,
+    ) -> Data:
+        """An array in shared memory; see ``synkro.data``."""
+        return make_data(
+            self._engine, value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name
+        )
+
+    def function(
+        self,
+        fn: Callable[..., Any] | None = None,
+        inputs: str | Sequence[str] | None = None,
+        outputs: Any = "mean",
+        bcast_inputs: str | Sequence[str] | None = None,
+        updates: Any = None,
+        givens: Any = None,
+        sliceable_shareds: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """A ``Function``, or without *fn* a decorator that makes one; see ``synkro.function``."""
+        if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
+            return graph_function(
+                self._functions,
+                inputs,
+                () if outputs == "mean" else outputs,  # the default: the graph has none
+                bcast_inputs,
+                updates,
+                givens,
+                sliceable_shareds,
+                name,
+                options,
+            )
+        if givens is not None or options:
+            unknown = ", ".join(["givens"] * (givens is not None) + list(options))
+            raise InvalidType(f"function() got {unknown}=, which is for graphs of PyTensor only.")
+
+        def make(fn: Callable[..., Any]) -> Function:
+            return Function(
+                self._functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
+            )
+
+        if fn is not None:
+            return make(fn)
+        for names in (inputs, bcast_inputs):
+            if names is not None and not all(isinstance(each, str) for each in names):
+                raise NotAvailable(
+                    "function() without a callable takes the variables of a graph compiler, which is "
+                    "not available yet: pass a callable, and the names of its parameters."
+                )
+        self._engine.require_ready()
+        return make
+
+    def distribute(self) -> None:
+        """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
+        self._functions.distribute()
+
+    def shared(self, value: ArrayLike, name: str | None = None) -> Shared:
+        """A variable with a replica on every rank; see ``synkro.shared``."""
+        return self.variables.shared(value, name)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Named variables and generators to a file; see ``synkro.save``."""
+        from .variables import saving  # noqa: PLC0415  what it imports takes 1 MB in every worker
+
+        with self._engine.lock:  # all of one moment, also where calls go on in the background
+            saving.save(self.variables, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """… and back; see ``synkro.load``."""
+        from .variables import saving  # noqa: PLC0415
+
+        with self._engine.lock:
+            saving.load(self.variables, path)
+
+    @property
+    def variables(self) -> Variables:
+        """The variables on the workers, and the collectives over them."""
+        return self._functions.variables
+
+    # ── where the time goes ──────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
+        """Record what all ranks do in the block; see ``synkro.trace``."""
+        checked = None if path is None else timeline.checked_path(path)
+        self._recording = recording = timeline.Recording(self._engine, checked)
+        try:
+            yield
+        except BaseException:
+            recording.end_quietly()
+            raise
+        recording.end()
+
+    def summary(self) -> None:
+        """Print where the time of the traced calls went; see ``synkro.summary``."""
+        print(timeline.table(self._traced()))
+
+    def plot_timeline(self, path: str | os.PathLike[str], calls: int = 10) -> None:
+        """Draw the last traced calls; see ``synkro.plot_timeline``."""
+        timeline.plot(self._traced(), timeline.checked_path(path), _count(calls))
+
+    def _traced(self) -> Trace:
+        if self._recording is None or not self._recording.trace.calls:
+            raise UsageError(
+                "no call of this session was traced"
+                + (", there was none in its last trace" if self._recording is not None else "")
+                + ": make the calls inside `with trace():`, after fork(), or set "
+                f"{TRACE} to the path of a file before fork()."
+            )
+        self._recording.trace.fetch()
+        return self._recording.trace
+
+
+def _check_place() -> None:
+    if not sys.platform.startswith("linux"):
+        raise NotAvailable(f"Synkro runs on Linux only; this is {sys.platform}.")
+    if here.rank is not None:
+        raise UsageError(
+            "a session cannot be started inside a worker: a function that runs on the workers is "
+            "plain array code; call fork() and Synkro's functions in the main program."
+        )
+
+
+def _seconds(value: Any, name: str) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise InvalidType(f"{name} must be a number of seconds; got {value!r}.") from None
+    if not seconds > 0 or math.isinf(seconds):
+        raise InvalidValue(f"{name} must be more than 0 seconds, and finite; got {value!r}.")
+    return seconds
+
+
+def _rank(rank: Any, size: int) -> int:
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise InvalidType(f"master_rank must be an int; got {rank!r}.")
+    if not 0 <= rank < size:
+        raise InvalidValue(f"master_rank must be from 0 to {size - 1}; got {rank}.")
+    return rank
+
+
+def _seed(seed: Any) -> int:
+    """The entropy of all generators: *seed*, or fresh from the operating system.
+
+    Raises: InvalidType, InvalidValue.
+    """
+    if seed is None:
+        return int.from_bytes(os.urandom(16), "little")
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        raise InvalidType(f"seed must be an int of 0 or more, or None; got {seed!r}.") from None
+    if number < 0:
+        raise InvalidValue(f"seed must be an int of 0 or more, or None; got {seed!r}.")
+    return number
+
+
+def _traced_to(path: str | None) -> Path | None:
+    """The file for the trace of a whole session: of the second one in a process, with -2 in its name.
+
+    Raises: InvalidValue.
+    """
+    if not path:
+        return None
+    try:
+        checked = timeline.checked_path(path)
+    except InvalidValue as error:
+        raise InvalidValue(f"{TRACE}: {error}") from None
+    number = next(_traced_sessions)
+    return checked if number == 1 else checked.with_stem(f"{checked.stem}-{number}")
+
+
+def _count(calls: Any) -> int:
+    if not isinstance(calls, int) or isinstance(calls, bool):
+        raise InvalidType(f"calls must be an int of 1 or more; got {calls!r}.")
+    if calls < 1:
+        raise InvalidValue(f"calls must be 1 or more; got {calls}.")
+    return calls
+
+
+def _threads(threads: Any, workers: int) -> int:
+    if threads is None:
+        return max(1, available_cores() // workers)
+    if not isinstance(threads, int) or isinstance(threads, bool):
+        raise InvalidType(f"threads_per_worker must be an int of 1 or more; got {threads!r}.")
+    if threads < 1:
+        raise InvalidValue(f"threads_per_worker must be 1 or more; got {threads}.")
+    return threads

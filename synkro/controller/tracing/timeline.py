@@ -1,0 +1,286 @@
+"""A trace as a file for Perfetto and Chrome, as a table of where the time went, and as a picture."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import RLock
+from typing import Any, Protocol
+
+from ...errors import InvalidType, InvalidValue, NotAvailable
+from .trace import MAIN, Called, Marks, Span, Trace
+
+
+class Traced(Protocol):
+    """What this needs of the ``Engine``."""
+
+    size: int
+    lock: RLock
+    trace: Trace | None
+    at_close: Callable[[], None] | None
+
+    @property
+    def marks(self) -> Marks: ...
+
+    def require_ready(self) -> None: ...
+
+
+SHARES = {
+    "compute": ("compute", "load"),
+    "transfer": ("copy", "inputs", "outputs", "store", "collect"),
+    "communication": ("collective", "reduce"),
+    "waiting": ("wait for others",),
+}
+"""What counts as what in the table; what is left of a call is overhead."""
+
+_COLOURS = {
+    "compute": "tab:green",
+    "inputs": "tab:orange",
+    "outputs": "gold",
+    "store": "tab:brown",
+    "load": "tab:olive",
+    "collective": "tab:blue",
+    "reduce": "tab:cyan",
+    "wait for others": "tab:red",
+    "wake": "lightgrey",
+    "begin": "grey",
+    "plan": "tab:purple",
+    "copy": "maroon",
+    "send": "thistle",
+    "wait": "whitesmoke",
+    "collect": "tab:pink",
+}
+
+
+_LETTERS = 130  # that fit beside each other over the picture
+
+
+def checked_path(path: Any) -> Path:
+    """Raises: InvalidType, InvalidValue for what no file can be written to."""
+    try:
+        checked = Path(path)
+    except TypeError:
+        raise InvalidType(f"expected the path of a file to write; got {path!r}.") from None
+    try:
+        possible = os.access(checked if checked.exists() else checked.parent, os.W_OK)
+    except ValueError:  # a zero in it
+        possible = False
+    if not possible or checked.is_dir():
+        raise InvalidValue(f"{checked} cannot be written: name a file in a folder that can be.")
+    return checked.absolute()
+
+
+class Recording:
+    """A trace of an engine's calls, from here to ``end``, which writes it to *path*, if there is one.
+
+    Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
+    """
+
+    def __init__(self, engine: Traced, path: Path | None) -> None:
+        with engine.lock:
+            engine.require_ready()
+            if engine.trace is not None:
+                raise InvalidValue(
+                    "this session is traced already, and a trace cannot hold another: end the outer "
+                    "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
+                )
+            self.trace = engine.trace = Trace(engine.size, engine.marks)
+            self._engine = engine
+            self._path = path
+            self._pid = os.getpid()
+            self.trace.begin()
+            engine.at_close = self.end_quietly
+
+    def end(self) -> None:
+        """The second time, and in a fork of this process, it does nothing.
+
+        Raises: InvalidValue if it cannot be written.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._engine.lock:
+            if self._engine.trace is not self.trace:
+                return
+            self._engine.trace = self._engine.at_close = None
+            self.trace.end()
+        if self._path is not None:
+            try:
+                write(self.trace, self._path)
+            except OSError as error:
+                raise InvalidValue(f"the trace could not be written to {self._path}: {error}") from None
+
+    def end_quietly(self) -> None:
+        """Where an error would hinder what matters more, print it."""
+        try:
+            self.end()
+        except InvalidValue as error:
+            print(f"Synkro: {error}", file=sys.stderr)
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write *trace* in the Trace Event Format (its duration and metadata events).
+
+    Source: "Trace Event Format", by the authors of Chrome's tracing.
+    """
+    with path.open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        between = "\n"
+        for event in _events(trace):  # one by one: there may be a million
+            file.write(between + json.dumps(event))
+            between = ",\n"
+        file.write("\n]}\n")
+
+
+def _events(trace: Trace) -> Iterator[dict[str, Any]]:
+    calls = list(trace.calls)
+    origin = calls[0].start if calls else 0
+    pid = os.getpid()
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "Synkro"}}
+    for lane in range(MAIN, trace.size):
+        name = "main process" if lane == MAIN else f"rank {lane}"
+        common = {"ph": "M", "pid": pid, "tid": lane + 1}
+        yield {**common, "name": "thread_name", "args": {"name": name}}
+        yield {**common, "name": "thread_sort_index", "args": {"sort_index": lane + 1}}
+
+    def event(lane: int, start: int, stop: int, name: str, kind: str, **args: Any) -> dict[str, Any]:
+        times = {"ts": (start - origin) / 1e3, "dur": (stop - start) / 1e3}
+        return {"ph": "X", "pid": pid, "tid": lane + 1, "name": name, "cat": kind, **times, "args": args}
+
+    for lane, start, stop in trace.gaps():
+        yield event(lane, max(start, origin), max(stop, origin), "steps that were not kept", "gap")
+    for number, call in enumerate(calls):
+        yield event(MAIN, call.start, call.stop, call.name, "call", call=number)
+    for span, number in _placed(trace, calls):
+        args: dict[str, Any] = {"function": calls[number].name, "call": number}
+        if span.what in ("compute", "collective"):
+            args["slice"] = span.piece
+        yield event(span.lane, span.start, span.stop, span.what, "step", **args)
+
+
+def table(trace: Trace) -> str:
+    """For each function how often it was called, how long it took, and where that time went.
+
+    Shares are those of the ranks' mean, and of the main process where the ranks have nothing to do;
+    *imbalance* is how much longer than that mean the slowest rank computed.  Calls whose steps are not
+    all there are left out, and counted below.
+    """
+    calls, whole = list(trace.calls), trace.whole()
+    labels = _labels(calls)
+    spent: dict[str, dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(lambda: [0.0] * trace.size)
+    )
+    groups = {what: share for share, whats in SHARES.items() for what in whats}
+    for span, number in _placed(trace, calls):
+        if span.what in groups and whole[number]:
+            share = spent[labels[number]][groups[span.what]]
+            for rank in range(trace.size) if span.lane == MAIN else [span.lane]:
+                share[rank] += span.stop - span.start
+    lengths: dict[str, list[int]] = defaultdict(list)
+    for label, call, known in zip(labels, calls, whole, strict=True):
+        if known:
+            lengths[label].append(call.stop - call.start)
+    titles = ["function", "calls", "ms a call", *SHARES, "overhead", "imbalance"]
+    rows = [_row(name, lengths[name], spent[name]) for name in lengths]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if index == 0 else text.rjust(width)
+            for index, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in [titles, *rows]
+    ]
+    if missing := len(calls) - sum(whole):
+        left_out = "1 call is" if missing == 1 else f"{missing} calls are"
+        lines.append(
+            f"({left_out} left out: too long ago, or with too many slices or collectives, for all "
+            f"steps to be kept.)"
+        )
+    return "\n".join(lines if rows else lines[1:])
+
+
+def _labels(calls: Sequence[Called]) -> list[str]:
+    """The calls' functions by their names; those that share a name are numbered."""
+    known: dict[tuple[str, int], str] = {}
+    count: dict[str, int] = defaultdict(int)
+    for call in calls:
+        if (call.name, call.number) not in known:
+            count[call.name] += 1
+            suffix = f" ({count[call.name]})" if count[call.name] > 1 else ""
+            known[call.name, call.number] = call.name + suffix
+    return [known[call.name, call.number] for call in calls]
+
+
+def _row(name: str, lengths: Sequence[int], spent: dict[str, list[float]]) -> list[str]:
+    whole = sum(lengths)
+    shares = [sum(spent[share]) / len(spent[share]) / whole for share in SHARES]
+    compute = spent["compute"]
+    mean = sum(compute) / len(compute)
+    imbalance = f"{max(compute) / mean - 1:.0%}" if mean else "-"
+    percent = [f"{share:.0%}" for share in [*shares, max(0.0, 1 - sum(shares))]]
+    return [name, str(len(lengths)), f"{whole / len(lengths) / 1e6:.3f}", *percent, imbalance]
+
+
+def plot(trace: Trace, path: Path, count: int) -> None:
+    """Draw the last *count* calls, a lane for the main process and one for each rank.
+
+    Raises: NotAvailable without matplotlib.
+    """
+    try:
+        figure_of = importlib.import_module("matplotlib.figure").Figure
+        patches = importlib.import_module("matplotlib.patches")
+    except ImportError:
+        raise NotAvailable("plot_timeline() needs matplotlib: pip install matplotlib.") from None
+    calls = list(trace.calls)
+    first = max(0, len(calls) - count)
+    origin = calls[first].start
+    figure = figure_of(figsize=(12, 1.5 + 0.5 * (trace.size + 1)), layout="constrained")
+    axes = figure.subplots()
+    bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for span, number in _placed(trace, calls):
+        if number >= first:
+            bar = ((span.start - origin) / 1e6, (span.stop - span.start) / 1e6)
+            bars[span.lane, span.what].append(bar)
+    for (lane, what), pieces in bars.items():
+        axes.broken_barh(pieces, (lane - 0.4, 0.8), facecolors=_COLOURS[what])
+    lost: list[Any] = []
+    for lane, start, stop in trace.gaps():
+        if (start := max(start, origin)) < stop:
+            bar = ((start - origin) / 1e6, (stop - start) / 1e6)
+            axes.broken_barh([bar], (lane - 0.4, 0.8), facecolor="white", edgecolor="grey", hatch="///")
+            lost = [patches.Patch(facecolor="white", edgecolor="grey", hatch="///", label="not kept")]
+    room = (calls[-1].stop - origin) / _LETTERS  # a letter's
+    for call in calls[first:]:
+        if len(call.name) * room <= call.stop - call.start:
+            middle = ((call.start + call.stop) / 2 - origin) / 1e6
+            name = call.name.replace("$", r"\$")  # which begins a formula
+            axes.annotate(name, (middle, MAIN - 0.5), ha="center", va="bottom", fontsize=8)
+    axes.set_title(f"the last {len(calls) - first} of {len(calls)} traced calls", fontsize=10)
+    lanes = range(MAIN, trace.size)
+    axes.set_yticks(lanes, ["main process" if lane == MAIN else f"rank {lane}" for lane in lanes])
+    axes.set_ylim(trace.size - 0.5, MAIN - 1)
+    axes.set_xlabel("ms")
+    used = [what for what in _COLOURS if any(what == each for _, each in bars)]
+    handles = [patches.Patch(color=_COLOURS[what], label=what) for what in used] + lost
+    figure.legend(handles=handles, loc="outside right center", fontsize=8)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:  # a suffix that stands for no kind of picture
+        raise InvalidValue(f"{path} cannot be drawn: {error}.") from None
+
+
+def _placed(trace: Trace, calls: Sequence[Called]) -> list[tuple[Span, int]]:
+    """The spans that lie in a call, each with the number of that."""
+    starts = [call.start for call in calls]
+    placed = []
+    for span in trace.spans():
+        number = bisect_right(starts, span.start) - 1
+        if number >= 0 and span.start < (end := calls[number].stop):
+            placed.append((span if span.stop <= end else replace(span, stop=end), number))
+    return placed

@@ -1,0 +1,164 @@
+"""Named variables and random generators of all ranks, to a file and back.
+
+The file is NumPy's ``.npz``.  Its entry ``synkro`` is a JSON text: how many ranks there were, the states
+of their generators and of the main process's (``as_serial``), and the entries of each variable: one if
+all ranks had the same, else one a rank.  They are called ``name`` and ``name@rank``, where the name can
+be that of a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+
+from ...errors import InvalidType, InvalidValue
+from ...values.arrays import Array
+from .registry import Variables
+from .shared import Shared
+
+_FORMAT = 1
+
+
+def save(variables: Variables, path: str | os.PathLike[str]) -> None:
+    """Write the file under another name, and give it its own when it is complete on the disk."""
+    target = _npz(path)
+    entries: dict[str, Any] = {"synkro": None}
+    places: dict[str, list[str]] = {}
+    for name, variable in _by_name(variables).items():
+        replicas = [np.asarray(variables.get_value(rank, variable)) for rank in range(variables.size)]
+        alike = all(_same(replicas[0], replica) for replica in replicas[1:])
+        places[name] = []
+        for rank, replica in enumerate(replicas[:1] if alike else replicas):
+            entry = _entry(name if alike else f"{name}@{rank}", entries)
+            entries[entry] = replica
+            places[name].append(entry)
+    header = {
+        "format": _FORMAT,
+        "ranks": variables.size,
+        "generators": variables.generators(),
+        "own": variables.rng().bit_generator.state,
+        "places": places,
+    }
+    entries["synkro"] = np.array(json.dumps(header))
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with ZipFile(file, "w") as archive:
+                for name, array in entries.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry_file:
+                        np.lib.format.write_array(entry_file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(variables: Variables, path: str | os.PathLike[str]) -> None:
+    """Read and check all of the file, and then set all variables and generators.
+
+    Raises: InvalidValue if it is no file of ``save()``, or does not fit the session; OSError.
+    """
+    source = _npz(path)
+    try:
+        with source.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            entries = dict(file)
+        header = json.loads(str(entries["synkro"]))
+        ranks, generators, places = header["ranks"], header["generators"], header["places"]
+        stored = {
+            name: [entries[entry] for entry in (list(at) * ranks)[:ranks]] for name, at in places.items()
+        }
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged file makes of the libraries that read it
+        raise InvalidValue(f"{source} is no file that synkro.save() wrote, or damaged.") from error
+    if ranks != variables.size:
+        raise InvalidValue(
+            f"{source} was saved by {ranks} workers, and this session has {variables.size}: "
+            f"fork as many."
+        )
+    known = _by_name(variables)
+    if set(known) != set(stored):
+        missing, extra = set(known) - set(stored), set(stored) - set(known)
+        raise InvalidValue(
+            f"the named variables of this session are not those of {source}: "
+            f"{_listed(missing, 'in the session alone')}{_listed(extra, 'in the file alone')}make the "
+            f"same variables with shared(…, name=…) first."
+        )
+    for name, replicas in stored.items():
+        stored[name] = [_typed(replica, known[name]) for replica in replicas]
+        for replica in stored[name]:
+            _check_fit(known[name], replica)
+    for name, replicas in stored.items():
+        for rank, replica in enumerate(replicas):
+            variables.set_value(rank, known[name], replica)
+    variables.generators(tuple(generators))
+    if "own" in header:
+        variables.rng().bit_generator.state = header["own"]
+
+
+def _by_name(variables: Variables) -> dict[str, Shared]:
+    """Raises: InvalidValue if there is none, or two have the same name."""
+    named: dict[str, Shared] = {}
+    for variable in variables.named():
+        assert variable.name is not None
+        if variable.name in named:
+            raise InvalidValue(
+                f"two variables have the name {variable.name!r}, and only one could be saved: give each "
+                f"a name of its own, or drop the older one, and the functions that use it."
+            )
+        named[variable.name] = variable
+    if not named:
+        raise InvalidValue("no variable has a name: make those to be saved with shared(…, name=…).")
+    return named
+
+
+def _entry(wanted: str, taken: dict[str, Any]) -> str:
+    """An entry's name: the *wanted* one, where it is fit for a file and not *taken*."""
+    fit = re.fullmatch(r"[\w.@ -]{1,200}", wanted, re.ASCII) and not wanted.endswith(".npy")
+    return wanted if fit and wanted not in taken else f"variable {len(taken)}"
+
+
+def _npz(path: str | os.PathLike[str]) -> Path:
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise InvalidType(f"expected the path of a file; got {path!r}.") from None
+    if not os.path.basename(name) or "\0" in name:
+        raise InvalidValue(f"expected the path of a file, with a name; got {path!r}.")
+    return Path(name if name.endswith(".npz") else f"{name}.npz")
+
+
+def _typed(value: Array, variable: Shared) -> Array:
+    """What was read, in the variable's dtype if that is one which NumPy's files have no name for."""
+    nameless = value.dtype.kind == "V" and value.dtype.itemsize == variable.dtype.itemsize
+    return value.view(variable.dtype) if nameless else value
+
+
+def _same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def _check_fit(variable: Shared, value: Array) -> None:
+    if value.dtype != variable.dtype or value.ndim != variable.ndim:
+        raise InvalidValue(
+            f"{variable.called()} holds {variable.dtype} in {variable.ndim} dimensions, the file "
+            f"{value.dtype} in {value.ndim}: make it as it was when it was saved."
+        )
+
+
+def _listed(names: set[str], where: str) -> str:
+    return f"{', '.join(map(repr, sorted(names)))} {where}; " if names else ""

@@ -1,0 +1,121 @@
+"""``Shared``: a variable on the workers, as the main process has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ... import here
+from ...values.arrays import Array
+from ...values.variable import Variable
+
+if TYPE_CHECKING:
+    from .registry import Variables
+
+
+class Shared(Variable):
+    """A worker variable: one replica a rank, all of one dtype and number of dimensions.
+
+    Functions that use it, however they were distributed, find their rank's replica in its place.
+    In the main process ``value`` and ``get_value()`` are a copy of the master rank's replica, and
+    assigning to ``value`` and ``set_value()`` write to all replicas.
+    """
+
+    def __init__(
+        self, home: Variables, number: int, dtype: np.dtype[Any], ndim: int, name: str | None
+    ) -> None:
+        """Made by ``shared()``."""
+        self.name = name
+        self.dtype = dtype
+        self.ndim = ndim
+        self.number = number
+        self._home = home
+
+    @property
+    def value(self) -> Array:
+        own = self._stand_in()
+        return self.get_value() if own is None else own.value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.set_value(value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the master rank's replica."""
+        own = self._stand_in()
+        return self._home.shapes([self])[0][self._home.master_rank] if own is None else own.shape
+
+    def get_value(self) -> Array:
+        """A copy of the master rank's replica."""
+        own = self._stand_in()
+        if own is not None:
+            return np.array(own.value)
+        return np.asarray(self._home.get_value(self._home.master_rank, self))
+
+    def set_value(self, value: ArrayLike) -> None:
+        """Write *value* to all replicas; its shape may differ from theirs.
+
+        Raises: InvalidType, InvalidValue if its dtype or number of dimensions does not fit.
+        """
+        own = self._stand_in()
+        if own is None:
+            self._home.broadcast(self, value)
+        else:
+            own.value = value
+
+    def in_place(self) -> Array | None:
+        """The array, where a function that runs here by itself may write to it."""
+        own = self._stand_in()
+        return None if own is None else own.in_place()
+
+    def _stand_in(self) -> Variable | None:
+        """What it is while a function runs in this process by itself (``as_serial``)."""
+        group = here.group.get()
+        return None if group is None else group.stand_in(self)
+
+    def belongs_to(self, home: Variables) -> bool:
+        """Whether it is one of these variables, and not of another session."""
+        return self._home is home
+
+    def __copy__(self) -> Shared:
+        return self  # it stands for what the workers have
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
+
+    def __reduce__(self) -> Any:
+        return here.replica, (self.number, self._home.token)
+
+
+class Kept(Shared):
+    """Outputs that stayed on the workers: rank r's replica is what it computed, its rows in their order.
+
+    It can be an input of functions, where it is used in place.  As an array it is all of its rows.
+    """
+
+    @property
+    def value(self) -> Array:
+        return self.get_value()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.set_value(value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows together."""
+        shapes = self._home.shapes([self])[0]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def gather(self) -> Array:
+        """All rows, of all ranks."""
+        array: Array = self._home.gather(self, nd_up=0)
+        return array
+
+    get_value = gather
+
+    def _stand_in(self) -> None:
+        return None

@@ -1,0 +1,137 @@
+"""Training steps that are one call: gradient, all-reduce, update."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import api
+from ..controller.calls.function import Function
+from ..errors import InvalidType, InvalidValue
+from ..values.foreign import is_graph_variable
+from ..values.variable import Variable
+from .rules import Rule, Vector, parameters
+
+
+def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
+    """Gradients of *params*, in their order, as one vector.
+
+    Raises: InvalidValue if their number or a shape is not that of the parameters.
+    """
+    xp = api.xp()
+    given = [xp.asarray(array) for array in arrays]
+    wanted = [param.shape for param in params]
+    if [array.shape for array in given] != wanted:
+        raise InvalidValue(
+            f"the gradients have the shapes {[array.shape for array in given]}, and the parameters "
+            f"{wanted}: return one gradient for each parameter, in their order."
+        )
+    flat: Vector = xp.concatenate([array.reshape(-1) for array in given])
+    return flat
+
+
+def make_train_function(
+    loss: Any,
+    params: Sequence[Any],
+    *inputs_and_rule: Any,
+    inputs: Any = None,
+    bcast_inputs: Any = None,
+    sliceable_shareds: Any = None,
+    outputs: Any = "mean",
+    name: str | None = None,
+    **options: Any,
+) -> Function:
+    """A function whose call is a whole training step: gradient, all-reduce, update.
+
+    ``make_train_function(loss_and_grad, params, rule)`` makes it of a Python function,
+    ``make_train_function(loss, params, x, y, rule)`` of a PyTensor graph.
+
+    Args:
+        loss: a function that returns ``(loss, gradients)``: a mean over its rows (or more, as *outputs*
+            says), and a gradient of that mean for each parameter, in their order.  Or a variable of a
+            graph, such a mean without dimensions, whose gradient PyTensor finds.
+        params: the worker variables that are trained, or the shared variables of the graph.
+        inputs_and_rule: the inputs of the graph that are scattered, if there is one, and last what
+            ``sgd(params, …)`` and its like have made for the same *params*.
+        inputs, bcast_inputs, sliceable_shareds, name: as for ``function()``.
+        outputs: the operation on the loss, or as for ``function()``: of a Python function operations,
+            nested as its loss; of a graph variables.
+        options: of a graph, for ``pytensor.function``, and ``givens=``.
+
+    The call takes ``batch=``, ``batch_s=`` and ``num_slices=`` as any other.  Ranks and slices count by
+    their rows, so that a step is the one that serial code makes on the whole batch; ranks without
+    rows make it as well.  It returns the loss.
+
+    Raises: InvalidType, InvalidValue; NotForked.
+    """
+    given, rule = inputs_and_rule[:-1], inputs_and_rule[-1] if inputs_and_rule else None
+    if not isinstance(rule, Rule):
+        raise InvalidType(
+            f"the last argument must be an update rule, such as sgd(params); got {rule!r}."
+        )
+    if [id(param) for param in parameters(params)] != [id(param) for param in rule.params]:
+        raise InvalidValue(
+            "the rule was made for other parameters, or in another session: make it for the same ones, "
+            "in this order and session."
+        )
+    keywords = {
+        "inputs": list(given) or inputs,
+        "bcast_inputs": bcast_inputs,
+        "sliceable_shareds": sliceable_shareds,
+        "outputs": outputs,
+        "name": name,
+        **options,
+    }
+    if is_graph_variable(loss):
+        function, gradient = _of_graph(loss, params, rule, keywords)
+    elif given:
+        raise InvalidType(
+            f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
+        )
+    else:
+        function, gradient = _of_callable(loss, rule, keywords)
+
+    def step(weight: int) -> None:
+        mine = gradient.value if weight else np.zeros_like(gradient.value)
+        rule(api.all_reduce(mine, "mean", weight=weight))
+
+    function.finish = step
+    return function
+
+
+def _of_callable(
+    loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[str, Any]
+) -> tuple[Function, Variable]:
+    """A function that returns the loss, and the variable that the flat gradient goes to."""
+    dtype = np.result_type(*[param.dtype for param in rule.params])
+    gradient = api.shared(np.zeros(sum(prod(param.shape) for param in rule.params), dtype))
+
+    @functools.wraps(loss_and_grad)
+    def loss_and_flat_gradient(*args: Any, **kwargs: Any) -> Any:
+        result = loss_and_grad(*args, **kwargs)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise InvalidType("loss_and_grad must return two things, the loss and a list of gradients.")
+        loss, gradients = result
+        return loss, [flatten(gradients, rule.params)]
+
+    return api.function(loss_and_flat_gradient, updates=[(gradient, "mean")], **keywords), gradient
+
+
+def _of_graph(
+    loss: Any, params: Sequence[Any], rule: Rule, keywords: dict[str, Any]
+) -> tuple[Function, Variable]:
+    """The same of a graph; the parameters come to the workers before a call, and back after it."""
+    from ..packing.pytensor import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
+
+    target, flat = flat_gradient(loss, params)
+    if isinstance(keywords["outputs"], str):
+        keywords["outputs"] = (loss, keywords["outputs"])
+    function = api.function(updates=[(target, flat)], **keywords)
+    rates = [rule.learning_rate] if isinstance(rule.learning_rate, Variable) else []
+    function.bridge.extend(used=rates, changed=rule.params)
+    return function, api.worker_variable(target)

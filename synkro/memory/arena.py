@@ -1,0 +1,168 @@
+"""Memory that a worker shares with the other workers, taken and given back without asking anybody.
+
+All ranks hold one sparse file, in which each has a part of its own::
+
+    │ board │   …   │ blocks of rank 0   …   │ blocks of rank 1   …   │
+    0               PART                     2 · PART
+
+A rank reserves *blocks* in its part.  The offset of a block in the file is its name: any rank that is
+told it maps the block and reads it, or writes to it, in place.  Parts are so long that no offset is
+ever used for two blocks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..plan.call import Access
+from .departures import Departures
+from .interrupts import atomic
+from .mapping import HUGE, give_back, map_file, take_huge_pages
+from .segment import explained, require_memory
+
+Array = NDArray[Any]
+
+PART = 1 << 50
+"""Bytes of the file from one rank's part to the next; only what is reserved takes memory."""
+
+_SPARE = 4  # freed blocks that are kept, as fresh pages cost more than a copy into old ones
+_SPARE_BYTES = 1 << 28  # … and of how many bytes together, at most
+_VIEWS = 256  # blocks of other ranks that are kept mapped
+
+
+class _Piece:
+    """A reserved part of the file, and its mapping in this process."""
+
+    def __init__(self, offset: int, memory: NDArray[np.uint8]) -> None:
+        self.offset = offset
+        self.memory = memory
+        self.nbytes = len(memory)
+        self.address: int = memory.ctypes.data
+
+    def __lt__(self, other: _Piece) -> bool:
+        return self.address < other.address
+
+
+class Arena:
+    """One rank's part of the file, and its view of the others'."""
+
+    def __init__(self, fd: int, rank: int) -> None:
+        self._fd = fd
+        self._next = (1 + rank) * PART
+        self._live: list[_Piece] = []  # by address
+        self._freed: Departures[_Piece] = Departures()
+        self._spare: list[_Piece] = []  # the oldest first
+        self._views: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """An array of this rank's shared memory with arbitrary contents.
+
+        Its block is used again when no view of it is left.  Raises: SharedMemoryError.
+        """
+        dtype = np.dtype(dtype)
+        with atomic:
+            owner = self._lend(max(1, prod(shape) * dtype.itemsize))
+        array: Array = np.ndarray(shape, dtype, buffer=memoryview(owner))
+        return array
+
+    def _lend(self, nbytes: int) -> Any:
+        block = self._take(nbytes)
+        insort(self._live, block)
+        # an owner of its own: it goes with the last view of this array, not of the mapping
+        owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
+        self._freed.watch(owner, block)
+        return owner
+
+    def locate(self, array: Array) -> int | None:
+        """The file's offset of a C-contiguous *array* in this rank's memory; None if it is elsewhere."""
+        address = array.__array_interface__["data"][0]
+        index = bisect_right(self._live, address, key=lambda block: block.address) - 1
+        if index < 0 or not array.flags.c_contiguous:
+            return None
+        block = self._live[index]
+        inside = address + array.nbytes <= block.address + block.nbytes
+        return block.offset + address - block.address if inside else None
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """An array in any rank's memory, at an *offset* that ``locate`` told its owner."""
+        dtype = np.dtype(dtype)
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        end = offset + max(1, prod(shape) * dtype.itemsize)
+        memory = self._views.get(start)
+        if memory is None or len(memory) < end - start:
+            with atomic:
+                memory = self._mapped(start, end - start)
+        array: Array = np.ndarray(shape, dtype, buffer=memory, offset=offset - start)
+        return array
+
+    def _mapped(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        try:
+            memory = self._views[start] = map_file(self._fd, nbytes, Access.WRITE, start)
+        except OSError as error:
+            raise explained(error, nbytes) from None
+        if len(self._views) > _VIEWS:
+            self._views.popitem(last=False)
+        return memory
+
+    def tidy(self) -> None:
+        """Give the memory of arrays that are gone back, but for a little that is kept for the next."""
+        with atomic:
+            self._collect()
+            self._trim()
+
+    def _collect(self) -> None:
+        for block in self._freed.payloads():
+            self._live.remove(block)
+            self._spare.append(block)
+            self._freed.forget(1)
+
+    def _trim(self) -> None:
+        while len(self._spare) > _SPARE or sum(block.nbytes for block in self._spare) > _SPARE_BYTES:
+            self._drop_oldest()
+
+    def _take(self, nbytes: int) -> _Piece:
+        """A block with room for *nbytes*: a spare one that fits well, or a new one."""
+        self._collect()
+        fitting = [b for b in self._spare if nbytes <= b.nbytes <= 2 * nbytes + mmap.PAGESIZE]
+        if fitting:
+            block = min(fitting, key=lambda b: b.nbytes)
+            self._spare.remove(block)
+            return block
+        self._trim()
+        try:
+            require_memory(nbytes)
+            return self._reserve(nbytes)
+        except (OSError, MemoryError):
+            while self._spare:
+                self._drop_oldest()
+        require_memory(nbytes)
+        try:
+            return self._reserve(nbytes)
+        except OSError as error:
+            raise explained(error, nbytes) from None
+
+    def _reserve(self, nbytes: int) -> _Piece:
+        unit = HUGE if nbytes >= HUGE else mmap.PAGESIZE
+        offset = -(-self._next // unit) * unit
+        room = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._next = offset + room
+        try:
+            take_huge_pages(self._fd, room, offset)
+            os.posix_fallocate(self._fd, offset, room)
+            return _Piece(offset, map_file(self._fd, room, Access.WRITE, offset))
+        except OSError:
+            give_back(self._fd, offset, room)
+            raise
+
+    def _drop_oldest(self) -> None:
+        block = self._spare.pop(0)
+        give_back(self._fd, block.offset, block.nbytes)

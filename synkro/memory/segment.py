@@ -1,0 +1,169 @@
+"""Shared memory without a name: nothing to clean up, whatever dies and in whatever order.
+
+A segment is an unnamed file in ``/dev/shm`` (``O_TMPFILE``, mode 0600) or, where that is too small
+(Docker's default is 64 MB), a memfd.  Only descriptors of it exist, and the kernel frees it with the
+last one.  Its pages are reserved when it is created, so that a full machine is an error here and
+never a SIGBUS later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SharedMemoryError
+from ..machine import available_memory, readable_bytes
+from ..plan.call import Access, Region
+from .departures import call_off, call_with_last
+from .interrupts import uninterrupted
+from .mapping import map_file, take_huge_pages
+
+SHM_FOLDER = "/dev/shm"
+ALIGNMENT = 64
+"""Every array begins at a multiple of this: a cache line, and what JAX needs to take it as it is."""
+
+_close = ctypes.CDLL(None)["close"]  # as a callback it gets a second argument
+_close.argtypes = [ctypes.c_int, ctypes.py_object]
+
+_MEASURED_FROM = 1 << 20
+"""Smaller requests are not held against the memory that is left: asking costs more than they do."""
+
+
+def aligned(nbytes: int) -> int:
+    """*nbytes* rounded up to the alignment of arrays."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Segment:
+    """One mapping of shared memory, and the descriptor that others get it by.
+
+    Attributes:
+        number: its name in commands.
+        nbytes: its size.
+        base: all of it, as a 1-d array of uint8; views of it keep the mapping alive.
+        fd: the descriptor, or -1 in a worker, which needs none.
+    ``close`` gives the descriptor back; the memory goes with the last view of ``base``.
+    """
+
+    __slots__ = ("__weakref__", "_closing", "base", "fd", "nbytes", "number")
+
+    def __init__(self, number: int, fd: int, nbytes: int, access: Access) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        try:
+            self.base = map_file(fd, nbytes, access)
+        except OSError as error:
+            raise explained(error, nbytes) from None
+        self.fd = fd
+        self._closing = call_with_last(self, _close, fd)
+
+    @classmethod
+    def create(cls, number: int, nbytes: int) -> Segment:
+        """Reserve *nbytes* (at least one) of zeroed memory.
+
+        Raises: SharedMemoryError if there is not so much.
+        """
+        nbytes = max(nbytes, 1)
+        with uninterrupted():
+            fd = _reserve(nbytes)
+            try:
+                return cls(number, fd, nbytes, Access.WRITE)
+            except BaseException:
+                os.close(fd)
+                raise
+
+    @classmethod
+    def attach(cls, number: int, fd: int, nbytes: int, access: Access) -> Segment:
+        """Map a segment that another process created, and close *fd*."""
+        try:
+            segment = cls(number, fd, nbytes, access)
+        except BaseException:
+            os.close(fd)
+            raise
+        segment.close()
+        return segment
+
+    def array(self, region: Region) -> NDArray[np.generic]:
+        """The array that *region* describes, as a view."""
+        view: NDArray[np.generic] = np.ndarray(
+            region.shape,
+            region.dtype,
+            buffer=self.base,
+            offset=region.offset,
+            strides=region.strides,
+        )
+        return view
+
+    def close(self) -> None:
+        if call_off(self._closing):
+            os.close(self.fd)
+        self.fd = -1
+
+
+def _reserve(nbytes: int) -> int:
+    """A descriptor of *nbytes* of reserved, zeroed, unnamed memory."""
+    require_memory(nbytes)
+    try:
+        if nbytes < _MEASURED_FROM or nbytes <= _shm_free():
+            try:
+                return _reserved(_open_in_shm(), nbytes)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
+        fd = os.memfd_create("synkro", os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
+        return _reserved(fd, nbytes)
+    except OSError as error:
+        raise explained(error, nbytes) from None
+
+
+def require_memory(nbytes: int) -> None:
+    """Raises: SharedMemoryError if the machine has not so much memory left."""
+    if nbytes >= _MEASURED_FROM and nbytes > (available := available_memory()):
+        raise SharedMemoryError(
+            f"{readable_bytes(nbytes)} of shared memory were asked for, but the machine has "
+            f"{readable_bytes(available)} of memory left: use less data at once, free some with "
+            f"Data.free_memory(), or pass a memory-mapped file (numpy.memmap), which needs none."
+        )
+
+
+def _open_in_shm() -> int:
+    return os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _shm_free() -> int:
+    try:
+        stat = os.statvfs(SHM_FOLDER)
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize
+
+
+def _reserved(fd: int, nbytes: int) -> int:
+    try:
+        os.ftruncate(fd, nbytes)
+        take_huge_pages(fd, nbytes)
+        os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def explained(error: OSError, nbytes: int) -> SharedMemoryError:
+    """What to say when *nbytes* could not be reserved or mapped."""
+    what = f"{readable_bytes(nbytes)} of shared memory could not be had"
+    why = os.strerror(error.errno or 0)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return SharedMemoryError(
+            f"{what} ({why}): raise the limit (ulimit -n), or hold fewer Data at once: each needs one."
+        )
+    return SharedMemoryError(
+        f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
+        f"{readable_bytes(available_memory())}): use less data at once, or free some with "
+        f"Data.free_memory()."
+    )

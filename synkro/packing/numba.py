@@ -1,0 +1,175 @@
+"""Functions of numba: what one worker has compiled, the others take over.
+
+Numba compiles a function when it first sees the types of its arguments, which is in the workers, in
+all of them at the same time.  Here the first to come compiles while the others wait for its machine
+code.  It lies in a file without a name that the main process holds open, behind a lock that the kernel
+takes from whoever dies: nothing is left behind, and nobody waits for a dead worker.
+
+Numba's own cache on the disk does not tell functions apart that differ in the values of globals only,
+so it is used where the user has asked for it (``cache=True``), and there alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import itertools
+import os
+import pickle
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from numba.core import compiler, serialize
+from numba.core.compiler_lock import global_compiler_lock
+from numba.np.ufunc.dufunc import DUFunc
+
+from ..memory.interrupts import atomic
+
+_LENGTH = struct.Struct("q")
+
+
+class Compilations:
+    """The main process's side: the file of one session, and a number for every function in it."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("synkro-numba", os.MFD_CLOEXEC)
+        self._numbers = itertools.count()
+
+    def reduced(self, fn: Any) -> Any:
+        """How the function *fn*, made by ``@njit`` or ``@vectorize``, is pickled."""
+        states = serialize._CustomPickled(type(fn), fn._reduce_states())
+        place = f"/proc/{os.getpid()}/fd/{self._file}"
+        return _rebuilt, (states, _on_disk(fn), place, next(self._numbers))
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _on_disk(fn: Any) -> bool:
+    """Whether the user has said ``cache=True``."""
+    cache = fn._dispatcher.cache if isinstance(fn, DUFunc) else fn._cache
+    return type(cache).__name__ == "FunctionCache"
+
+
+def _rebuilt(pickled: Any, on_disk: bool, place: str, number: int) -> Any:
+    """The function on a worker."""
+    cls, states = pickled.ctor, pickled.states
+    if issubclass(cls, DUFunc):
+        _share(states["dispatcher"], "cache", on_disk, place, number)
+        return cls._rebuild(**states)
+    signatures, can_compile = states["sigs"], states["can_compile"]
+    fn = cls._rebuild(**{**states, "sigs": [], "can_compile": True})
+    if "compile" not in vars(fn):  # numba may have found the one that came before
+        _share(fn, "_cache", on_disk, place, number)
+        for signature in signatures:
+            fn.compile(signature)
+        fn._can_compile = can_compile
+    return fn
+
+
+def _share(dispatcher: Any, attribute: str, on_disk: bool, place: str, number: int) -> None:
+    """Let *dispatcher*, with its cache under *attribute*, compile while no other worker does."""
+    file = _opened(place)
+    compile_alone = dispatcher.compile
+
+    def compile_or_take(*args: Any, **kwargs: Any) -> Any:
+        with atomic, global_compiler_lock, file.locked():  # Ctrl-C must not leave the lock behind
+            return compile_alone(*args, **kwargs)
+
+    dispatcher.compile = compile_or_take
+    setattr(dispatcher, attribute, _Cache(file, number))
+    if on_disk:
+        with contextlib.suppress(RuntimeError):  # there is no folder to write to
+            dispatcher.enable_caching()
+
+
+class _File:
+    """The file on a worker: records, each a key and machine code, behind their lengths."""
+
+    def __init__(self, place: str) -> None:
+        self._file = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        self._end = 0
+        self._depth = 0
+        self._found: dict[Any, bytes | None] = {}
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One worker at a time; the threads of a worker are kept apart by numba's own lock."""
+        self.lock()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self.unlock()
+
+    def lock(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def unlock(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def look(self, key: Any) -> tuple[bool, bytes | None]:
+        """Whether *key* was compiled, and the machine code, or None if it cannot be handed over."""
+        size = os.fstat(self._file).st_size
+        while self._end + _LENGTH.size <= size:
+            (length,) = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, self._end))
+            start = self._end + _LENGTH.size
+            if not length or start + length > size:  # its writer did not come to its end
+                break
+            found, code = pickle.loads(os.pread(self._file, length, start))
+            self._found[found] = code
+            self._end = start + length
+        return key in self._found, self._found.get(key)
+
+    def add(self, key: Any, code: bytes | None) -> None:
+        """Hand the *code* of *key* to the others, under the lock."""
+        record = serialize.dumps((key, code))
+        os.ftruncate(self._file, self._end)  # what a writer has left that did not come to its end
+        os.pwrite(self._file, record, self._end + _LENGTH.size)
+        os.pwrite(self._file, _LENGTH.pack(len(record)), self._end)  # last: only now it counts
+
+
+_opened = functools.cache(_File)
+
+
+class _Cache:
+    """What a function asks before it compiles, and tells afterwards: the interface of numba's caches."""
+
+    cache_path = None
+
+    def __init__(self, file: _File, number: int) -> None:
+        self._file = file
+        self._number = number
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        known, code = self._file.look((self._number, str(signature)))
+        if code is not None:
+            target_context.refresh()
+            return compiler.CompileResult._rebuild(target_context, *pickle.loads(code))
+        if known:  # but tied to the process that compiled it: all compile for themselves, at once
+            self._file.unlock()
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        key = (self._number, str(signature))
+        self._file.lock()
+        if self._file.look(key)[0]:
+            return
+        lifted = any(not part.can_cache for part in result.lifted)
+        bound = lifted or result.library.has_dynamic_globals  # to addresses in this process
+        self._file.add(key, None if bound else serialize.dumps(result._reduce()))
+
+    def enable(self) -> None:
+        """Always on."""
+
+    def disable(self) -> None:
+        """Always on."""
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""

@@ -1,0 +1,170 @@
+"""Functions as bytes, and callables again: pickled by cloudpickle."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from ..errors import InvalidType
+from ..values.arrays import shortened
+from ..values.foreign import is_movable, is_numba
+from .refused import advice, is_open_file, known
+
+OUT_OF_BAND = 1 << 15
+"""Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
+
+
+class Packer:
+    """Makes functions ready to travel: lambdas, partials, bound methods, callable objects."""
+
+    def __init__(self) -> None:
+        self._compilations: Any = None
+
+    def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[memoryview]]:
+        """All *specs* (by number) in one stream of pickles, and their big buffers beside it.
+
+        Objects that several specs share stay shared.  The modules and optimizers of PyTorch's that the
+        functions bring along come last in the stream.
+
+        Raises: InvalidType naming the function and the object that cannot be pickled.
+        """
+        buffers: list[memoryview] = []
+        along: list[Any] = []
+
+        def reduced(obj: Any) -> Any:
+            if is_movable(obj):
+                along.append(obj)
+            return self._reduced(obj)
+
+        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+            try:
+                raw = buffer.raw()
+            except BufferError:  # not contiguous
+                return True
+            if raw.nbytes < OUT_OF_BAND:
+                return True
+            buffers.append(raw)
+            return False
+
+        try:
+            stream = _pickled([len(specs), *specs.items(), along], keep_in_band, reduced)
+        except Exception as error:
+            for spec in specs.values():
+                _explain(spec, error)
+            raise
+        return stream, buffers
+
+    def _reduced(self, obj: Any) -> Any:
+        """How *obj* is pickled if it is a function of numba's; NotImplemented for all others."""
+        if not is_numba(obj):
+            return NotImplemented
+        if self._compilations is None:
+            from .numba import Compilations  # noqa: PLC0415  whoever has such functions has imported it
+
+            self._compilations = Compilations()
+        return self._compilations.reduced(obj)
+
+    def close(self) -> None:
+        """Give back what packing took."""
+        if self._compilations is not None:
+            self._compilations.close()
+            self._compilations = None
+
+
+def unpack(
+    stream: bytes, buffers: Sequence[memoryview], loading: Callable[[int], None]
+) -> tuple[dict[int, Any], list[Any]]:
+    """The inverse of ``pack``, in a worker: the specs, and PyTorch's modules and optimizers.
+
+    *loading* hears how many specs are done before each.
+    """
+    pickles = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)
+    specs = {}
+    for done in range(pickles.load()):
+        loading(done)
+        number, spec = pickles.load()
+        specs[number] = spec
+    return specs, pickles.load()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    reduced: Callable[[Any], Any]
+
+    def reducer_override(self, obj: Any) -> Any:
+        if is_open_file(obj):
+            raise TypeError(f"cannot send the open file {obj!r}")
+        reduced = self.reduced(obj)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _pickled(
+    values: Iterable[Any],
+    buffer_callback: Callable[[pickle.PickleBuffer], bool | None],
+    reduced: Callable[[Any], Any] = lambda _: NotImplemented,
+) -> bytes:
+    """*values*, one pickle after the other, in which shared objects stay shared.
+
+    *reduced* says how some objects are pickled, NotImplemented for the others.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, protocol=5, buffer_callback=buffer_callback)
+    pickler.reduced = reduced
+    for value in values:
+        pickler.dump(value)
+    return stream.getvalue()
+
+
+def _explain(spec: Any, error: Exception) -> None:
+    """Raise an InvalidType that names the function of *spec*, if it is one that cannot be pickled."""
+    if _pickles(spec.fn):
+        return
+    if isinstance(error, InvalidType):  # it says itself what to do
+        raise InvalidType(
+            f"the function {spec.name!r} cannot be sent to the workers: {error}"
+        ) from error
+    found = ((where, part) for where, part in _parts(spec.fn) if not _pickles(part))
+    where, culprit = ("", spec.fn) if known(spec.fn) else next(found, ("", spec.fn))
+    subject = f"{where}, {shortened(culprit)}," if where else "it"
+    reason = str(error).strip().splitlines()[0]
+    raise InvalidType(
+        f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "
+        f"({type(error).__name__}: {reason}). {advice(culprit)}"
+    ) from error
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        _pickled([value], lambda _: None)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(fn: Any) -> Iterator[tuple[str, Any]]:
+    """What a callable carries along, each with its name in a sentence."""
+    for name in ("__self__", "func"):  # a bound method's object, a partial's function
+        if hasattr(fn, name):
+            part = getattr(fn, name)
+            yield f"its {name}", part
+            yield from _parts(part)
+    for index, value in enumerate(getattr(fn, "args", ())):
+        yield f"its argument {index}", value
+    for name, value in getattr(fn, "keywords", {}).items():
+        yield f"its argument {name!r}", value
+    code = getattr(fn, "__code__", None)
+    for name, cell in (
+        zip(getattr(code, "co_freevars", ()), fn.__closure__ or (), strict=False) if code else ()
+    ):
+        yield f"the variable {name!r} that it closes over", cell.cell_contents
+    for name in getattr(code, "co_names", ()):
+        if name in fn.__globals__:
+            yield f"the global variable {name!r} that it uses", fn.__globals__[name]
+    for index, value in enumerate(getattr(fn, "__defaults__", None) or ()):
+        yield f"the default of its parameter {index}", value
+    if not code:
+        for name, value in getattr(fn, "__dict__", {}).items():
+            yield f"its attribute {name!r}", value

@@ -1,0 +1,170 @@
+"""Values as arrays that have arithmetic: checks and casts with errors that name who asked."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from ..errors import InvalidType, InvalidValue
+from .foreign import host_array, is_key
+
+Array = NDArray[Any]
+
+NUMERIC_KINDS = "biufc"
+"""The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
+
+_ELSEWHERE = "(Other things can be fixed in a function with functools.partial.)"
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of *dtype* have arithmetic: NumPy's kinds, and the bfloat16 of ml_dtypes."""
+    return dtype.kind in NUMERIC_KINDS or dtype.name == "bfloat16"
+
+
+def native(array: Array) -> Array:
+    """*array* in the machine's byte order."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def code_of(dtype: np.dtype[Any]) -> str:
+    """What a dtype is called between processes: ``np.dtype`` understands it wherever it arrives."""
+    return dtype.str if dtype.kind in NUMERIC_KINDS else _Extension(dtype.name)
+
+
+class _Extension(str):
+    """The name of a dtype that NumPy knows only after an import."""
+
+    def __reduce__(self) -> Any:
+        return _imported, (str(self),)
+
+
+def _imported(name: str) -> _Extension:
+    importlib.import_module("ml_dtypes")
+    return _Extension(name)
+
+
+def cast(
+    value: ArrayLike,
+    dtype: np.dtype[Any],
+    force: bool,
+    called: str,
+    advice: str = "convert the values yourself, or pass force_cast=True",
+) -> Array:
+    """*value* as an array of *dtype*.
+
+    Arrays and NumPy scalars are cast where NumPy calls that safe.  Python numbers, alone or in lists,
+    have no dtype of their own: they are cast if their kind allows it and no integer changes.
+
+    Raises: InvalidType.
+    """
+    given = as_numeric(value, called)
+    if not is_numeric(given.dtype):
+        checked_dtype(given.dtype, called)
+    if given.dtype == dtype:
+        return given
+    if force:
+        return _forced(given, dtype)
+    if np.can_cast(given.dtype, dtype, "safe"):
+        return given.astype(dtype)
+    if not hasattr(value, "dtype"):
+        kind, wanted = given.dtype.kind, dtype.kind
+        if wanted in {"i": "iufc", "u": "iufc", "f": "fc", "c": "c"}.get(kind, ""):
+            with np.errstate(all="ignore"):
+                converted = given.astype(dtype)
+            if kind in "fc" or np.array_equal(converted, given):
+                return converted
+    raise InvalidType(
+        f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: {advice}."
+    )
+
+
+def _forced(array: Array, dtype: np.dtype[Any]) -> Array:
+    """A cast that loses what *dtype* cannot hold: imaginary parts, fractions, digits, range."""
+    if array.dtype.kind == "c" and dtype.kind not in "cb":
+        array = array.real
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
+
+
+def as_numeric(value: ArrayLike, called: str) -> Array:
+    """*value* as an array.
+
+    Raises: InvalidType for ragged lists, masked arrays, and objects that are no numbers.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
+    if is_key(value):
+        raise InvalidType(
+            f"{called} is a random key of JAX's, which is no array of numbers: give "
+            f"jax.random.key_data(key), and make a key of it in the function, with "
+            f"jax.random.wrap_key_data."
+        )
+    try:
+        array = np.asarray(host_array(value))
+    except ValueError as error:
+        raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
+    except TypeError as error:
+        if hasattr(value, "__cuda_array_interface__"):
+            raise InvalidType(
+                f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
+            ) from None
+        raise InvalidType(f"{called} needs an array in host memory: {error}") from None
+    if not is_numeric(array.dtype) and not hasattr(value, "dtype"):
+        raise InvalidType(
+            f"{called} cannot have the dtype {array.dtype}: expected bools, integers, floats or complex "
+            f"numbers; got {shortened(value)}. {_ELSEWHERE}"
+        )
+    return array
+
+
+def shortened(value: Any) -> str:
+    """*value* and its type, in a sentence."""
+    text = repr(value)
+    return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"
+
+
+def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
+    """*dtype* as a NumPy dtype that has arithmetic.
+
+    Raises: InvalidType for objects, strings, dates, records and unknown names.
+    """
+    try:
+        known = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
+    if not is_numeric(known):
+        raise InvalidType(
+            f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
+            f"numbers. {_ELSEWHERE}"
+        )
+    return known
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """Raises: InvalidType, InvalidValue unless it is a tuple of lengths of 0 or more."""
+    try:
+        lengths = tuple(operator.index(n) for n in (shape if np.iterable(shape) else (shape,)))
+    except TypeError:
+        raise InvalidType(f"a shape must be a tuple of ints; got {shape!r}.") from None
+    if any(length < 0 for length in lengths):
+        raise InvalidValue(f"the lengths of a shape must be 0 or more; got {lengths}.")
+    try:
+        np.broadcast_to(np.empty((), np.clongdouble), lengths)
+    except (ValueError, OverflowError) as error:
+        raise InvalidValue(f"no array can have the shape {lengths}: {error}.") from None
+    return lengths
+
+
+def checked_oversize(oversize: float) -> float:
+    """Raises: InvalidType, InvalidValue unless it is a number from 1 to 2."""
+    try:
+        value = float(oversize)
+    except (TypeError, ValueError):
+        raise InvalidType(f"oversize must be a number from 1 to 2; got {oversize!r}.") from None
+    if not 1 <= value <= 2:
+        raise InvalidValue(f"oversize must be from 1 to 2; got {oversize!r}.")
+    return value

@@ -1,0 +1,231 @@
+"""Objects of libraries that the user has imported, told apart without importing any of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any, get_args
+
+from ..errors import InvalidType
+
+
+def is_graph_variable(value: Any) -> bool:
+    """Whether *value* is a variable of a PyTensor graph."""
+    return _is(value, "pytensor.graph.basic", "Variable")
+
+
+def is_graph_shared(value: Any) -> bool:
+    """Whether *value* is a shared variable of PyTensor's."""
+    return _is(value, "pytensor.compile.sharedvalue", "SharedVariable")
+
+
+def has_graph_variables(*values: Any) -> bool:
+    """Whether there are variables of a PyTensor graph among *values*, nested as they may be."""
+    if "pytensor" not in sys.modules:
+        return False
+    stack = list(values)
+    opened = set()  # what contains itself is opened once
+    while stack:
+        value = stack.pop()
+        if is_graph_variable(value):
+            return True
+        if isinstance(value, dict | list | tuple) and id(value) not in opened:
+            opened.add(id(value))
+            stack += [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    return False
+
+
+def is_numba(value: Any) -> bool:
+    """Whether *value* is a function of numba's: made by ``@njit`` or ``@vectorize``."""
+    dispatcher = _is(value, "numba.core.dispatcher", "Dispatcher")
+    return dispatcher or _is(value, "numba.np.ufunc.dufunc", "DUFunc")
+
+
+def library_of(value: Any) -> str | None:
+    """Whose array *value* is: "torch", "jax", or None for all others."""
+    if _is(value, "torch", "Tensor"):
+        return "torch"
+    return "jax" if _is(value, "jax", "Array") else None
+
+
+def is_key(value: Any) -> bool:
+    """Whether *value* is an array of JAX's random keys, which are no numbers."""
+    return _is(value, "jax", "Array") and str(value.dtype).startswith("key<")
+
+
+def module_of(fn: Any) -> Any:
+    """The module of PyTorch's that *fn* is, or a method of; None for all others."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = getattr(fn, "__self__", fn)
+    return fn if _is(fn, "torch.nn", "Module") else None
+
+
+def library_instead(fn: Any) -> str | None:
+    """Whose arrays *fn* takes instead of CuPy's: as ``library_of_function``, and "jax" (functions of
+    ``jax.jit``, which take NumPy's on the CPU)."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return "jax" if _is(fn, "jax.stages", "Wrapped") else library_of_function(fn)
+
+
+def is_movable(value: Any) -> bool:
+    """Whether *value* is what ``move`` takes: a module of PyTorch's, or an optimizer."""
+    return _is(value, "torch.nn", "Module") or _is(value, "torch.optim", "Optimizer")
+
+
+def move(things: Sequence[Any], device: Any) -> None:
+    """Move modules and optimizers, with their parameters and what they remember of them, to *device*.
+
+    Parameters stay the same objects, so that optimizers keep them.  Modules without values, on PyTorch's
+    device "meta", stay there.  Raises: InvalidType.
+    """
+    for thing in things:
+        try:
+            if _is(thing, "torch.optim", "Optimizer"):
+                _move_optimizer(thing, device)
+            elif not any(tensor.is_meta for tensor in (*thing.parameters(), *thing.buffers())):
+                thing.to(device)
+        except Exception as error:
+            raise InvalidType(
+                f"the {type(thing).__name__} that a function brings along cannot be moved to {device}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _move_optimizer(optimizer: Any, device: Any) -> None:
+    """As ``Optimizer.load_state_dict`` does it, but in place, and every tensor keeps its dtype.
+
+    Counts of steps stay on the CPU, unless the optimizer was told to have them on the device.
+    """
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [moved(each) for each in value]
+        return value.to(device) if library_of(value) == "torch" else value
+
+    for group in optimizer.param_groups:
+        counts_there = group.get("capturable") or group.get("fused")
+        for parameter in group["params"]:
+            if parameter.device != device and not parameter.is_meta:  # one that no module has
+                parameter.data = parameter.data.to(device)
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if key != "step" or counts_there:
+                    state[key] = moved(value)
+
+
+def exposed(value: Any) -> tuple[Any, Any]:
+    """An array of another library as one whose ``__cuda_array_interface__`` tells the truth, and the
+    dtype to take it as (None: as it says); None if it lies on no GPU.
+
+    PyTorch's does not tell what is negated or conjugated only when it is read, nor what bfloat16 is.
+    """
+    dtype = None
+    if _is(value, "torch", "Tensor"):
+        value = value.detach().resolve_conj().resolve_neg()
+        if value.is_cuda and value.dtype is sys.modules["torch"].bfloat16:
+            value, dtype = value.view(sys.modules["torch"].int16), bfloat16()
+    try:
+        return (value if value.__cuda_array_interface__ else None), dtype
+    except (AttributeError, KeyError):  # KeyError: a dtype that it has no name for
+        return None, None
+
+
+def bfloat16() -> Any:
+    """ml_dtypes' dtype of that name.  Raises: ImportError."""
+    return importlib.import_module("ml_dtypes").bfloat16
+
+
+def library_of_function(fn: Any) -> str | None:
+    """Whose arrays *fn* takes, if nothing else can be meant: "torch" (modules, compiled or not),
+    "numpy" (functions of numba's), or None."""
+    if module_of(fn) is not None or hasattr(fn, "_torchdynamo_orig_callable"):
+        return "torch"
+    return "numpy" if is_numba(fn) else None
+
+
+def library_named(annotation: Any) -> str | None:
+    """Whose arrays a parameter takes, as its annotation says: ``torch.Tensor`` or ``jax.Array``, also
+    where it may be None."""
+    if isinstance(annotation, str):
+        words = annotation.replace("[", " ").replace("]", " ").replace("|", " ").split()
+        named = {"torch.Tensor": "torch", "jax.Array": "jax"}
+        rest = {"Optional", "typing.Optional", "None"}
+        found = {named.get(word) for word in words if word not in rest}
+        return found.pop() if len(found) == 1 else None
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType] or [annotation]
+    for library, name in (("torch", "Tensor"), ("jax", "Array")):
+        if kinds == [getattr(sys.modules.get(library), name, library)]:
+            return library
+    return None
+
+
+def host_array(value: Any) -> Any:
+    """A tensor of PyTorch's as an array in host memory, without its history; anything else as it is.
+
+    Raises: TypeError for tensors that NumPy has no array for, and for what JAX traces; ImportError for
+    bfloat16 without ml_dtypes.
+    """
+    if _is(value, "jax.core", "Tracer"):
+        raise TypeError(
+            f"{value} has no values while JAX traces the function: let jax.jit or jax.grad make a part "
+            f"of it, and do this outside of that part."
+        )
+    if not _is(value, "torch", "Tensor"):
+        return value
+    torch = sys.modules["torch"]
+    try:
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        if tensor.dtype is not torch.bfloat16:
+            return tensor.numpy()
+        bits = tensor.contiguous().view(torch.int16).numpy()
+    except (TypeError, RuntimeError) as error:  # of PyTorch's, in many words
+        raise TypeError(
+            f"NumPy has no array for a {value.layout} tensor of {value.dtype} on the device "
+            f"{value.device}: make another one of it first, with .to_dense(), .dequantize() or .float() "
+            f"({str(error).splitlines()[0]})"
+        ) from None
+    return bits.view(bfloat16())
+
+
+def handed(array: Any, library: str | None) -> Any:
+    """*array*, NumPy's or CuPy's, as an array of *library* (None: as it is), over the same memory where
+    that can be.  PyTorch and JAX know the machine's byte order only."""
+    if library in ("torch", "jax") and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if library == "numpy" and hasattr(array, "__cuda_array_interface__"):
+        return array.get()
+    if library == "torch":
+        return _tensor(array)
+    if library == "jax":
+        jax = importlib.import_module("jax")
+        if not hasattr(array, "__cuda_array_interface__"):
+            return jax.device_put(array, may_alias=True)
+        return jax.dlpack.from_dlpack(array if array.flags.c_contiguous else array.copy())
+    return array
+
+
+def _tensor(array: Any) -> Any:
+    torch = importlib.import_module("torch")
+    if any(stride < 0 for stride in array.strides):  # which tensors cannot have
+        array = array.copy()
+    if hasattr(array, "__cuda_array_interface__"):
+        return torch.from_dlpack(array)
+    if array.dtype.name == "bfloat16":
+        return _tensor(array.view("i2")).view(torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the memory is read-only
+        return torch.from_numpy(array)
+
+
+def _is(value: Any, module: str, name: str) -> bool:
+    """Whether *value* is an instance of a class that nobody has one of unless it is imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)

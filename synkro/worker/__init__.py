@@ -1,0 +1,11 @@
+"""A worker process: everything here runs in a worker (``group`` also where a function runs by itself).
+
+::
+
+    loop     receive a command, do it, reply
+    rank     what one rank has and does: a handler for each command
+    call     one call of one function on this rank's rows
+    merging  the outputs of a call: merged over its slices, laid out in the outbox
+    group    the ranks of a running call, as the function sees them
+    replica  ``Replica``: a variable as its rank has it
+"""

@@ -1,0 +1,288 @@
+"""One call of one function on this rank: its arguments, piece by piece, its outputs merged and laid out.
+
+A call is prepared once and run as often as the same command comes: preparing makes the views of the
+inputs, running computes them piece by piece, merges the outputs and lays them out::
+
+    rows of this rank ─▶ slice ─▶ function ─▶ leaves ─▶ merged ─▶ outbox, where they are small
+                           ▲          │                   │
+                           │          ▼                   ├─────▶ kept here, where they are large
+                           │       updates ─▶ merged      └─────▶ kept here, where they are to stay
+                           │                     │
+                           └── next slice        └─ after the last slice ─▶ variables
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comms.base import Communicator
+from ..comms.ops import OPERATIONS
+from ..devices.base import Device, Source
+from ..memory.interrupts import atomic
+from ..messages import Done, FunctionSpec, Phase
+from ..plan.batch import Strided
+from ..plan.call import (
+    Argument,
+    Broadcast,
+    CallPlan,
+    Constant,
+    Held,
+    Picked,
+    Region,
+    Replicated,
+    Scattered,
+)
+from ..plan.outputs import pair_of, take_subset
+from ..plan.split import Span, slices_of
+from ..values.foreign import handed, library_instead
+from .group import fitted
+from .merging import Layout, Merger
+from .replica import read_only
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+Array = NDArray[Any]
+
+
+class PreparedCall:
+    """One call of one function on this rank's rows; can be run again as long as its inputs stand."""
+
+    def __init__(self, rank: Rank, plan: CallPlan) -> None:
+        self._rank = rank
+        self._plan = plan
+        self._spec = rank.functions[plan.function]
+        self._outputs = self._spec.outputs
+        if plan.subset is not None and isinstance(self._outputs, tuple | list | dict):
+            self._outputs = take_subset(plan.subset, self._outputs, "outputs=")
+        self._participants = plan.participants
+        self._everyone = tuple(range(len(plan.spans)))
+        self._spans = _pieces(plan, rank.number)
+        self._sliced = [rank.variables[number] for number in plan.sliced]
+        libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
+        instead = None if rank.device.xp is np else library_instead(self._spec.fn)
+        self._libraries = tuple([library or instead for library in libraries])
+        changing = isinstance(plan.selection, Picked) or rank.device.pins
+        self._pieces = None if changing else self._sources()
+        self._fixed = list(self._arguments()) if self._stands() else None
+        self._layout = Layout()
+
+    def _stands(self) -> bool:
+        """Whether the arguments are the same in every call: views of shared memory, and constants."""
+        plan = self._plan
+        changing = any(isinstance(argument, Held | Replicated) for argument in plan.inputs)
+        return self._pieces is not None and not changing and plan.form is None
+
+    def run(self) -> Done:
+        """Compute all pieces, merge them, and lay the outputs out."""
+        rank, spec = self._rank, self._spec
+        rank.function = spec.name
+        if not self._spans:
+            rank.keep([])
+            if spec.finish is not None:
+                rank.begin(self._everyone)
+                if spec.updates:
+                    rank.comm.barrier()  # the others' before they update
+                self._finish(0)
+            return Done(None, None)
+        rank.begin(self._participants if spec.finish is None else self._everyone)
+        several = len(self._spans) > 1
+        merger = Merger(spec.name, self._outputs, several)
+        updates = Updates(spec, several) if spec.updates else None
+        rank.mark(Phase.FEEDING)
+        arguments = self._fixed or self._arguments()
+        try:
+            for number, (args, kwargs, weight) in enumerate(arguments):
+                rank.report(Phase.RUNNING, number)
+                for variable in self._sliced:
+                    variable.show(self._rows_held(self._spans[number]))
+                rank.in_function = True
+                value = spec.fn(*args, **kwargs)
+                rank.in_function = False
+                rank.device.settle()
+                rank.mark(Phase.MERGING)
+                if updates is not None:
+                    value = updates.add(value, weight, rank.device)
+                if self._plan.subset is not None:
+                    value = take_subset(self._plan.subset, value, f"the result of {spec.name!r}")
+                merger.add(value, weight, rank.device)
+                if number + 1 < len(self._spans):
+                    rank.mark(Phase.FEEDING)
+        finally:
+            self._let_go(arguments)
+        if updates is not None:
+            rank.mark(Phase.COMMUNICATING)
+            updates.apply(rank.comm)
+        if spec.finish is not None:
+            start, stop = self._plan.spans[rank.number]
+            self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
+        rank.report(Phase.MERGING, len(self._spans))
+        done = self._layout.place(merger, rank.outbox, rank.device)
+        rank.keep(merger.leaves if self._layout.keeps else [])
+        return done
+
+    def _let_go(self, arguments: Any) -> None:
+        """The pieces are computed, or one has failed: of the inputs nothing is needed any more."""
+        if arguments is self._fixed and not self._sliced:
+            return
+        with atomic:
+            for variable in self._sliced:
+                variable.show(None)
+            if arguments is not self._fixed:
+                arguments.close()
+
+    def _finish(self, weight: int) -> None:
+        self._rank.mark(Phase.RUNNING)
+        self._rank.in_function = True
+        with atomic:  # Ctrl-C stops all ranks before it, or none
+            self._spec.finish(weight)
+        self._rank.in_function = False
+        self._rank.device.settle()
+
+    def _arguments(self) -> Generator[tuple[list[Any], dict[str, Any], int], None, None]:
+        """Positional and keyword arguments, and the weight, of each piece."""
+        plan = self._plan
+        pieces = self._sources() if self._pieces is None else self._pieces
+        with contextlib.closing(self._rank.device.feed(pieces)) as feeding:
+            for span, fed in zip(self._spans, feeding, strict=True):
+                values = [
+                    self._argument(argument, library, value, span)
+                    for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
+                ]
+                if plan.form is not None:
+                    values = plan.form.build(values)
+                weight = (span[1] - span[0]) // plan.unit if plan.by_rows else 1
+                count = len(values) - len(plan.keywords)
+                yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
+
+    def _argument(self, argument: Argument, library: str | None, value: Any, span: Span) -> Any:
+        """The argument of one piece; *value* is what the device has made of its source."""
+        rank = self._rank
+        match argument:
+            case Constant():
+                return argument.value
+            case Replicated():
+                value = read_only(rank.variables[argument.variable].whole.view())
+            case Held():
+                rows = self._rows_held(span)(rank.variables[argument.variable].whole)
+                value = read_only(rows.view())
+        return handed(value, library)
+
+    def _sources(self) -> list[list[Source | None]]:
+        """Of each piece, where those of its arguments come from that lie in shared memory."""
+        whole: dict[Argument, Source] = {
+            argument: Source(self._rank.array(argument.region), stamp=self._rank.stamp(argument.region))
+            for argument in self._plan.inputs
+            if isinstance(argument, Broadcast)
+        }
+        return [
+            [
+                self._rows(argument, span) if isinstance(argument, Scattered) else whole.get(argument)
+                for argument in self._plan.inputs
+            ]
+            for span in self._spans
+        ]
+
+    def _rows(self, argument: Scattered, span: Span) -> Source:
+        selection = self._plan.selection
+        assert selection is not None
+        array = self._rank.array(argument.region)
+        return selected(array, selection, span, self._rank.array, argument.base)
+
+    def _rows_held(self, span: Span) -> Callable[[Array], Array]:
+        """What takes the rows *span* of the call out of something that this rank holds."""
+        rank, plan = self._rank, self._plan
+        assert plan.held is not None
+        selection = plan.held[rank.number]
+        first = plan.spans[rank.number][0]
+        local = (span[0] - first, span[1] - first)
+        return lambda array: taken(array, selection, local, rank.array, rank.device)
+
+
+def taken(
+    array: Array,
+    selection: Strided | Picked,
+    span: Span,
+    find: Callable[[Region], Array],
+    device: Device,
+) -> Array:
+    """The rows *span* of a selection, out of *array*, where that lies."""
+    rows = selected(array, selection, span, find)
+    return rows.array if rows.indices is None else device.take(array, rows.indices)
+
+
+def selected(
+    array: Array,
+    selection: Strided | Picked,
+    span: Span,
+    find: Callable[[Region], Array],
+    base: int = 0,
+) -> Source:
+    """The rows *span* of a selection of *array*, whose first row is row *base* of all."""
+    start, stop = span
+    if start == stop:
+        return Source(array[:0])
+    if isinstance(selection, Strided):
+        first = selection.start + start * selection.step - base
+        last = selection.start + (stop - 1) * selection.step - base
+        end = last + (1 if selection.step > 0 else -1)
+        return Source(array[first : None if end < 0 else end : selection.step])
+    indices = find(selection.indices)[start:stop]
+    return Source(array, indices - base if base else indices)
+
+
+def _pieces(plan: CallPlan, rank: int) -> tuple[Span, ...]:
+    """The pieces that *rank* computes one after the other; one empty one if nothing is scattered."""
+    if not plan.by_rows:
+        return ((0, 0),)
+    return slices_of(plan.spans[rank], plan.slices)
+
+
+class Updates:
+    """The new values of variables that a function returns beside its outputs, merged over its pieces.
+
+    They are computed from the values that the variables had before the call, and put in place after
+    its last piece.
+    """
+
+    def __init__(self, spec: FunctionSpec, several: bool) -> None:
+        self._name = spec.name
+        self._variables = [variable for variable, _ in spec.updates]
+        modes = tuple(op for _, op in spec.updates)
+        self._merger = Merger(f"{spec.name}, its updates", modes, several)
+        self._several = several
+        self._single: tuple[Any, ...] = ()
+        self._weight = 0
+
+    def add(self, value: Any, weight: int, device: Device) -> Any:
+        """Take the new values out of what one piece returned; returns its outputs."""
+        outputs, new = pair_of(value, len(self._variables), self._name)
+        if self._several:
+            self._weight += weight
+            self._merger.add(new, weight, device)
+        else:
+            self._single = new
+        return outputs
+
+    def apply(self, comm: Communicator) -> None:
+        """Put the values in place, merged where there were several pieces: on all ranks, or on none."""
+        values: list[Any] = list(self._single)
+        if self._several:
+            for variable, mode, pieces in zip(
+                self._variables, self._merger.modes, self._merger.leaves, strict=True
+            ):
+                assert mode is not None
+                operation = OPERATIONS[mode]
+                merged = operation.finish(pieces[0], self._weight)
+                values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
+        checked = [variable.checked(v) for variable, v in zip(self._variables, values, strict=True)]
+        with atomic:
+            if comm.count > 1:
+                comm.barrier()  # which fails where a rank has failed
+            for variable, value in zip(self._variables, checked, strict=True):
+                variable.value = value

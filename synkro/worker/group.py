@@ -1,0 +1,287 @@
+"""The ranks of a running call, as the function that runs on them sees them.
+
+``synkro.all_reduce(x)`` and its like, called inside a function, end here.  Arrays of any kind go in
+and come out, tensors of PyTorch's without their history; a function that runs in the main process by
+itself is a group of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from .. import here
+from ..comms.base import Communicator
+from ..comms.ops import Operation, operation_named
+from ..devices.base import Device
+from ..devices.cpu import CpuDevice
+from ..errors import InvalidType, InvalidValue
+from ..messages import Phase
+from ..plan.outputs import by_name, flatten, unflatten
+from ..values.arrays import Array, is_numeric
+from ..values.foreign import handed, host_array, library_of
+from ..values.variable import Variable
+from .replica import Replica
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class StandIn(NamedTuple):
+    """A variable, its value when it was first used, and what stands for it."""
+
+    variable: Variable
+    before: Array
+    replica: Replica
+
+
+def _collective(method: Method) -> Method:
+    """While *method* runs, this rank is communicating."""
+
+    @functools.wraps(method)
+    def marked(self: Group, *args: Any) -> Any:
+        self.mark(Phase.COMMUNICATING)
+        self.device.resume()
+        try:
+            return method(self, *args)
+        finally:
+            self.mark(Phase.RUNNING)
+
+    return cast("Method", marked)
+
+
+class Group:
+    """One rank's view of the ranks that take part in a call.
+
+    Attributes:
+        comm, device: its end of their collectives, and where it computes.
+        rng: this rank's random generator, made when it is first asked for.
+        master: the place of the default root.
+        stand_ins: where there are no workers, what stands for their variables, by id.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        rng: Callable[[], np.random.Generator],
+        device: Device | None = None,
+        mark: Callable[[int], None] = lambda phase: None,
+    ) -> None:
+        """*rng* makes the generator; *mark* tells whoever traces what this rank does."""
+        self.comm = comm
+        self.mark = mark
+        self.device = device or CpuDevice()
+        self._rng = rng
+        self.master = 0
+        self.stand_ins: dict[int, StandIn] = {}
+
+    @functools.cached_property
+    def rng(self) -> np.random.Generator:
+        return self._rng()  # when it is first used: numpy.random takes 2 MB
+
+    def stand_in(self, variable: Variable) -> Replica:
+        """What stands for a worker variable here, where there are no workers."""
+        known = self.stand_ins.get(id(variable))
+        if known is None:
+            token = here.group.set(None)
+            try:
+                before = variable.value
+            finally:
+                here.group.reset(token)
+            copy = self.comm.empty(before.shape, variable.dtype)
+            copy[...] = before
+            known = StandIn(variable, before, Replica(variable.name, copy, self.device, self.comm.empty))
+            self.stand_ins[id(variable)] = known
+        return known.replica
+
+    @property
+    def rank(self) -> int:
+        return self.comm.place
+
+    @property
+    def size(self) -> int:
+        return self.comm.count
+
+    @_collective
+    def barrier(self) -> None:
+        self.comm.barrier()
+
+    @_collective
+    def all_reduce(self, value: Any, op: Any, weight: Any) -> Any:
+        operation = operation_named(op)
+        leaves, tree = flatten(value)
+        named = [id(leaf) for leaf in leaves if isinstance(leaf, Variable)]
+        if len(set(named)) < len(named):
+            raise InvalidValue("all_reduce got a variable twice: name each once.")
+        order, names = by_name(tree)
+        if len(named) == len(leaves) and leaves and weight is None:
+            self.reduce_in_place([leaves[index] for index in order], operation)
+            return value
+        factor = _weight(weight, operation)
+        arrays = [self._array(leaves[index]) for index in order]
+        results: list[Any] = [None] * len(leaves)
+        for index, result in zip(
+            order, self.comm.all_reduce(arrays, operation, factor, names), strict=True
+        ):
+            leaf = leaves[index]
+            results[index] = fitted(result, leaf, operation) if isinstance(leaf, Variable) else result
+        return unflatten(tree, map(_put, leaves, results))
+
+    @_collective
+    def reduce(self, value: Any, op: Any, root: Any, weight: Any) -> Any:
+        operation = operation_named(op)
+        factor = _weight(weight, operation)
+        results = self.comm.reduce([self._array(value)], operation, factor, self._place(root, "root"))
+        return None if results is None else _like(value, results[0])
+
+    @_collective
+    def reduce_scatter(self, value: Any, op: Any, weight: Any) -> Any:
+        operation = operation_named(op)
+        array = self._array(value)
+        return _like(value, self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0])
+
+    @_collective
+    def broadcast(self, value: Any, root: Any) -> Any:
+        place = self._place(root, "root")
+        given = [self._array(value)] if place == self.rank else None
+        return _like(value, self.comm.broadcast(given, place)[0])
+
+    @_collective
+    def scatter(self, value: Any, root: Any) -> Any:
+        place = self._place(root, "root")
+        given = [self._array(value)] if place == self.rank else None
+        return _like(value, self.comm.scatter(given, place)[0])
+
+    @_collective
+    def all_gather(self, value: Any, nd_up: int) -> Any:
+        return _like(value, self.comm.all_gather([self._raised(value, nd_up)])[0])
+
+    @_collective
+    def gather(self, value: Any, root: Any, nd_up: int) -> Any:
+        place = self._place(root, "root")
+        results = self.comm.gather([self._raised(value, nd_up)], place)
+        return None if results is None else _like(value, results[0])
+
+    @_collective
+    def all_to_all(self, value: Any) -> Any:
+        return _like(value, self.comm.all_to_all([self._array(value)])[0])
+
+    @_collective
+    def send(self, value: Any, to: Any) -> None:
+        self.comm.send(self._array(value), self._other(to, "to"))
+
+    @_collective
+    def recv(self, source: Any) -> Any:
+        return _like(None, self.comm.recv(self._other(source, "source")))
+
+    def reduce_in_place(self, variables: Sequence[Variable], operation: Operation) -> None:
+        """All-reduce the replicas of *variables* in place.
+
+        Raises: InvalidValue for a result that the variable's dtype does not have.
+        """
+        places = [
+            variable.in_place() if operation.result_dtype(variable.dtype) == variable.dtype else None
+            for variable in variables
+        ]
+        others = [v for v, place in zip(variables, places, strict=True) if place is None]
+        values: list[Array] = []
+        if others:  # first, as they may be refused
+            results = self.comm.all_reduce([self._array(v) for v in others], operation, 1)
+            values = [fitted(r, v, operation) for v, r in zip(others, results, strict=True)]
+        if direct := [place for place in places if place is not None]:
+            self.comm.all_reduce_in_place(direct, operation)
+        for variable, value in zip(others, values, strict=True):
+            variable.value = value
+
+    def _array(self, value: Any) -> Array:
+        """*value* as a contiguous array where it lies, on the device or in host memory."""
+        if isinstance(value, Variable):
+            value = value.value
+        array = self.device.adopt(value)
+        here = self.device.xp
+        if array is None:
+            array, here = np.asarray(host_array(value)), np
+        if not is_numeric(array.dtype):
+            raise InvalidType(
+                f"a collective takes arrays of bools, integers, floats or complex numbers; got "
+                f"{value!r}."
+            )
+        native = array.dtype.newbyteorder("=")
+        contiguous: Array = here.ascontiguousarray(array, native).reshape(array.shape)
+        return contiguous
+
+    def _raised(self, value: Any, nd_up: int) -> Array:
+        if nd_up not in (0, 1):
+            raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+        array = self._array(value)
+        return array[None] if nd_up or not array.ndim else array
+
+    def _place(self, rank: Any, name: str) -> int:
+        if rank is None:
+            return self.master
+        try:
+            place = operator.index(rank)
+        except TypeError:
+            raise InvalidType(f"{name} must be a rank, an int; got {rank!r}.") from None
+        if not 0 <= place < self.size:
+            raise InvalidValue(
+                f"{name}={place}, but {self.size} ranks take part in this call: give one from 0 to "
+                f"{self.size - 1}."
+            )
+        return place
+
+    def _other(self, rank: Any, name: str) -> int:
+        place = self._place(rank, name)
+        if place == self.rank:
+            raise InvalidValue(f"{name}={place} is this rank itself: send to, and receive from, others.")
+        return place
+
+
+def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
+    """*result* in the variable's dtype, if that changes no element.
+
+    Raises: InvalidValue.
+    """
+    if result.dtype == variable.dtype:
+        return result
+    with np.errstate(all="ignore"):
+        converted = result.astype(variable.dtype)
+    if not np.array_equal(converted, result):
+        raise InvalidValue(
+            f'the "{operation.name}" of {variable.called()} is not of its dtype {variable.dtype}: take '
+            f"it with reduce(…, in_place=False), or make the variable a float."
+        )
+    return converted
+
+
+def _weight(weight: Any, operation: Operation) -> float:
+    if weight is None:
+        return 1
+    if not operation.weighted:
+        raise InvalidValue(f'weight= is for op="mean"; got op="{operation.name}".')
+    number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
+    if not number or not 0 <= weight < math.inf:
+        raise InvalidValue(
+            f"weight must be a number of 0 or more, such as a count of rows; got {weight!r}."
+        )
+    return float(weight) if isinstance(weight, float | np.floating) else int(weight)
+
+
+def _put(leaf: Any, result: Array) -> Any:
+    """A result where it belongs: in a variable, or in the hands of the caller."""
+    if isinstance(leaf, Variable):
+        leaf.value = result
+        return leaf
+    return _like(leaf, result)
+
+
+def _like(value: Any, array: Array) -> Any:
+    """A result as an array of the library that *value* is of."""
+    library = library_of(value)
+    if library is not None:
+        return handed(array, library)
+    return array if array.ndim else array[()]

@@ -1,0 +1,199 @@
+"""The worker's loop: receive a command, do it, reply.  The only way out is Exit, or the kernel's."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+import cloudpickle
+
+from .. import here
+from ..comms.base import Communicator
+from ..comms.shm import ShmCommunicator
+from ..errors import CollectiveError, UsageError
+from ..ipc.channel import AREA, Listener
+from ..ipc.process import give_up, hold_on_to
+from ..memory.interrupts import atomic
+from ..messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
+from .rank import Rank
+
+_REMEMBERED = 64  # commands that are kept prepared
+_TEXT_LIMIT = 20_000  # characters of a traceback that travel, from its end
+_PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
+
+
+def main(fds: str) -> None:
+    """Be the worker that ``ipc.process`` has started with these descriptors."""
+    rank, size, sock, lifeline, block, arena, *eventfds = map(int, fds.split(","))
+    wake_main, wake_workers, *wakes = eventfds
+    hold_on_to(lifeline)
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
+    os.close(block)
+    listener = Listener(memory, rank, size, wake_main, wake_workers, socket.socket(fileno=sock))
+    comm = ShmCommunicator(rank, size, arena, wakes, listener.answered)
+    Worker(rank, size, listener, comm).serve()
+    listener.close()
+
+
+class Worker:
+    """The loop around a rank."""
+
+    def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
+        self._listener = listener
+        self._rank = Rank(rank, size, comm, listener.descriptor, listener.report, listener.mark)
+        self._prepared: dict[bytes, Callable[[], Reply]] = {}
+        self._interruptible = False
+        self._too_long = b""
+        self._pid = os.getpid()
+        self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))
+        here.rank = self._rank
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def serve(self) -> None:
+        while True:
+            command, housekeeping = self._listener.receive()
+            self._listener.mark(Phase.BEGINNING)
+            try:
+                reply = self._answer(command, housekeeping)
+            except _Leave:
+                self._rank.close()
+                return
+            if os.getpid() != self._pid:  # the function forked, and this is the child: no rank
+                os._exit(0)
+            payload = self._encoded(reply)
+            self._listener.report(Phase.WAITING, 0)
+            self._listener.reply(payload)
+
+    def _answer(self, command: bytes, housekeeping: bytes) -> Reply:
+        try:
+            failed = True
+            try:
+                reply = self._perform(command, housekeeping)
+                failed = False
+                return reply
+            finally:
+                self._interruptible = atomic.pending = False
+                self._rank.end(failed)
+                sys.stdout.flush()
+        except _Leave:
+            raise
+        except BaseException as error:
+            self._interruptible = False
+            self._leave_if_lost(error)
+            return self._failure(error)
+
+    def _leave_if_lost(self, error: BaseException) -> None:
+        """End the process if its device is of no more use: nothing it computes would be true."""
+        try:
+            what = self._rank.device.lost(error)
+        except Exception as another:
+            what = f"{type(another).__name__}: {another}"
+        if what is not None:
+            where = f" in the function {self._rank.function!r}" if self._rank.function else ""
+            give_up(f"rank {self._rank.number} lost its GPU{where}: {what}")
+
+    def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
+        rank = self._rank
+        rank.in_function = False
+        rank.device.resume()
+        rank.epoch = self._listener.number
+        if housekeeping:
+            self._prepared.clear()  # they hold views of what may have to go
+            rank.keep_house(pickle.loads(housekeeping))
+        self._interruptible = True  # not before: what was received must not be lost
+        if self._listener.unwanted():
+            raise KeyboardInterrupt
+        action = self._prepared.get(command)
+        return action() if action is not None else self._first_time(command)
+
+    def _first_time(self, payload: bytes) -> Reply:
+        command = pickle.loads(payload)
+        match command:
+            case Indirect():
+                return self._first_time(self._rank.array(command.region).tobytes())
+            case Deliver():
+                row = self._rank.array(command.region)[self._rank.number]
+                row[: len(self._too_long)] = memoryview(self._too_long)
+                return Ack()
+            case Exit():
+                raise _Leave
+        action = self._rank.action(command)
+        if isinstance(command, Call | Store | Reduce):
+            if len(self._prepared) >= _REMEMBERED:
+                self._prepared.clear()
+            self._prepared[payload] = action
+        return action()
+
+    def _encoded(self, reply: Reply) -> bytes:
+        if reply is not self._last[0]:
+            self._last = (reply, cloudpickle.dumps(reply))
+        payload = self._last[1]
+        self._too_long = b""
+        if len(payload) > AREA:
+            self._too_long = payload
+            return pickle.dumps(TooLong(len(payload)))
+        return payload
+
+    def _failure(self, error: BaseException) -> Failed:
+        rank = self._rank
+        usage = isinstance(error, UsageError) and not rank.in_function
+        text = "".join(traceback.format_exception(error))
+        traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
+        return Failed(
+            function=rank.function,
+            summary=_summary(error) + rank.device.advice(error, rank.function is not None),
+            traceback=text[-_TEXT_LIMIT:],
+            pickled=_pickled(error),
+            usage=usage,
+            strays=isinstance(error, CollectiveError) and error.strays,
+        )
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._interruptible and atomic.depth:
+            atomic.pending = True
+        elif self._interruptible and not _imports(frame):  # if it does, the next interrupt comes soon
+            raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether *frame* runs inside an import: a library that is cut off there is lost for good."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Leave(BaseException):
+    """The main process said Exit."""
+
+
+def _summary(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its text could not be made)"
+    return f"{type(error).__name__}: {text}"[-_TEXT_LIMIT:]
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception, if it is the same after a round trip through pickle."""
+    try:
+        data = cloudpickle.dumps(error)
+        again = pickle.loads(data)
+    except BaseException:
+        return None
+    return data if type(again) is type(error) and len(data) <= _PICKLE_LIMIT else None

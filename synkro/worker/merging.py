@@ -1,0 +1,188 @@
+"""The outputs of a call on one rank: merged over its pieces, and laid out in its outbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comms.ops import OPERATIONS
+from ..devices.base import Device
+from ..errors import OutputError
+from ..memory.segment import aligned
+from ..messages import Done, Leaf, Piece
+from ..plan.outputs import Tree, describe, flatten, leaf_modes, leaf_paths
+from ..values.arrays import Array, code_of, is_numeric, native, shortened
+from ..values.foreign import host_array, is_key
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+class Merger:
+    """Merges the outputs of one rank's pieces, leaf by leaf.
+
+    ``leaves`` holds, for each leaf, its merged partial, or its pieces where they do not merge.
+    """
+
+    def __init__(self, name: str, outputs: Any, several: bool) -> None:
+        self.tree: Tree = None
+        self.modes: list[str | None] = []
+        self.dtypes: list[np.dtype[Any]] = []
+        self.leaves: list[list[Array]] = []
+        self._name = name
+        self._outputs = outputs
+        self._several = several
+        self._first = True
+
+    def add(self, value: Any, weight: int, device: Device) -> None:
+        if isinstance(self._outputs, tuple | list | dict) and not self._outputs:
+            return  # outputs=[]: what the function returns is of no use
+        values, tree = flatten(value)
+        arrays = []
+        for index, leaf in enumerate(values):
+            try:
+                array = device.adopt(leaf)
+                arrays.append(_output(leaf if array is None else array))
+            except OutputError as error:
+                raise self._error(tree, index, str(error)) from None
+        if self._first:
+            self._begin(tree, arrays)
+        elif tree != self.tree:
+            raise OutputError(
+                f"the function {self._name!r} returned {describe(self.tree)} for one slice and "
+                f"{describe(tree)} for another: it must return the same for every slice."
+            )
+        for index, array in enumerate(arrays):
+            self._merge(index, array, weight, device)
+        self._first = False
+
+    def _begin(self, tree: Tree, arrays: list[Array]) -> None:
+        self.tree = tree
+        try:
+            self.modes = leaf_modes(self._outputs, tree)
+        except OutputError as error:
+            raise OutputError(f"the function {self._name!r}: {error}") from None
+        self.dtypes = [array.dtype for array in arrays]
+        self.leaves = [[] for _ in arrays]
+
+    def _merge(self, index: int, array: Array, weight: int, device: Device) -> None:
+        mode, pieces = self.modes[index], self.leaves[index]
+        if array.dtype != self.dtypes[index]:
+            raise self._error(
+                self.tree,
+                index,
+                f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another",
+            )
+        if mode not in OPERATIONS:
+            if mode is not None and array.ndim == 0:
+                advice = "return an array, or say outputs=None"
+                raise self._error(
+                    self.tree, index, f'"{mode}" concatenates rows, got a scalar: {advice}'
+                )
+            if self._several:
+                array = array.copy() if mode == "keep" else device.stow(array)
+            pieces.append(array)
+            return
+        operation = OPERATIONS[mode]
+        partial = operation.lift(array, weight)
+        if pieces:  # which may be in host memory for one slice, on the device for another
+            partial = device.beside(partial, pieces[0])
+        if not pieces:
+            # the function may hand out the same array for every slice
+            pieces.append(partial.copy() if self._several and partial is array else partial)
+        elif partial.shape != pieces[0].shape:
+            raise self._error(
+                self.tree,
+                index,
+                f"shape {pieces[0].shape} for one slice and {partial.shape} for another cannot be "
+                f'reduced with "{mode}"; "gather" concatenates',
+            )
+        elif partial.ndim == 0:
+            pieces[0] = operation.merge(pieces[0], partial)
+        else:
+            operation.merge(pieces[0], partial, out=pieces[0])
+
+    def _error(self, tree: Tree, index: int, what: str) -> OutputError:
+        return OutputError(f"output{leaf_paths(tree)[index]} of the function {self._name!r}: {what}")
+
+
+class Layout:
+    """Where the outputs of a call lie; kept while they stay the same from call to call."""
+
+    def __init__(self) -> None:
+        self.keeps = False
+        self._key: Any = None
+        self._done = Done(None, None)
+        self._slots: list[tuple[int, int, Array]] = []
+
+    def place(self, merger: Merger, outbox: NDArray[np.uint8], device: Device) -> Done:
+        """Copy what fits into the outbox, and say what lies where."""
+        key = (merger.tree, [[(a.dtype, a.shape) for a in pieces] for pieces in merger.leaves])
+        if key != self._key:
+            self._key = None  # an interrupt may leave the arrangement half-done
+            self._arrange(merger, outbox)
+            self._key = key
+        device.copy_out((slot, merger.leaves[leaf][piece]) for leaf, piece, slot in self._slots)
+        return self._done
+
+    def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:
+        offsets: dict[tuple[int, int], int] = {}
+        self._slots = []
+        end = 0
+        # Reduced leaves first: they are of one size on all ranks, and so find the same place.
+        order = sorted(range(len(merger.leaves)), key=lambda leaf: merger.modes[leaf] not in OPERATIONS)
+        for leaf in order:
+            for piece, array in enumerate(merger.leaves[leaf]):
+                if merger.modes[leaf] != "keep" and end + array.nbytes <= len(outbox):
+                    offsets[leaf, piece] = end
+                    slot: Array = np.ndarray(array.shape, array.dtype, buffer=outbox, offset=end)
+                    self._slots.append((leaf, piece, slot))
+                    end += aligned(array.nbytes)
+        self._done = Done(
+            merger.tree,
+            tuple(
+                Leaf(
+                    code_of(dtype),
+                    tuple(
+                        Piece(array.shape, code_of(array.dtype), offsets.get((leaf, piece)))
+                        for piece, array in enumerate(pieces)
+                    ),
+                )
+                for leaf, (dtype, pieces) in enumerate(zip(merger.dtypes, merger.leaves, strict=True))
+            ),
+        )
+        self.keeps = len(offsets) < sum(map(len, merger.leaves))
+
+
+def _output(value: Any) -> Array:
+    """One leaf of a function's result as an array; one of the device's own stays what it is.
+
+    Raises: OutputError for what is no array and no number, or of a dtype without arithmetic.
+    """
+    array: Array = value if type(value) is np.ndarray else _as_array(value)
+    if not is_numeric(array.dtype):
+        raise OutputError(
+            f"expected bools, integers, floats or complex numbers, got an array of dtype {array.dtype}."
+        )
+    return native(array)
+
+
+def _as_array(value: Any) -> Array:
+    """Raises: OutputError for what is neither an array nor a number."""
+    if isinstance(value, _NUMBERS):
+        return np.asarray(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
+    if is_key(value):
+        raise OutputError("a random key of JAX's is no number: return jax.random.key_data(key).")
+    value = host_array(value)
+    if hasattr(value, "__cuda_array_interface__"):
+        array: Array = value  # on this worker's GPU, where it stays
+        return array
+    if hasattr(value, "__array__"):
+        return np.asarray(value)  # of a subclass of ndarray, the plain array
+    raise OutputError(
+        f"expected an array or a number, got {shortened(value)}; a function that returns "
+        f"nothing useful says outputs=[]."
+    )

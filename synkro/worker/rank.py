@@ -1,0 +1,414 @@
+"""What every rank is: its functions, variables and segments, and one handler for each command.
+
+Large outputs of a call wait here for a ``Store``, which puts them into a segment that all ranks see, and
+then for a ``Reduce``, in which every rank reduces its share of the elements; outputs that are to stay
+wait for a ``Keep``, which makes variables of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comms.agreement import Guard
+from ..comms.base import Communicator
+from ..comms.gpu import GpuCommunicator
+from ..comms.ops import OPERATIONS
+from ..comms.shm import ShmCommunicator
+from ..devices.base import Device
+from ..devices.cpu import CpuDevice
+from ..errors import InternalError
+from ..memory.interrupts import uninterrupted
+from ..memory.segment import Segment
+from ..messages import (
+    Ack,
+    Attach,
+    Call,
+    Command,
+    Create,
+    Distribute,
+    Done,
+    Exchange,
+    FunctionSpec,
+    Generator,
+    GeneratorState,
+    Gpus,
+    Housekeeping,
+    Inspect,
+    Keep,
+    KeptOutput,
+    Phase,
+    Read,
+    Reduce,
+    Release,
+    Reply,
+    Shapes,
+    Start,
+    Started,
+    Store,
+    Write,
+)
+from ..packing import settings
+from ..packing.pickles import unpack
+from ..plan.call import Access, Region
+from ..values.random import generator
+from .call import PreparedCall, taken
+from .group import Group, fitted
+from .merging import Layout, Merger
+from .replica import Replica
+
+if TYPE_CHECKING:
+    from ..comms.nccl import Link
+
+Array = NDArray[Any]
+
+
+class Rank:
+    """One rank.
+
+    Attributes:
+        rank, size, pid: who this is, and of how many.
+        epoch: the number of the command that is being done.
+        function: the name of the function that runs or ran last, for messages.
+        in_function: whether the user's code is running.
+        in_call: whether the other ranks may wait for this one in a collective.
+        group: the ranks of the running call, as functions see them.
+        token: what variables of this session are known by.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        comm: Communicator,
+        descriptor: Callable[[int], int],
+        report: Callable[[int, int], None],
+        mark: Callable[[int], None],
+    ) -> None:
+        self.number = rank
+        self.size = size
+        self.pid = os.getpid()
+        self.epoch = 0
+        self.device: Device = CpuDevice()
+        self.comm = comm
+        self.functions: dict[int, FunctionSpec] = {}
+        self.variables: dict[int, Replica] = {}
+        self.function: str | None = None
+        self.in_function = False
+        self.in_call = False
+        self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.report = report
+        self.mark = mark
+        self.group = self._new_group(None)
+        self.token = ""
+        self._descriptor = descriptor
+        self._segments: dict[int, Segment] = {}
+        self._unmapped: dict[int, tuple[int, Attach]] = {}
+        self._kept: list[list[Array]] = []
+        self._master = 0
+        self._profile: Any = None
+        self._profile_path = ""
+        self._stamps: NDArray[Any] = np.empty(0, np.uint64)
+
+    def keep_house(self, housekeeping: Housekeeping) -> None:
+        """Forget what the main process has freed, and take what it has created."""
+        for number in housekeeping.drop_segments:
+            segment = self._segments.pop(number, None)
+            if segment is not None:
+                self.device.forget(number)  # what is pinned is unpinned before it is unmapped
+                del segment
+            if number in self._unmapped:
+                os.close(self._unmapped.pop(number)[0])
+        for number in housekeeping.drop_functions:
+            self.functions.pop(number, None)
+        for number in housekeeping.drop_variables:
+            self.variables.pop(number, None)
+        if housekeeping.drop_variables:
+            self.comm.tidy()
+        for wanted in housekeeping.attach:
+            self._unmapped[wanted.segment] = (self._descriptor(wanted.segment), wanted)
+
+    def array(self, region: Region) -> Array:
+        """The array that *region* describes."""
+        return self._segment(region.segment).array(region)
+
+    def stamp(self, region: Region) -> tuple[int, int] | None:
+        """The segment of *region* and a number that changes with its contents, if anybody can tell."""
+        if not len(self._stamps) or not self._segment(region.segment).base.flags.writeable:
+            return None  # a file may be written by anybody
+        return region.segment, int(self._stamps[region.segment % len(self._stamps)])
+
+    def _segment(self, number: int) -> Segment:
+        """A segment, mapped when it is first used: what fails can be tried again."""
+        if number in self._unmapped:
+            with uninterrupted():
+                fd, wanted = self._unmapped[number]
+                access = wanted.access
+                if access is Access.READ and self.device.pins and _writable(fd):
+                    access = Access.WRITE
+                segment = Segment.attach(number, os.dup(fd), wanted.nbytes, access)
+                self._segments[number] = segment
+                if access is not Access.COPY:
+                    self.device.mapped(number, segment.base)
+                del self._unmapped[number]
+                os.close(fd)
+        return self._segments[number]
+
+    def close(self) -> None:
+        """The process ends: give back what would not go with it."""
+        if self._profile is not None:
+            self._profile.disable()
+            self._profile.dump_stats(self._profile_path)
+        if isinstance(self.comm, GpuCommunicator):
+            self.comm.close()
+
+    def begin(self, ranks: tuple[int, ...]) -> None:
+        """From here on the others of *ranks* may wait for this one in collectives."""
+        self.comm.begin(self.epoch, ranks)
+        self.group.master = ranks.index(self._master) if self._master in ranks else 0
+        self.in_call = True
+
+    def end(self, failed: bool) -> None:
+        """They need not any longer, also if this rank has *failed* before it could begin."""
+        if failed and not self.in_call:
+            self.begin(tuple(range(self.size)))
+        if self.in_call:
+            self.in_call = False
+            self.comm.end(failed)
+
+    def action(self, command: Command) -> Callable[[], Reply]:
+        """What *command* asks for, ready to be done."""
+        match command:
+            case Call():
+                return PreparedCall(self, command.plan).run
+            case Store():
+                return self._storing(command)
+            case Reduce():
+                return self._reducing(command)
+            case Release():
+                return Ack
+        handlers: dict[type, Callable[[Any], Reply]] = {
+            Distribute: self._load,
+            Start: self._start,
+            Keep: self._keep_outputs,
+            Create: self._create,
+            Write: self._write,
+            Read: self._read,
+            Inspect: self._inspect,
+            Exchange: self._exchange,
+            Generator: self._generator,
+        }
+        handler = handlers.get(type(command))
+        if handler is None:
+            raise InternalError(f"rank {self.number} does not know the command {command!r}.")
+        self.function = None  # what fails from here on is no function's fault
+        return lambda: handler(command)
+
+    def _start(self, start: Start) -> Started:
+        core = start.cores[self.number]
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+        self.token = start.token
+        self._master = start.master_rank
+        problem = ""
+        if start.gpus is not None:
+            problem = self._move_to_gpu(start.gpus)
+        rows: Array = self.array(start.outbox)  # after the device, which is to know it
+        self.outbox = rows[self.number]
+        self.group = self._new_group(start.seed)
+        if start.profiles is not None:
+            import cProfile  # noqa: PLC0415  it takes a while
+
+            self._profile_path = start.profiles[self.number]
+            self._profile = cProfile.Profile()
+            self._profile.enable()
+        return Started(problem)
+
+    def _new_group(self, seed: Any) -> Group:
+        rng = functools.partial(generator, seed, self.number)
+        return Group(self.comm, rng, self.device, self.mark)
+
+    def _move_to_gpu(self, gpus: Gpus) -> str:
+        """Compute on this rank's GPU from now on; returns why NCCL does not connect it to the others."""
+        from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
+
+        index = gpus.indices[self.number]
+        self._stamps = self.array(gpus.stamps)
+        self.device = CudaDevice(index, gpus.preallocate)
+        assert isinstance(self.comm, ShmCommunicator)
+
+        def connect(identity: bytes, place: int, count: int, guard: Guard) -> Link:
+            from ..comms.nccl import Link  # noqa: PLC0415  and only here NCCL
+
+            return Link(identity, place, count, guard, index)
+
+        self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)
+        self.group = self._new_group(None)
+        self.begin(tuple(range(self.size)))
+        return comm.connect()
+
+    def _load(self, command: Distribute) -> Ack:
+        self.report(Phase.LOADING, 0)
+        sys.path[:] = command.sys_path
+        os.chdir(command.cwd)
+        settings.apply(command.settings)
+        parcel = command.parcel
+        buffers: list[memoryview] = []
+        if parcel.segment is not None:
+            memory = self._segment(parcel.segment).base.data
+            buffers = [memory[start:stop] for start, stop in parcel.buffers]
+        functions, along = unpack(parcel.stream, buffers, lambda done: self.report(Phase.LOADING, done))
+        self.device.welcome(along)
+        self.functions |= functions
+        return Ack()
+
+    def keep(self, leaves: list[list[Array]]) -> None:
+        """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""
+        self._kept = leaves
+
+    def _storing(self, command: Store) -> Callable[[], Reply]:
+        places = [(p.leaf, p.piece, self.array(p.region)) for p in command.placements[self.number]]
+
+        def store() -> Ack:
+            self.report(Phase.STORING, 0)
+            self.device.copy_out((place, self._kept[leaf][piece]) for leaf, piece, place in places)
+            self._kept = []
+            return Ack()
+
+        return store
+
+    def _reducing(self, command: Reduce) -> Callable[[], Reply]:
+        ranks = command.ranks
+        if ranks is not None:
+            return lambda: self._reduce_kept(command, ranks)
+        shares = [
+            (OPERATIONS[r.op], r.divisor, [self.array(s) for s in r.sources], self.array(r.target))
+            for r in command.reductions
+        ]
+
+        def reduce() -> Ack:
+            self.report(Phase.REDUCING, 0)
+            for share in shares:
+                self.comm.reduce_share(*share)
+            return Ack()
+
+        return reduce
+
+    def _reduce_kept(self, command: Reduce, ranks: tuple[int, ...]) -> Ack:
+        """Reduce outputs that wait on the devices, by their own communicator."""
+        if self.number in ranks:
+            assert isinstance(self.comm, GpuCommunicator)
+            self.begin(ranks)
+            self.report(Phase.REDUCING, 0)
+            self.comm.reduce_out(
+                [OPERATIONS[reduction.op] for reduction in command.reductions],
+                command.reductions[0].divisor,
+                [self._kept[reduction.leaf][0] for reduction in command.reductions],
+                [self.array(reduction.target) for reduction in command.reductions],
+            )
+            for reduction in command.reductions:
+                self._kept[reduction.leaf] = []
+        return Ack()
+
+    # ── variables ────────────────────────────────────────────────────────────────────────────────
+
+    def _create(self, command: Create) -> Ack:
+        value = self.array(command.value)
+        array = self.comm.empty(value.shape, value.dtype)
+        self.device.assign(array, value)
+        self.variables[command.number] = self._replica(command.name, array)
+        return Ack()
+
+    def _keep_outputs(self, command: Keep) -> Ack:
+        for kept in command.outputs:
+            pieces: list[Array] = []
+            if self._kept:
+                pieces, self._kept[kept.leaf] = self._kept[kept.leaf], []
+            # referred to by this list and getrefcount's argument alone: nobody can change it any more
+            alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sys.getrefcount(pieces[0]) <= 2
+            array = pieces[0] if alone else self._joined(pieces, kept)
+            self.variables[kept.number] = self._replica(None, array, shared=not alone)
+        return Ack()
+
+    def _replica(self, name: str | None, array: Array, shared: bool = True) -> Replica:
+        return Replica(name, array, self.device, self.comm.empty, shared)
+
+    def _joined(self, pieces: list[Array], kept: KeptOutput) -> Array:
+        """The pieces of an output as one array of its own."""
+        rows = sum(len(piece) for piece in pieces)
+        array = self.comm.empty((rows, *kept.tail), kept.dtype)
+        start = 0
+        for piece in pieces:
+            self.device.assign(array[start : start + len(piece)], piece)
+            start += len(piece)
+        return array
+
+    def _write(self, command: Write) -> Ack:
+        for fill in command.fills:
+            rows = fill.rows[self.number]
+            if rows is None:
+                continue
+            source: Array = self.array(fill.source)
+            if fill.selection is not None:
+                source = taken(source, fill.selection, rows, self.array, self.device)
+            self.variables[fill.variable].value = source
+        return Ack()
+
+    def _read(self, command: Read) -> Done:
+        if self.number not in command.ranks:
+            return Done(None, None)
+        values = [self.variables[number].whole for number in command.variables]
+        shown = tuple(value[None] if command.raised else value for value in values)
+        merger = Merger("get_value", command.mode, several=False)
+        merger.add(shown, 1, self.device)
+        layout = Layout()
+        done = layout.place(merger, self.outbox, self.device)
+        self.keep(merger.leaves if layout.keeps else [])
+        return done
+
+    def _inspect(self, command: Inspect) -> Shapes:
+        return Shapes(tuple(self.variables[number].whole.shape for number in command.variables))
+
+    def _exchange(self, command: Exchange) -> Ack:
+        variables = [self.variables[number] for number in command.variables]
+        self.begin(tuple(range(self.size)))
+        self.report(Phase.REDUCING, 0)
+        arrays = [variable.whole for variable in variables]
+        match command.kind:
+            case "all_reduce":
+                self.group.reduce_in_place(variables, OPERATIONS[command.op])
+            case "reduce":
+                operation = OPERATIONS[command.op]
+                results = self.comm.reduce(arrays, operation, 1, command.root) or []
+                values = [fitted(r, v, operation) for v, r in zip(variables, results, strict=False)]
+                for variable, value in zip(variables, values, strict=False):
+                    variable.value = value
+            case "broadcast":
+                mine = arrays if self.number == command.root else None
+                copies = self.comm.broadcast(mine, command.root, lasting=True)
+                if mine is None:
+                    for variable, array in zip(variables, copies, strict=True):
+                        variable.adopt(array)
+            case "all_gather":
+                gathered = self.comm.all_gather(arrays, lasting=True)
+                for variable, array in zip(variables, gathered, strict=True):
+                    variable.adopt(array)
+        return Ack()
+
+    def _generator(self, command: Generator) -> GeneratorState:
+        bits = self.group.rng.bit_generator
+        if command.states is not None:
+            bits.state = command.states[self.number]
+        return GeneratorState(bits.state)
+
+
+def _writable(fd: int) -> bool:
+    """Whether the file is open for writing, too."""
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR

@@ -1,0 +1,145 @@
+"""``Replica``: a worker variable as its rank has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..devices.base import Device
+from ..errors import InvalidType, InvalidValue
+from ..values.arrays import Array, as_numeric
+from ..values.variable import Variable
+
+New = Callable[[tuple[int, ...], Any], Array]
+"""Makes an uninitialized array of a shape and dtype, as ``numpy.empty`` does."""
+
+
+class Replica(Variable):
+    """One rank's replica of a variable; what functions see of a ``Shared``, or of a kept output."""
+
+    def __init__(
+        self, name: str | None, array: Array, device: Device, empty: New, shared: bool = True
+    ) -> None:
+        """*array* is one on *device* that *empty* has made, unless it is not *shared*."""
+        self.name = name
+        self.dtype = array.dtype
+        self.ndim = array.ndim
+        self._device = device
+        self._empty = empty
+        self._array = array
+        self._shared = shared
+        self._rows: Array | None = None
+        self._select: Callable[[Array], Array] | None = None
+        self._apart = False  # whether the rows are copies
+
+    @property
+    def value(self) -> Array:
+        """This rank's replica; in a sliced or selected variable, its rows of this piece of the call."""
+        return self._array if self._rows is None else self._rows
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if value is self._array or value is self._rows:
+            return
+        array = self.checked(value)
+        if self._rows is not None:
+            self._write_rows(array)
+            return
+        fresh = self._empty(array.shape, self.dtype)  # arrays that were read before stay what they were
+        self._device.assign(fresh, array)
+        self.adopt(fresh)
+
+    def checked(self, value: Any) -> Array:
+        """*value* as an array that can be assigned.  Raises: InvalidType, InvalidValue."""
+        array = self._device.adopt(value)
+        if array is None:
+            array = as_numeric(value, self.called())
+        if array.ndim != self.ndim:
+            raise InvalidValue(
+                f"{self.called()} has {self.ndim} dimensions, got an array of {array.ndim} (shape "
+                f"{array.shape}); the number of dimensions cannot change."
+            )
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise InvalidType(
+                f"{self.called()} holds {self.dtype}, got {array.dtype}: convert the values yourself."
+            )
+        return array
+
+    def get_value(self) -> Array:
+        """A copy of this rank's replica."""
+        copy: Array = self.value.copy()
+        return copy
+
+    def set_value(self, value: Any) -> None:
+        """Replace this rank's replica."""
+        self.value = value
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """By which libraries for GPUs take it as an array, if it lies on one."""
+        return self.value.__cuda_array_interface__  # type: ignore[attr-defined]
+
+    @property
+    def whole(self) -> Array:
+        """The replica, with all its rows."""
+        return self._array
+
+    def in_place(self) -> Array | None:
+        if self._rows is not None:
+            return None
+        if not self._shared:
+            self.value = self._array.view()  # a copy in memory that all ranks see
+        return self._array
+
+    def adopt(self, array: Array) -> None:
+        """Become *array*, which ``empty`` has made."""
+        self._array = array
+        self._shared = True
+
+    def show(self, select: Callable[[Array], Array] | None) -> None:
+        """Show only the rows that *select* takes of the replica, until None is given.
+
+        Rows that are copies (selected by index) are read-only: what is assigned goes through ``value``.
+        """
+        self._select = select
+        self._rows = None if select is None else select(self._array)
+        self._apart = False
+        if self._rows is not None and self._rows.base is None:
+            self._apart = True
+            read_only(self._rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        rows = self.value
+        return rows[key].copy() if self._apart else rows[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        array = self.value.copy() if self._apart else self.value
+        array[key] = self._device.xp.asarray(value) if isinstance(value, np.ndarray) else value
+        self.value = array
+
+    def _write_rows(self, array: Array) -> None:
+        assert self._rows is not None
+        assert self._select is not None
+        if array.shape != self._rows.shape:
+            raise InvalidValue(
+                f"{self.called()} shows the function {len(self._rows)} of its rows (shape "
+                f"{self._rows.shape}), and got the shape {array.shape}: assign as many rows."
+            )
+        if not self._apart:
+            self._device.assign(self._rows, array)
+            return
+        places = self._select(np.arange(len(self._array)))
+        self._array[self._device.xp.asarray(places)] = self._device.xp.asarray(array)
+        self.show(self._select)
+
+    def __reduce__(self) -> Any:
+        raise InvalidType(f"{self.called()} cannot be pickled on a worker: return its value instead.")
+
+
+def read_only(array: Array) -> Array:
+    """The array, which nobody can write to from now on; a GPU's does not know how to refuse."""
+    if isinstance(array, np.ndarray):
+        array.flags.writeable = False
+    return array
