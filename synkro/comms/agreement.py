@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ..errors import CollectiveError
+from ..values.cache import Cache
 from .meeting import Meeting
 from .records import KIND, Record, described, listed, manner, shapes_of
-
-_REMEMBERED = 64  # records that are kept decoded
 
 
 class Agreement:
@@ -22,7 +21,7 @@ class Agreement:
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
-        self._decoded: dict[bytes, Record] = {}
+        self._decoded: Cache[bytes, Record] = Cache()
         self._last: tuple[Record | None, bytes] = (None, b"")
 
     def enter(self, record: Record) -> list[Record]:
@@ -48,8 +47,6 @@ class Agreement:
     def _record(self, payload: bytes) -> Record:
         record = self._decoded.get(payload)
         if record is None:
-            if len(self._decoded) >= _REMEMBERED:
-                self._decoded.clear()
             record = self._decoded[payload] = pickle.loads(payload)
         return record
 

@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from .ops import Array, Operation
+from ..values.arrays import Array
+from .ops import Operation
 
 
 class Communicator(ABC):

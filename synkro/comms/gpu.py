@@ -19,10 +19,11 @@ import numpy as np
 
 from ..devices.base import Device
 from ..plan.split import split
+from ..values.arrays import Array
 from .agreement import Guard
 from .base import Communicator
 from .links import Links
-from .ops import Array, Operation
+from .ops import Operation
 from .records import KIND, Record, given, layout_of, pack, shapes_of
 from .shm import ShmCommunicator
 from .wire import REDUCTIONS, carried_as_is, carrier, decode, encode

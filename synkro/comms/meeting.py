@@ -31,6 +31,7 @@ import numpy as np
 
 from ..errors import CollectiveError
 from ..memory.arena import Arena
+from ..values.cache import Cache
 
 KINDS = (
     "nothing",
@@ -62,7 +63,6 @@ _BOX = _FIRST_SLOT + _SLOT * _SLOTS
 _NONE = (1 << 64) - 1  # the number of no message
 
 _SPIN = 100e-6  # seconds to poll before sleeping: about what being woken costs
-_REMEMBERED = 64  # records of other ranks that are kept mapped
 _NAP = 100  # milliseconds between looks whether anything can still change
 
 
@@ -111,7 +111,7 @@ class Meeting:
         self._arena = arena
         self._wakes = wakes
         self._own = [_Record(arena, 2048) for _ in range(2)]
-        self._seen: dict[tuple[int, int], memoryview] = {}
+        self._seen: Cache[tuple[int, int], memoryview] = Cache()
         self._epoch = 0
         self._count = 0
         self._answered = answered
@@ -235,8 +235,6 @@ class Meeting:
         place = self._words[word], self._words[word + 1]
         memory = self._seen.get(place)
         if memory is None:
-            if len(self._seen) >= _REMEMBERED:
-                self._seen.clear()
             memory = self._seen[place] = self._arena.view(place[0], (place[1],), np.uint8).data
         return memory.tobytes()
 

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InvalidValue
 from ..plan.outputs import ALIASES
-
-Array = NDArray[Any]
+from ..values.arrays import Array
 
 _SINGLE, _DOUBLE, _LONG = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
 

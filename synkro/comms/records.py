@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..values.arrays import code_of
+from ..values.arrays import Array, code_of
 from .meeting import KINDS
-from .ops import OPERATIONS, Array
+from .ops import OPERATIONS
 
 _REMEMBERED = 64  # layouts that are kept
 

@@ -30,11 +30,11 @@ from ..memory.mapping import map_file
 from ..memory.segment import aligned
 from ..plan.call import Access
 from ..plan.split import split
-from ..values.arrays import code_of
+from ..values.arrays import Array, code_of
 from .agreement import Agreement
 from .base import Communicator
 from .meeting import Meeting, board_bytes
-from .ops import OPERATIONS, Array, Operation
+from .ops import OPERATIONS, Operation
 from .records import KIND, Record, Shown, given, layout_of, pack
 
 _BLOCK_BYTES = 1 << 18

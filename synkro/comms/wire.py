@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ..values.arrays import code_of
-from .ops import Array, Operation
+from ..values.arrays import Array, code_of
+from .ops import Operation
 
 CARRIED = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
 """The dtypes in which reductions travel."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from ..machine import available_cores
 from ..memory.segment import aligned
 from ..messages import Gpus, Start
 from ..plan.call import Access, Region
+from ..values.arrays import checked_int
 from ..values.foreign import has_graph_variables
 from ..values.random import generator
 from .calls.distribution import Functions
@@ -91,7 +91,7 @@ class Session:
         asked = devices is not None or bool(environment_value)
         placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
         count = len(placement.assignments)
-        self.master_rank = _rank(master_rank, count)
+        self.master_rank = checked_int(master_rank, "master_rank", 0, count - 1)
         threads = _threads(threads_per_worker, count)
         say = status_line(verbose)
         for line in placement.before():
@@ -295,7 +295,7 @@ class Session:
 
     def plot_timeline(self, path: str | os.PathLike[str], calls: int = 10) -> None:
         """Draw the last traced calls; see ``synkro.plot_timeline``."""
-        timeline.plot(self._traced(), timeline.checked_path(path), _count(calls))
+        timeline.plot(self._traced(), timeline.checked_path(path), checked_int(calls, "calls", 1))
 
     def _traced(self) -> Trace:
         if self._recording is None or not self._recording.trace.calls:
@@ -329,28 +329,11 @@ def _seconds(value: Any, name: str) -> float:
     return seconds
 
 
-def _rank(rank: Any, size: int) -> int:
-    if not isinstance(rank, int) or isinstance(rank, bool):
-        raise InvalidType(f"master_rank must be an int; got {rank!r}.")
-    if not 0 <= rank < size:
-        raise InvalidValue(f"master_rank must be from 0 to {size - 1}; got {rank}.")
-    return rank
-
-
 def _seed(seed: Any) -> int:
-    """The entropy of all generators: *seed*, or fresh from the operating system.
-
-    Raises: InvalidType, InvalidValue.
-    """
+    """The entropy of all generators: *seed*, or fresh from the operating system."""
     if seed is None:
         return int.from_bytes(os.urandom(16), "little")
-    try:
-        number = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        raise InvalidType(f"seed must be an int of 0 or more, or None; got {seed!r}.") from None
-    if number < 0:
-        raise InvalidValue(f"seed must be an int of 0 or more, or None; got {seed!r}.")
-    return number
+    return checked_int(seed, "seed", 0, instead=", or None")
 
 
 def _traced_to(path: str | None) -> Path | None:
@@ -368,19 +351,7 @@ def _traced_to(path: str | None) -> Path | None:
     return checked if number == 1 else checked.with_stem(f"{checked.stem}-{number}")
 
 
-def _count(calls: Any) -> int:
-    if not isinstance(calls, int) or isinstance(calls, bool):
-        raise InvalidType(f"calls must be an int of 1 or more; got {calls!r}.")
-    if calls < 1:
-        raise InvalidValue(f"calls must be 1 or more; got {calls}.")
-    return calls
-
-
 def _threads(threads: Any, workers: int) -> int:
     if threads is None:
         return max(1, available_cores() // workers)
-    if not isinstance(threads, int) or isinstance(threads, bool):
-        raise InvalidType(f"threads_per_worker must be an int of 1 or more; got {threads!r}.")
-    if threads < 1:
-        raise InvalidValue(f"threads_per_worker must be 1 or more; got {threads}.")
-    return threads
+    return checked_int(threads, "threads_per_worker", 1)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from ..values.arrays import Array
+
 """An array of NumPy's, or of the device's own library."""
 
 

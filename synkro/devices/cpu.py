@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Array, Device, Source
+from ..values.arrays import Array
+from .base import Device, Source
 
 
 class CpuDevice(Device):

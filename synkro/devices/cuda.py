@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 from ..errors import NotAvailable
 from ..machine import readable_bytes
 from ..memory.interrupts import atomic
+from ..values.arrays import Array
 from ..values.foreign import exposed, handed, move
 from ..values.variable import Variable
-from .base import Array, Device, Source
+from .base import Device, Source
 from .hints import hint
 from .kept import KeptInputs
 from .pins import Pins

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .base import Array, Source
+from ..values.arrays import Array
+from .base import Source
 
 
 class KeptInputs:

@@ -24,12 +24,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..plan.call import Access
+from ..values.arrays import Array
 from .departures import Departures
 from .interrupts import atomic
 from .mapping import HUGE, give_back, map_file, take_huge_pages
 from .segment import explained, require_memory
-
-Array = NDArray[Any]
 
 PART = 1 << 50
 """Bytes of the file from one rank's part to the next; only what is reserved takes memory."""

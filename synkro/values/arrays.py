@@ -144,6 +144,26 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
     return known
 
 
+def checked_int(value: Any, called: str, low: int, high: int | None = None, instead: str = "") -> int:
+    """*value* as an int from *low* to *high*; *instead* says what else could have been given.
+
+    Raises: InvalidType for what is no int, InvalidValue for one that is out of bounds.
+    """
+    bounds = f"{low} or more" if high is None else f"from {low} to {high}"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidType(
+            f"{called} must be an int{' of' * (high is None)} {bounds}{instead}; got {value!r}, a "
+            f"{type(value).__name__}."
+        ) from None
+    if number < low or (high is not None and number > high):
+        raise InvalidValue(f"{called} must be {bounds}{instead}; got {value!r}.")
+    return number
+
+
 def checked_shape(shape: Any) -> tuple[int, ...]:
     """Raises: InvalidType, InvalidValue unless it is a tuple of lengths of 0 or more."""
     try:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..comms.base import Communicator
 from ..comms.ops import OPERATIONS
@@ -39,6 +38,7 @@ from ..plan.call import (
 )
 from ..plan.outputs import pair_of, take_subset
 from ..plan.split import Span, slices_of
+from ..values.arrays import Array
 from ..values.foreign import handed, library_instead
 from .group import fitted
 from .merging import Layout, Merger
@@ -46,8 +46,6 @@ from .replica import read_only
 
 if TYPE_CHECKING:
     from .rank import Rank
-
-Array = NDArray[Any]
 
 
 class PreparedCall:

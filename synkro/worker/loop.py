@@ -24,9 +24,9 @@ from ..ipc.channel import AREA, Listener
 from ..ipc.process import give_up, hold_on_to
 from ..memory.interrupts import atomic
 from ..messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
+from ..values.cache import Cache
 from .rank import Rank
 
-_REMEMBERED = 64  # commands that are kept prepared
 _TEXT_LIMIT = 20_000  # characters of a traceback that travel, from its end
 _PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
 
@@ -54,7 +54,7 @@ class Worker:
     def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
         self._listener = listener
         self._rank = Rank(rank, size, comm, listener.descriptor, listener.report, listener.mark)
-        self._prepared: dict[bytes, Callable[[], Reply]] = {}
+        self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
         self._too_long = b""
         self._pid = os.getpid()
@@ -132,8 +132,6 @@ class Worker:
                 raise _Leave
         action = self._rank.action(command)
         if isinstance(command, Call | Store | Reduce):
-            if len(self._prepared) >= _REMEMBERED:
-                self._prepared.clear()
             self._prepared[payload] = action
         return action()
 

@@ -58,6 +58,7 @@ from ..messages import (
 from ..packing import settings
 from ..packing.pickles import unpack
 from ..plan.call import Access, Region
+from ..values.arrays import Array
 from ..values.random import generator
 from .call import PreparedCall, taken
 from .group import Group, fitted
@@ -66,8 +67,6 @@ from .replica import Replica
 
 if TYPE_CHECKING:
     from ..comms.nccl import Link
-
-Array = NDArray[Any]
 
 
 class Rank:

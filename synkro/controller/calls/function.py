@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, WorkerError
+from ...errors import InvalidType, WorkerError
 from ...messages import Phase
 from ...plan.binding import Binder, Bound
 from ...plan.outputs import check_modes, flatten, pair_of, unflatten
+from ...values.arrays import checked_int
+from ...values.cache import Cache
 from ...values.foreign import handed, host_array, library_of
 from ..data import Data, make_data
 from ..progress import Progress
@@ -32,8 +33,6 @@ from .serial import alone
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-_REMEMBERED = 64  # plans that are kept
 
 
 class Function:
@@ -71,7 +70,7 @@ class Function:
         self._home = home
         self._engine = home.engine
         self._binder = Binder(self.fn, inputs, bcast_inputs, self.name)
-        self._quick: dict[Any, Planned] = {}
+        self._quick: Cache[Any, Planned] = Cache()
         functools.update_wrapper(self, self.fn, updated=())
         self.number = home.add(self)
         self._planner = Planner(
@@ -163,7 +162,7 @@ class Function:
                 planned = self._quick.get((*refilled, *kwargs, num_slices))
         if planned is None:
             planned = self._planner.plan(
-                args, kwargs, batch, batch_s, _slices(num_slices), output_subset
+                args, kwargs, batch, batch_s, checked_int(num_slices, "num_slices", 1), output_subset
             )
         if not planned.known or self._home.settings_changed():
             self._home.bring(self)
@@ -184,8 +183,6 @@ class Function:
             planned.segments = []  # no memory is kept with a plan
             self._planner.remember(planned)
             if planned.key is not None:
-                if len(self._quick) >= _REMEMBERED:
-                    self._quick.clear()
                 self._quick[planned.key] = planned
         collection = planned.collection
         if collection is None or collection.replies != replies:
@@ -318,17 +315,3 @@ def _name_of(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def _slices(num_slices: Any) -> int:
-    try:
-        if isinstance(num_slices, bool):
-            raise TypeError
-        slices = operator.index(num_slices)
-    except TypeError:
-        raise InvalidType(
-            f"num_slices must be an int of 1 or more; got {num_slices!r}, a {type(num_slices).__name__}."
-        ) from None
-    if slices < 1:
-        raise InvalidValue(f"num_slices must be 1 or more; got {slices}.")
-    return slices

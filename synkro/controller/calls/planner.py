@@ -36,14 +36,13 @@ from ...plan.call import (
 from ...plan.outputs import Tree, check_subset, flatten, leaf_paths, take_subset
 from ...plan.split import Span, equal_slices, split, weight_unit
 from ...values.arrays import Array, as_numeric, cast, checked_dtype, native
+from ...values.cache import Cache
 from ...values.foreign import is_graph_shared, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
 from ..results.collector import Collection
 from ..variables.registry import Variables
 from ..variables.shared import Shared
-
-_REMEMBERED = 64  # plans that are kept
 
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
@@ -74,8 +73,8 @@ class Planner:
         self._cached: dict[str, tuple[Any, Data]] = {}
         self._indices: Data | None = None
         self._own_indices: Data | None = None
-        self._own_regions: dict[tuple[Region, int, int], Region] = {}
-        self._known: dict[CallPlan, Planned] = {}
+        self._own_regions: Cache[tuple[Region, int, int], Region] = Cache()
+        self._known: Cache[CallPlan, Planned] = Cache()
         self._refillable: list[Data | None] = []  # of the last call: for each value, where it was copied
 
     def plan(
@@ -270,8 +269,6 @@ class Planner:
 
     def remember(self, planned: Planned) -> None:
         """The workers have run it: an equal plan is this one."""
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
         self._known[planned.plan] = planned
 
     def _spans(
@@ -332,8 +329,6 @@ class Planner:
         """A part of the indices: the same object as long as it is the same part."""
         key = whole, offset, count
         if key not in self._own_regions:
-            if len(self._own_regions) >= _REMEMBERED:
-                self._own_regions.clear()
             self._own_regions[key] = Region(whole.segment, offset, (count,), "<i8")
         return self._own_regions[key]
 

@@ -43,6 +43,7 @@ from ...messages import (
     TooLong,
 )
 from ...plan.call import Access, Region
+from ...values.cache import Cache
 from ..progress import status_line
 from ..tracing.trace import Trace
 from .failures import call_timeout, ranks_in_words, worker_died, worker_error
@@ -51,7 +52,6 @@ from .output import OutputPump
 _GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
 _SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
 _DEPARTURES = 2000  # objects that are gone, of each kind, of which the workers hear at a time
-_REMEMBERED = 64  # replies that are kept decoded
 _WORTH_ASKING = 1 << 24  # bytes that the workers are told to give back before memory is asked for
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
@@ -98,7 +98,7 @@ class Engine:
         self._gone_segments: Departures[int] = Departures()
         self._gone_functions: Departures[int] = Departures()
         self._gone_variables: Departures[int] = Departures()
-        self._decoded: dict[bytes, Any] = {}
+        self._decoded: Cache[bytes, Any] = Cache()
         self.open = False
         self._begun = False  # whether the workers have answered once: before, SIGINT would kill them
         self._why_broken = ""
@@ -369,8 +369,6 @@ class Engine:
         reply = self._decoded.get(payload)
         if reply is None:
             reply = pickle.loads(payload)
-            if len(self._decoded) >= _REMEMBERED:
-                self._decoded.clear()
             self._decoded[payload] = reply
         return reply
 

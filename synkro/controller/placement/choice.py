@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...errors import InvalidType, InvalidValue, NotAvailable
 from ...machine import available_cores, cpu_name
+from ...values.arrays import checked_int
 from .gpus import Gpu, Visible, visible
 
 VARIABLE = "SYNKRO_DEVICES"
@@ -49,7 +48,10 @@ def choose(
     Raises: InvalidType, InvalidValue for what is no number of workers or no list of devices,
     NotAvailable for GPUs that are not there.
     """
-    count = None if n_parallel is None else _worker_count(n_parallel)
+    count = n_parallel
+    if count is not None:
+        instead = ", or None for one a device"
+        count = checked_int(n_parallel, "the number of workers", 1, instead=instead)
     source = "devices="
     if devices is None and environment_value:
         devices, source = environment_value, VARIABLE
@@ -76,21 +78,6 @@ def choose(
             f"device more than once to run several workers on it."
         )
     return named[:count]
-
-
-def _worker_count(n_parallel: Any) -> int:
-    try:
-        if isinstance(n_parallel, bool):
-            raise TypeError
-        count = operator.index(n_parallel)
-    except TypeError:
-        raise InvalidType(
-            f"the number of workers must be an int of 1 or more, or None for one a device; got "
-            f"{n_parallel!r}, a {type(n_parallel).__name__}."
-        ) from None
-    if count < 1:
-        raise InvalidValue(f"the number of workers must be 1 or more; got {count}.")
-    return count
 
 
 def _cpu_workers(count: int | None) -> int:

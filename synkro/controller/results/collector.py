@@ -15,15 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import OutputError
 from ...messages import Done, KeptOutput, Leaf, Piece
 from ...plan.call import CallPlan, Survey
 from ...plan.outputs import assemble, describe, leaf_modes, leaf_paths, take_subset
+from ...values.arrays import Array
 from .transfer import Leaves, Outputs, Transfer
-
-Array = NDArray[Any]
 
 
 class Collection:

@@ -9,16 +9,14 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...comms.ops import OPERATIONS, Operation
 from ...comms.wire import carrier
 from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...plan.call import Access, Region
+from ...values.arrays import Array
 from ..engine.engine import Engine
-
-Array = NDArray[Any]
 
 _SHARED_RESULTS = 4
 """Large results that can be views of shared memory at a time; further ones are copies."""
