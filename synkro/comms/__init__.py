@@ -3,7 +3,8 @@
 ::
 
     nccl       NCCL, under a watchdog
-    gpu        between GPUs: agreed upon through shared memory, moved by NCCL
+    gpu        the communicator of a rank on a GPU: which way arrays go
+    direct     from GPU to GPU: agreed upon through shared memory, moved by NCCL
     links      which ranks NCCL connects
     shm        through shared memory, for workers on CPUs
     agreement  how the ranks find out whether all are in the same collective
