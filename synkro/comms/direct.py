@@ -166,7 +166,7 @@ class DirectCollectives:
         return results, True
 
     def scatter(self, arrays: Sequence[Array] | None, root: int) -> tuple[list[Array] | None, bool]:
-        """This rank's rows of *root*'s arrays, and what ``broadcast`` says."""
+        """This rank's rows of *root*'s arrays, if they lie on its GPU; also, whether they lie there."""
         described, link, direct = self._rooted("scatter", arrays, root)
         if not direct:
             return None, described.on_gpu

@@ -67,7 +67,7 @@ class GpuCommunicator(Communicator):
         self._host.reduce_share(operation, divisor, sources, target)
 
     def connect(self) -> str:
-        """With all ranks of this call, connect their GPUs; returns why that cannot be, or nothing."""
+        """Connect the GPUs of all ranks of this call; returns why NCCL cannot, or an empty text."""
         return self._links.connect()
 
     def close(self) -> None:
