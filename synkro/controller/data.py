@@ -254,7 +254,7 @@ class Data(NDArrayOperatorsMixin):
         """Give the memory back, here and on the workers; leaves an array without rows."""
         self._segment = self._region = None
         self._array = np.zeros((0,) * self._ndim, self._dtype)
-        self._engine.flush_drops()
+        self._engine.release_freed()
 
     def _resize(self, shape: tuple[int, ...], oversize: float) -> None:
         """Point at memory for *shape*: the memory that there is, if it suffices, or new zeroed."""
@@ -290,7 +290,7 @@ class Data(NDArrayOperatorsMixin):
                     f"the file of the memory-mapped array has {nbytes} bytes, and the array reaches to "
                     f"byte {offset + extent + array.itemsize}: the file was cut after it was mapped."
                 )
-            segment = Segment(self._engine.number(), fd, nbytes, Access.READ)
+            segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
         except BaseException:
             os.close(fd)
             raise

@@ -44,9 +44,9 @@ class Functions:
 
     def add(self, function: Function) -> int:
         """Take *function* up, to be distributed; returns its number."""
-        number = self.engine.number()
+        number = self.engine.directory.number()
         self._waiting[number] = function
-        self.engine.drop_function_with(function, number)
+        self.engine.directory.watch_function(function, number)
         return number
 
     def distribute(self, only: Function | None = None) -> None:

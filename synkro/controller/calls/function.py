@@ -144,7 +144,7 @@ class Function:
         progress: bool,
     ) -> Any:
         self._engine.require_ready()
-        if self._engine.open:
+        if self._engine.interrupted:
             self._engine.settle()
         if self.bridge is not None:
             self.bridge.before()

@@ -88,7 +88,7 @@ class Variables:
         called = f"the variable {name!r}" if name else "a variable"
         array = native(as_numeric(value, called))
         checked_dtype(array.dtype, called)
-        made = self._made(Shared(self, self._engine.number(), array.dtype, array.ndim, name))
+        made = self._made(Shared(self, self._engine.directory.number(), array.dtype, array.ndim, name))
         source = self._travelling(array)
         region, segment = source.input(self._engine, called)
         self._engine.run(Create(made.number, name, region), [(segment, Access.READ)])
@@ -106,7 +106,7 @@ class Variables:
         return handles
 
     def _made(self, variable: Made) -> Made:
-        self._engine.drop_variable_with(variable, variable.number)
+        self._engine.directory.watch_variable(variable, variable.number)
         return variable
 
     def named(self) -> list[Shared]:
@@ -242,7 +242,7 @@ class Variables:
     ) -> None:
         """Put *arrays* into replicas; ``rows(n)`` says which of so many rows each rank takes."""
         self._engine.require_ready()
-        if self._engine.open:
+        if self._engine.interrupted:
             self._engine.settle()
         fills, used, sources = [], [], []
         for target, array in zip(targets, arrays, strict=True):
