@@ -224,7 +224,7 @@ def test_calls_with_too_many_steps_are_left_out(current, capsys, tmp_path):
 
 
 def test_old_steps_give_way(current, monkeypatch, capsys):
-    monkeypatch.setattr(sys.modules["synkro.trace"], "_KEPT", 100)
+    monkeypatch.setattr(sys.modules["synkro.controller.tracing.trace"], "_KEPT", 100)
     f = current.function(lambda x: x.sum(), outputs="sum", name="quick")
     f(ROWS)
     with synk.trace():

@@ -39,7 +39,8 @@ def graph_function(
     compiled.warm()
     home.engine.say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
     changed = [(variables.linked.shared(theirs), op) for theirs, op in graph.updates]
-    function = Function(
+    bridge = Bridge(variables.linked, replicas.values(), [variable for variable, _ in changed])
+    return Function(
         home,
         compiled,
         graph.names[: graph.scattered],
@@ -48,9 +49,8 @@ def graph_function(
         changed or None,
         _sliceable(home, sliceable_shareds, replicas, graph.name),
         name,
+        bridge=bridge,
     )
-    function.bridge = Bridge(variables.linked, replicas.values(), [variable for variable, _ in changed])
-    return function
 
 
 def _sliceable(home: Functions, given: Any, replicas: dict[Any, Any], name: str) -> Any:

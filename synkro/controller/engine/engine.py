@@ -331,7 +331,9 @@ class Engine:
             self._crew.interrupt(self._controller.unanswered())
 
     def settle(self, limit: float | None = None) -> None:
-        """Wait for the answers to an abandoned call: until they come, it may read its inputs."""
+        """Wait for the answers to an interrupted call: until they come, it may read its inputs."""
+        if not self.interrupted:
+            return
         limit = self._timeout if limit is None else limit
         deadline = _after(limit)
         quiet = True
