@@ -56,7 +56,10 @@ class Function:
         updates: Any,
         sliceable_shareds: Any,
         name: str | None,
+        finish: Callable[[int], None] | None = None,
+        bridge: Bridge | None = None,
     ) -> None:
+        """As ``Session.function``; *finish* as in ``FunctionSpec``, *bridge* for a graph's variables."""
         home.engine.require_ready()
         if not callable(fn):
             raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
@@ -64,8 +67,8 @@ class Function:
         self.name = name or _name_of(self.fn)
         self.output_modes = check_modes(outputs)
         self.updates = home.variables.check_updates(updates)
-        self.finish: Callable[[int], None] | None = None  # see FunctionSpec; set before distribution
-        self.bridge: Bridge | None = None  # of a graph with shared variables
+        self.finish = finish
+        self.bridge = bridge
         self._sliced = home.variables.check_sliceable(sliceable_shareds)
         self._home = home
         self._engine = home.engine
