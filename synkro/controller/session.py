@@ -27,7 +27,7 @@ from ..values.foreign import has_graph_variables
 from ..values.random import generator
 from .calls.distribution import Functions
 from .calls.function import Function
-from .calls.graphs import graph_function
+from .calls.graphs import check_no_options, graph_function
 from .data import Data, make_data
 from .engine.engine import Engine, State
 from .placement.choice import VARIABLE, choose
@@ -56,6 +56,10 @@ class Session:
 
     It is what ``fork()`` makes and the functions of the module use.  Made by hand it is a context
     manager, closed at the end of its block; several may live side by side.
+
+    Attributes:
+        master_rank: the root of collectives that have one.
+        functions: its functions, as Synkro's own extensions make them.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Session:
             placement.environments(environment), timeout, verbose, bool(placement.gpus)
         )
         try:
-            self._functions = self._begin(placement, start_timeout, seed, profile_workers)
+            self.functions = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:
             self._engine.close()
             raise
@@ -166,7 +170,7 @@ class Session:
     def close(self) -> None:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
         self._engine.close()
-        self._functions.close()
+        self.functions.close()
 
     def __enter__(self) -> Session:
         return self
@@ -216,7 +220,7 @@ class Session:
         """A ``Function``, or without *fn* a decorator that makes one; see ``synkro.function``."""
         if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
             return graph_function(
-                self._functions,
+                self.functions,
                 inputs,
                 () if outputs == "mean" else outputs,  # the default: the graph has none
                 bcast_inputs,
@@ -226,13 +230,11 @@ class Session:
                 name,
                 options,
             )
-        if givens is not None or options:
-            unknown = ", ".join(["givens"] * (givens is not None) + list(options))
-            raise InvalidType(f"function() got {unknown}=, which is for graphs of PyTensor only.")
+        check_no_options(options if givens is None else {"givens": givens, **options})
 
         def make(fn: Callable[..., Any]) -> Function:
             return Function(
-                self._functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
+                self.functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
             )
 
         if fn is not None:
@@ -248,7 +250,7 @@ class Session:
 
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
-        self._functions.distribute()
+        self.functions.distribute()
 
     def shared(self, value: ArrayLike, name: str | None = None) -> Shared:
         """A variable with a replica on every rank; see ``synkro.shared``."""
@@ -271,7 +273,7 @@ class Session:
     @property
     def variables(self) -> Variables:
         """The variables on the workers, and the collectives over them."""
-        return self._functions.variables
+        return self.functions.variables
 
     # ── where the time goes ──────────────────────────────────────────────────────────────────────
 

@@ -128,11 +128,6 @@ class Bridge:
         self._used = tuple(used)
         self._changed = tuple(changed)
 
-    def extend(self, used: Iterable[Any], changed: Iterable[Any]) -> None:
-        """More variables that a call uses, or changes as well."""
-        self._changed = (*self._changed, *changed)
-        self._used = tuple(dict.fromkeys((*self._used, *used, *self._changed)))
-
     def __enter__(self) -> None:
         self._linked.push(self._used)
         self._linked.doubt(self._changed)
