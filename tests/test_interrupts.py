@@ -170,7 +170,7 @@ def test_ctrl_c_while_large_outputs_are_fetched(phase, session):
                 replica.report = say
                 time.sleep(60)
 
-        if replica.rank == 1:
+        if replica.number == 1:
             replica.report = report
 
     f = session.function(lambda x: np.full(LARGE, x.sum()), outputs="sum")
@@ -362,8 +362,8 @@ def test_a_training_step_is_made_on_all_ranks_or_on_none(session, tmp_path):
             marker.touch()
             time.sleep(0.3)
 
-    f = session.function(lambda x: x.sum(), outputs="sum")
-    f.finish = finish
+    options = dict.fromkeys(["inputs", "bcast_inputs", "updates", "sliceable_shareds", "name"])
+    f = synk.Function(session.functions, np.sum, outputs="sum", finish=finish, **options)
     ctrl_c(marker.exists, lambda: [f(np.ones(4)), time.sleep(SOON)])
     first, second = session.variables.gather(w)
     np.testing.assert_array_equal(first, second)
