@@ -8,5 +8,5 @@
     mapping     how memory is mapped, and its huge pages
     files       which file a memory-mapped array maps
     departures  what is done when an object is gone
-    interrupts  Ctrl-C, put off while a resource has no owner yet
+    interrupts  Ctrl-C, deferred while steps belong together
 """

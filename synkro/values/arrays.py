@@ -147,7 +147,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
 def checked_int(value: Any, called: str, low: int, high: int | None = None, instead: str = "") -> int:
     """*value* as an int from *low* to *high*; *instead* says what else could have been given.
 
-    Raises: InvalidType for what is no int, InvalidValue for one that is out of bounds.
+    Raises: InvalidType unless it is an int, InvalidValue if it is out of bounds.
     """
     bounds = f"{low} or more" if high is None else f"from {low} to {high}"
     try:
