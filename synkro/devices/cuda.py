@@ -50,6 +50,7 @@ class CudaDevice(Device):
     """One GPU, current in this process from now on; the others stay untouched.
 
     Attributes:
+        inputs: the stream on which inputs are copied.
         kept: copies of inputs that stay on the GPU from call to call.
     """
 
@@ -63,7 +64,7 @@ class CudaDevice(Device):
         self._device = cupy.cuda.Device(index)
         self._device.use()
         self._pins = Pins(self._register, runtime.hostUnregister)
-        self._inputs = cupy.cuda.Stream(non_blocking=True)
+        self.inputs = cupy.cuda.Stream(non_blocking=True)
         self._incoming, self._outgoing = _Ring(), _Ring()
         self._loader: ThreadPoolExecutor | None = None
         self.kept = KeptInputs(self.memory()[1] // 16)
@@ -176,10 +177,10 @@ class CudaDevice(Device):
         """Copy *source* into *target*, between what the current stream did and will do with it."""
         stream = cupy.cuda.get_current_stream()
         with atomic:
-            self._inputs.wait_event(stream.record())  # earlier uses of *target*, before the copy
+            self.inputs.wait_event(stream.record())  # earlier uses of *target*, before the copy
             self.load(source, target)
-            stream.wait_event(self._inputs.record())  # the copy, before later uses
-            self._inputs.synchronize()  # now the host's memory may change, and *target* be freed
+            stream.wait_event(self.inputs.record())  # the copy, before later uses
+            self.inputs.synchronize()  # now the host's memory may change, and *target* be freed
 
     def load(self, source: Source, target: Any, over: threading.Event | None = None) -> None:
         """Queue a copy of *source* into *target*, of the same shape, on the stream of inputs.
@@ -189,9 +190,9 @@ class CudaDevice(Device):
         if not target.nbytes:
             return
         if self.direct(source):
-            _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self._inputs)
+            _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self.inputs)
         else:
-            self._incoming.load(source, target.data.ptr, self._inputs, over)
+            self._incoming.load(source, target.data.ptr, self.inputs, over)
 
     def direct(self, source: Source) -> bool:
         """Whether *source* is one block of pinned memory, which the GPU can copy as it is."""
@@ -210,11 +211,6 @@ class CudaDevice(Device):
                     self.load(source, target, over)
 
         return self._loader.submit(load_all)
-
-    @property
-    def inputs(self) -> Any:
-        """The stream of inputs."""
-        return self._inputs
 
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
