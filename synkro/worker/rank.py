@@ -105,13 +105,13 @@ class Rank:
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.report = report
         self.mark = mark
-        self.group = self._new_group(None)
         self.token = ""
         self._descriptor = descriptor
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, tuple[int, Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
+        self.group = self._new_group(None)
         self._profile: Any = None
         self._profile_path = ""
         self._stamps: NDArray[Any] = np.empty(0, np.uint64)
@@ -170,8 +170,7 @@ class Rank:
 
     def begin(self, ranks: tuple[int, ...]) -> None:
         """From here on the others of *ranks* may wait for this one in collectives."""
-        self.comm.begin(self.epoch, ranks)
-        self.group.master = ranks.index(self._master) if self._master in ranks else 0
+        self.group.begin(self.epoch, ranks)
         self.in_call = True
 
     def end(self, failed: bool) -> None:
@@ -232,7 +231,7 @@ class Rank:
 
     def _new_group(self, seed: Any) -> Group:
         rng = functools.partial(generator, seed, self.number)
-        return Group(self.comm, rng, self.device, self.mark)
+        return Group(self.comm, rng, self.device, self.mark, self._master)
 
     def _move_to_gpu(self, gpus: Gpus) -> str:
         """Compute on this rank's GPU from now on; returns why NCCL does not connect it to the others."""

@@ -77,16 +77,19 @@ def _in_use(segment: Segment) -> bool:
 
 @dataclass
 class Leaves:
-    """One leaf of the result, on its way: its pieces on all ranks, in the order of the rows."""
+    """One leaf of the result, on its way: its pieces on all ranks, in the order of the rows.
+
+    ``result`` is the dtype of the result, and ``dtype`` that of what the function returned.
+    """
 
     mode: str | None
     dtype: np.dtype[Any]
     pieces: list[tuple[int, int, Piece]]  # rank, number of the piece there, piece
     views: list[Array] = field(default_factory=list)  # where all lie in outboxes
 
-    @property
-    def operation(self) -> Operation | None:
-        return None if self.mode is None else OPERATIONS.get(self.mode)
+    def __post_init__(self) -> None:
+        self.operation: Operation | None = OPERATIONS.get(self.mode or "")
+        self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
     @property
     def waits(self) -> bool:
