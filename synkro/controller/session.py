@@ -104,16 +104,21 @@ class Session:
             placement.environments(environment), timeout, verbose, bool(placement.gpus)
         )
         try:
-            self.functions = self._begin(placement, start_timeout, seed, profile_workers)
+            self.functions, problem = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:
             self._engine.close()
             raise
-        for line in placement.after(self.master_rank):
+        for line in placement.after(self.master_rank, problem):
             say(line)
         self._recording = None if traced is None else timeline.Recording(self._engine, traced)
 
-    def _begin(self, placement: Placement, start_timeout: float, seed: int, profiled: bool) -> Functions:
-        """Tell the workers who they are; they answer when they have imported all that they need."""
+    def _begin(
+        self, placement: Placement, start_timeout: float, seed: int, profiled: bool
+    ) -> tuple[Functions, str]:
+        """Tell the workers who they are; they answer when they have imported all that they need.
+
+        Also returns why NCCL does not connect them, or an empty text.
+        """
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
         segment = engine.allocate(engine.size * share)
@@ -146,9 +151,9 @@ class Session:
             profiles,
         )
         replies = engine.run(start, segments, timeout=start_timeout)
-        placement.problem = placement.problem or replies[0].problem
-        outputs.linked = bool(placement.gpus) and not placement.problem
-        return Functions(engine, outputs, variables)
+        problem = placement.problem or replies[0].problem
+        outputs.linked = bool(placement.gpus) and not problem
+        return Functions(engine, outputs, variables), problem
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
