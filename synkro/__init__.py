@@ -38,6 +38,7 @@ The house has floors; a module imports only from lower ones, or from its own fol
     0  errors      every error, drawn as a tree
        machine     usable cores and memory
        foreign     objects of other libraries, told apart without importing them
+       owners      whether an object has other owners than the one that asks
        progress    lines of status, and how far long work is
        world       the module-level variables: the current session, or this worker's replica
 

@@ -12,7 +12,6 @@ The result is a view of that segment, not a copy.
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -27,6 +26,7 @@ from .engine import Engine
 from .errors import OutputError
 from .ipc.segment import Segment, aligned
 from .messages import Done, Kept, Leaf, Piece, Placement, Reduce, Reduction, Store
+from .owners import sole_owner
 from .plan.call import Access, CallPlan, Region, Survey
 from .plan.outputs import assemble, describe, leaf_modes, leaf_paths, take_subset
 
@@ -86,7 +86,7 @@ class Outputs:
 
 
 def _in_use(segment: Segment) -> bool:
-    return sys.getrefcount(segment.base) > 2  # the segment's own reference, and the argument's
+    return not sole_owner(getattr, segment, "base")
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, SupportsIndex
@@ -24,6 +23,7 @@ from .errors import InvalidType, InvalidValue, SharedMemoryError
 from .foreign import library_of
 from .ipc.mapped import file_of
 from .ipc.segment import Segment
+from .owners import sole_owner
 from .plan.call import Access, Region
 
 
@@ -304,8 +304,8 @@ class Data(NDArrayOperatorsMixin):
         """Before a call: the contents may have changed through a view that still lives."""
         if self._segment is None:
             return
-        # the segment's own reference, our array's, and the argument's; ours, and the argument's
-        shared = sys.getrefcount(self._segment.base) > 3 or sys.getrefcount(self._array) > 2
+        ours = sole_owner(getattr, self, "_array")
+        shared = not (ours and sole_owner(getattr, self._segment, "base", 2))  # the array has it, too
         if shared or self._was_shared:  # what lived then may have been written to until it went
             self._touch()
         self._was_shared = shared
