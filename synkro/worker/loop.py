@@ -36,7 +36,10 @@ def main(fds: str) -> None:
     rank, size, sock, lifeline, block, arena, *eventfds = map(int, fds.split(","))
     wake_main, wake_workers, *wakes = eventfds
     hold_on_to(lifeline)
-    faulthandler.enable()
+    if sys.version_info >= (3, 14):  # whose stack in C would push all else out of the message
+        faulthandler.enable(c_stack=False)
+    else:
+        faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +60,7 @@ from ..packing import settings
 from ..packing.pickles import unpack
 from ..plan.call import Access, Region
 from ..values.arrays import Array
+from ..values.owners import sole_owner
 from ..values.random import generator
 from .call import PreparedCall, taken
 from .group import Group, fitted
@@ -329,8 +331,8 @@ class Rank:
             pieces: list[Array] = []
             if self._kept:
                 pieces, self._kept[kept.leaf] = self._kept[kept.leaf], []
-            # referred to by this list and getrefcount's argument alone: nobody can change it any more
-            alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sys.getrefcount(pieces[0]) <= 2
+            # what nobody else refers to, nobody can change any more
+            alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
             array = pieces[0] if alone else self._joined(pieces, kept)
             self.variables[kept.number] = self._replica(None, array, shared=not alone)
         return Ack()

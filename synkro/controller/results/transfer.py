@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...plan.call import Access, Region
 from ...values.arrays import Array
+from ...values.owners import sole_owner
 from ..engine.engine import Engine
 
 _SHARED_RESULTS = 4
@@ -72,7 +72,7 @@ class Outputs:
 
 
 def _in_use(segment: Segment) -> bool:
-    return sys.getrefcount(segment.base) > 2  # the segment's own reference, and the argument's
+    return not sole_owner(getattr, segment, "base")
 
 
 @dataclass
