@@ -4,7 +4,7 @@ from operator import getitem
 
 import numpy as np
 import pytest
-from synkro.ipc.segment import Segment
+from synkro.memory.segment import Segment
 
 from synkro.values.owners import sole_owner
 

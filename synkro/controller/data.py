@@ -332,7 +332,21 @@ def make_data(
     oversize: float = 1,
     name: str | None = None,
 ) -> Data:
-    """See ``api.data``."""
+    """An array in shared memory, an input of functions.
+
+    Args:
+        value: its contents, of any shape.  A memory-mapped array (``np.load(…, mmap_mode="r")``,
+            ``np.memmap``) is not copied: the workers map the same file, and the Data is read-only.
+        var: something with a ``dtype`` and an ``ndim`` (and perhaps a ``name``) to take them from.
+        dtype: bool, an integer, float or complex type; by default the value's, or float64.
+        ndim, shape: the number of dimensions, or all lengths, of one without a value: zeros.
+        minibatch: it holds just the rows of a batch: ``batch=`` is relative to its lowest index.
+        force_cast: allow casts that lose information.
+        oversize: how much more memory to take than is needed now, from 1 to 2.
+        name: for messages.
+
+    Raises: InvalidType, InvalidValue; SharedMemoryError.
+    """
     engine.require_ready()
     oversize = checked_oversize(oversize)
     if var is not None:

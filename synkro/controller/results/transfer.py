@@ -25,13 +25,15 @@ _SHARED_RESULTS = 4
 class Outputs:
     """The memory of a session that outputs pass through.
 
-    ``outbox[r]`` is where rank r leaves its small outputs.
+    Attributes:
+        outbox: ``outbox[r]`` is where rank r leaves its small outputs.
+        linked: whether the ranks' GPUs reduce by themselves what waits on them.
     """
 
-    def __init__(self, engine: Engine, outbox: Array) -> None:
+    def __init__(self, engine: Engine, outbox: Array, linked: bool) -> None:
         self.engine = engine
         self.outbox = outbox
-        self.linked = False  # whether GPUs reduce what waits on them by themselves
+        self.linked = linked
         self._stages: list[Segment | None] = [None] * engine.size
         self._results: list[Segment] = []
         self._spill: Segment | None = None
