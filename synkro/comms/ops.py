@@ -58,9 +58,9 @@ class Operation:
             return _LONG
         return dtype
 
-    def lift(self, value: Array, weight: int) -> Array:
-        """The partial of one piece's output; may be *value* itself."""
-        dtype = self.partial_dtype(value.dtype)
+    def lift(self, value: Array, weight: int, dtype: np.dtype[Any] | None = None) -> Array:
+        """The partial of one piece's output, of the partial *dtype*; may be *value* itself."""
+        dtype = dtype or self.partial_dtype(value.dtype)
         if self.weighted and weight != 1:
             return _array(np.multiply(value, weight, dtype=dtype))
         return value if value.dtype == dtype else value.astype(dtype)

@@ -6,5 +6,6 @@
     arrays    values as arrays of numbers: checks and casts
     foreign   objects of other libraries, recognized without importing these
     cache     a bounded cache
+    owners    whether an object has other owners than the one that asks
     random    the random generators of the ranks
 """
