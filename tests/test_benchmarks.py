@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT
+from support.programs import ROOT
 
 RUN = ROOT / "benchmarks" / "run.py"
 sys.path.insert(0, str(ROOT))

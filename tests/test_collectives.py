@@ -1,7 +1,6 @@
 """Collectives inside functions: what they give, what they refuse, and that they strand nobody."""
 
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -14,66 +13,14 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import children, descriptors, shared_files, wait_until
-from serving import running, start
-from synkro import CallTimeout, SessionBroken, UsageError, WorkerDied, WorkerError, here
+from support.sessions import running
+from synkro import CallTimeout, SessionBroken, UsageError, WorkerDied, WorkerError
 from synkro.errors import CollectiveError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 SOON = 3.0  # seconds; what is promised in one, on a busy machine
 OPS = ["mean", "sum", "prod", "max", "min"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_left_behind():
-    """Instead of the count after every test, for the sessions here serve many: one at the end."""
-    before = children(), descriptors(), shared_files()
-    yield
-    gc.collect()
-    assert wait_until(lambda: children() <= before[0])
-    assert set(descriptors()) <= set(before[1])
-    assert shared_files() <= before[2]
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def forked(request):
-    session = start(request.param)
-    yield session
-    session.close()
-
-
-@pytest.fixture
-def n(forked):
-    """The number of workers that the module's functions go to; they serve the whole file."""
-    here.session = forked
-    yield forked.n_parallel
-    here.session = None
-
-
-@pytest.fixture(scope="module")
-def three_forked():
-    session = start(3)
-    yield session
-    session.close()
-
-
-@pytest.fixture
-def three(three_forked):
-    """Three workers that outlive all errors of use: they answer, and answer right, after the test."""
-    here.session = three_forked
-    yield three_forked
-    assert (
-        per_rank(lambda: synk.all_reduce(np.ones(2) * synk.rank(), "sum").tolist() == [3, 3]) == [1] * 3
-    )
-    here.session = None
-
-
-@pytest.fixture
-def own():
-    """Two workers of a test's own, which it may kill."""
-    with running(2) as session:
-        yield session
 
 
 class Watch:

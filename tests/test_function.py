@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synkro as synk
-from conftest import INLINE
+from support.sessions import INLINE
 from synkro import InvalidIndex, InvalidType, InvalidValue, WorkerError
 from synkro.packing.pickles import OUT_OF_BAND
 

@@ -12,21 +12,10 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import children, wait_until
-from failing import (
-    LARGE,
-    SOON,
-    Nap,
-    Watch,
-    hanging,
-    in_native_code,
-    in_phase,
-    rank,
-    rows,
-    sleeping,
-    stopped,
-    total,
-)
+from support.failing import Nap, hanging, in_native_code, in_phase, sleeping
+from support.leftovers import children
+from support.sessions import LARGE, rank, rows, total
+from support.waiting import SOON, Watch, stopped, wait_until
 from synkro import here
 from synkro.controller.engine.engine import State
 from synkro.errors import InvalidIndex
