@@ -60,6 +60,25 @@ def check(got, want):
         assert np.allclose(got, want, rtol=8 * np.finfo(want.dtype).eps, atol=0)
 
 
+def alike(result, expected):
+    """Equal, up to rounding, and of the same classes all the way down."""
+    if isinstance(expected, dict):
+        assert type(result) is dict
+        assert list(result) == list(expected)
+        result, expected = list(result.values()), list(expected.values())
+    if isinstance(expected, tuple | list):
+        assert type(result) is type(expected)
+        assert len(result) == len(expected)
+        for one, other in zip(result, expected, strict=True):
+            alike(one, other)
+    elif expected is None:
+        assert result is None
+    else:
+        assert isinstance(result, np.ndarray | np.generic)
+        assert result.shape == np.shape(expected)
+        assert np.allclose(result, expected)
+
+
 def fill(variable, arrays):
     for rank, array in enumerate(arrays):
         synk.set_value(rank, variable, array)
