@@ -299,8 +299,8 @@ def test_close_is_finished_before_it_can_be_interrupted():
     session = synk.Session(2, verbose=False)
     os.kill(session.pids[0], signal.SIGSTOP)  # so that close() takes its second
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         session.close()
     timer.join()
     session.close()

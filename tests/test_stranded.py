@@ -296,8 +296,8 @@ def test_ctrl_c_during_a_collective_of_the_main_process(three):
 
     for delay in (0.001, 0.003, 0.01, 0.03):
         timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()  # in here: it may be over before this returns
             reduce_until_interrupted()
         timer.join()
         synk.all_reduce(w)  # means of ones, even where one of them was left in the middle
