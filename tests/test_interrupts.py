@@ -299,9 +299,13 @@ def test_close_is_finished_before_it_can_be_interrupted():
     session = synk.Session(2, verbose=False)
     os.kill(session.pids[0], signal.SIGSTOP)  # so that close() takes its second
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        timer.start()
+
+    def close():
+        timer.start()  # it may be over before this returns
         session.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        close()
     timer.join()
     session.close()
     for pid in session.pids:

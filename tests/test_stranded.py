@@ -290,15 +290,15 @@ def test_ctrl_c_during_a_collective_of_the_main_process(three):
     """Whenever it comes: it is heard, and the replicas are of one mind after the next broadcast."""
     w = synk.shared(np.ones(400_000))
 
-    def reduce_until_interrupted():
+    def reduce_until_interrupted(timer):
+        timer.start()  # it may be over before this returns
         for _ in range(1_000_000):
             synk.all_reduce(w)
 
     for delay in (0.001, 0.003, 0.01, 0.03):
         timer = threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            timer.start()  # in here: it may be over before this returns
-            reduce_until_interrupted()
+            reduce_until_interrupted(timer)
         timer.join()
         synk.all_reduce(w)  # means of ones, even where one of them was left in the middle
         assert [float(synk.get_value(rank, w).sum()) for rank in range(3)] == [400_000] * 3
