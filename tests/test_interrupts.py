@@ -355,8 +355,8 @@ def test_a_training_step_is_made_on_all_ranks_or_on_none(session, tmp_path):
             marker.touch()
             time.sleep(0.3)
 
-    f = session.function(lambda x: x.sum(), outputs="sum")
-    f.finish = finish
+    options = dict.fromkeys(["inputs", "bcast_inputs", "updates", "sliceable_shareds", "name"])
+    f = synk.Function(session.functions, np.sum, outputs="sum", finish=finish, **options)
     ctrl_c(marker.exists, lambda: [f(np.ones(4)), time.sleep(SOON)])
     first, second = session.variables.gather(w)
     np.testing.assert_array_equal(first, second)

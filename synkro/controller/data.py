@@ -1,6 +1,6 @@
 """``Data``: a typed array in shared memory, or in a file that all workers map.
 
-    Data ──▶ Region (which bytes, shape, dtype) ──▶ Segment (the memory)
+    Data ──▶ Outgoing (the array) ──▶ Placed: Region (which bytes, shape, dtype), Segment (the memory)
 
 A region is never changed: when the array moves or takes another shape, it gets a new one.
 """
@@ -11,14 +11,13 @@ import operator
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..errors import InvalidType, InvalidValue, SharedMemoryError
+from ..errors import InvalidType, InvalidValue
 from ..memory.files import file_of
 from ..memory.segment import Segment
 from ..plan.call import Access, Region
@@ -33,6 +32,7 @@ from ..values.arrays import (
 )
 from ..values.foreign import library_of
 from .engine.engine import Engine, State
+from .outgoing import Outgoing, Placed, check_for_gpus
 
 
 class Data(NDArrayOperatorsMixin):
@@ -67,10 +67,8 @@ class Data(NDArrayOperatorsMixin):
         if engine.on_gpus:  # which know one byte order
             self._dtype = self._dtype.newbyteorder("=")
         self._ndim = ndim
-        self._segment: Segment | None = None
-        self._region: Region | None = None
+        self._memory = Outgoing(engine, np.empty((0,) * ndim, self._dtype))
         self._was_shared = False
-        self._array: Array = np.empty((0,) * ndim, self._dtype)
         if ndim == 0:
             self._resize((), 1.0)
 
@@ -82,12 +80,12 @@ class Data(NDArrayOperatorsMixin):
     @property
     def data(self) -> Array:
         """The array itself: a view of the shared memory."""
-        self._touch()
-        return self._array
+        self._memory.touch()
+        return self._memory.array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+        return self._memory.array.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -99,63 +97,64 @@ class Data(NDArrayOperatorsMixin):
 
     @property
     def size(self) -> int:
-        return self._array.size
+        return self._memory.array.size
 
     @property
     def nbytes(self) -> int:
-        return self._array.nbytes
+        return self._memory.array.nbytes
 
     @property
     def alloc_size(self) -> int:
         """The number of elements that there is memory for."""
-        if self._region is None or self._segment is None:
+        if self._memory.placed is None:
             return 0
-        return (self._segment.nbytes - self._region.offset) // self._dtype.itemsize
+        region, segment = self._memory.placed
+        return (segment.nbytes - region.offset) // self._dtype.itemsize
 
     def __len__(self) -> int:
-        return len(self._array)
+        return len(self._memory.array)
 
     def __getitem__(self, key: Any) -> Any:
-        found = self._array[key]
+        found = self._memory.array[key]
         if isinstance(found, np.ndarray):  # perhaps a view, which may be written to
-            self._touch()
+            self._memory.touch()
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._array[key] = value
-        self._touch()
+        self._memory.array[key] = value
+        self._memory.touch()
 
     def __contains__(self, value: Any) -> bool:
-        return value in self._array
+        return value in self._memory.array
 
     def __bool__(self) -> bool:
-        return bool(self._array)
+        return bool(self._memory.array)
 
     def __int__(self) -> int:
-        return int(self._array)
+        return int(self._memory.array)
 
     def __float__(self) -> float:
-        return float(self._array)
+        return float(self._memory.array)
 
     def __complex__(self) -> complex:
-        return complex(self._array)
+        return complex(self._memory.array)
 
     def __index__(self) -> int:
-        return operator.index(self._array)
+        return operator.index(self._memory.array)
 
     def __getattr__(self, name: str) -> Any:
         hint = f": use x[:].{name}" if hasattr(np.ndarray, name) else ""
         raise AttributeError(f"a Data has no attribute {name!r}{hint}")
 
     def __iter__(self) -> Iterator[Any]:
-        self._touch()
-        return iter(self._array)
+        self._memory.touch()
+        return iter(self._memory.array)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy:
-            return np.array(self._array, dtype)
-        self._touch()
-        converted = np.asarray(self._array, dtype)
+            return np.array(self._memory.array, dtype)
+        self._memory.touch()
+        converted = np.asarray(self._memory.array, dtype)
         if copy is False and converted.dtype != self._dtype:
             raise ValueError(f"{self._called()} of {self._dtype} as {dtype} needs a copy.")
         return converted
@@ -166,7 +165,7 @@ class Data(NDArrayOperatorsMixin):
             kwargs["out"] = tuple(o.data if isinstance(o, Data) else o for o in out)
         changes = method == "at"  # its first input
         plain = [
-            (value.data if changes else value._array) if isinstance(value, Data) else value
+            (value.data if changes else value._memory.array) if isinstance(value, Data) else value
             for value in inputs
         ]
         result = getattr(ufunc, method)(*plain, **kwargs)
@@ -193,11 +192,10 @@ class Data(NDArrayOperatorsMixin):
         array = self.condition_data(value, force_cast)
         library = library_of(value) or self.library
         same = array.shape == self.shape and library == self.library
-        if not same or self._region is None or not self._array.flags.writeable:
+        if not same or self._memory.placed is None or not self._memory.array.flags.writeable:
             self._resize(array.shape, oversize)  # whose region is another one: plans go by that
         self.library = library
-        self._array[...] = array
-        self._touch()
+        self._memory.refill(array)
 
     def condition_data(self, value: ArrayLike, force_cast: bool = False) -> Array:
         """*value* as an array of this Data's dtype and number of dimensions; changes nothing.
@@ -232,49 +230,31 @@ class Data(NDArrayOperatorsMixin):
                 f"{self._called()} has {self._ndim} dimensions, got the shape {wanted} of "
                 f"{len(wanted)}; the number of dimensions cannot change."
             )
-        if wanted == self.shape and self._region is not None:
+        if wanted == self.shape and self._memory.placed is not None:
             return
-        if self._region is None:
+        if self._memory.placed is None:
             self._resize(wanted, oversize)
             return
         common = tuple(slice(0, min(old, new)) for old, new in zip(self.shape, wanted, strict=True))
-        old, start = self._array, self.shape
+        old, start = self._memory.array, self.shape
         if start[1:] != wanted[1:] or not old.flags.writeable:
             old = old[common].copy()  # rows move when they change their length
         self._resize(wanted, oversize)
         if start[1:] == wanted[1:]:
-            self._array[start[0] :] = 0
-            if self._array.base is old.base:
+            self._memory.array[start[0] :] = 0
+            if self._memory.array.base is old.base:
                 return
         else:
-            self._array[...] = 0
-        self._array[common] = old[common]
+            self._memory.array[...] = 0
+        self._memory.array[common] = old[common]
 
     def free_memory(self) -> None:
         """Give the memory back, here and on the workers; leaves an array without rows."""
-        self._segment = self._region = None
-        self._array = np.zeros((0,) * self._ndim, self._dtype)
-        self._engine.flush_drops()
+        self._memory.free(np.zeros((0,) * self._ndim, self._dtype))
+        self._engine.release_freed()
 
     def _resize(self, shape: tuple[int, ...], oversize: float) -> None:
-        """Point at memory for *shape*: the memory that there is, if it suffices, or new zeroed."""
-        elements = prod(shape)
-        segment = self._segment
-        if segment is None or not self._array.flags.writeable or elements > self.alloc_size:
-            self._engine.require_ready()
-            nbytes = int(elements * oversize) * self._dtype.itemsize
-            try:
-                segment = self._engine.allocate(nbytes)
-            except SharedMemoryError as error:
-                raise SharedMemoryError(
-                    f"no memory for {self._called()} of shape {shape} and dtype {self._dtype}: {error}"
-                ) from None
-        self._point(segment, Region(segment.number, 0, shape, code_of(self._dtype)))
-
-    def _point(self, segment: Segment, region: Region) -> None:
-        array = segment.array(region)  # which may raise
-        self._segment, self._region, self._array = segment, region, array
-        self._touch()
+        self._memory.resize(shape, self._dtype, self._called(), oversize)
 
     def map_file(self, array: np.memmap[Any, Any]) -> bool:
         """Become *array*, the map of a file, without a copy; False if that cannot be done."""
@@ -290,32 +270,27 @@ class Data(NDArrayOperatorsMixin):
                     f"the file of the memory-mapped array has {nbytes} bytes, and the array reaches to "
                     f"byte {offset + extent + array.itemsize}: the file was cut after it was mapped."
                 )
-            segment = Segment(self._engine.number(), fd, nbytes, Access.READ)
+            segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
         except BaseException:
             os.close(fd)
             raise
         self._engine.adopt(segment)
         self._dtype = array.dtype  # as it lies there, in whatever byte order
-        self._point(
-            segment, Region(segment.number, offset, array.shape, code_of(array.dtype), array.strides)
-        )
+        region = Region(segment.number, offset, array.shape, code_of(array.dtype), array.strides)
+        self._memory.point(Placed(region, segment))
         return True
 
     # ── whether it has changed ───────────────────────────────────────────────────────────────────
 
-    def _touch(self) -> None:
-        """The contents change, or somebody gets a view and may change them."""
-        if self._segment is not None:
-            self._engine.touch(self._segment)
-
     def touch_if_shared(self) -> None:
         """Before a call: the contents may have changed through a view that still lives."""
-        if self._segment is None:
+        memory = self._memory
+        if memory.placed is None:
             return
         # the segment's own reference, our array's, and the argument's; ours, and the argument's
-        shared = sys.getrefcount(self._segment.base) > 3 or sys.getrefcount(self._array) > 2
+        shared = sys.getrefcount(memory.placed.segment.base) > 3 or sys.getrefcount(memory.array) > 2
         if shared or self._was_shared:  # what lived then may have been written to until it went
-            self._touch()
+            memory.touch()
         self._was_shared = shared
 
     # ── as an input ──────────────────────────────────────────────────────────────────────────────
@@ -323,9 +298,10 @@ class Data(NDArrayOperatorsMixin):
     @property
     def region(self) -> Region | None:
         """Where its contents lie; another object whenever they move or change their shape."""
-        return self._region
+        placed = self._memory.placed
+        return None if placed is None else placed.region
 
-    def input(self, engine: Engine, called: str) -> tuple[Region, Segment]:
+    def input(self, engine: Engine, called: str) -> Placed:
         """What a call on *engine* needs to know.
 
         Raises: InvalidValue if it belongs to another session or was freed.
@@ -336,15 +312,12 @@ class Data(NDArrayOperatorsMixin):
             raise InvalidValue(
                 f"{called} belongs to {whose} session: make it anew in this one with data(x[:])."
             )
-        if self._region is None or self._segment is None:
+        if self._memory.placed is None:
             raise InvalidValue(
                 f"{called} has no memory (it is empty, or was freed): give it contents with set_value()."
             )
-        if engine.on_gpus and self._dtype.char in "gG":
-            raise InvalidType(
-                f"{called} holds {self._dtype}, which GPUs do not have: convert it, to float64 say."
-            )
-        return self._region, self._segment
+        check_for_gpus(engine, self._dtype, called)
+        return self._memory.placed
 
 
 def make_data(

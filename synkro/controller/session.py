@@ -27,7 +27,7 @@ from ..values.foreign import has_graph_variables
 from ..values.random import generator
 from .calls.distribution import Functions
 from .calls.function import Function
-from .calls.graphs import graph_function
+from .calls.graphs import check_no_options, graph_function
 from .data import Data, make_data
 from .engine.engine import Engine, State
 from .placement.choice import VARIABLE, choose
@@ -50,14 +50,16 @@ _traced_sessions = count(1)
 TRACE = "SYNKRO_TRACE"
 """The environment variable that names a file for the trace of a whole session."""
 
-_STAMPS = 1 << 12  # numbers that segments share, by which workers on GPUs tell what has changed
-
 
 class Session:
     """One worker process a device, and all that runs on them.
 
     It is what ``fork()`` makes and the functions of the module use.  Made by hand it is a context
     manager, closed at the end of its block; several may live side by side.
+
+    Attributes:
+        master_rank: the root of collectives that have one.
+        functions: its functions, as Synkro's own extensions make them.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class Session:
             say(line)
         environment = {**ALLOCATOR, **os.environ}
         environment |= thread_caps(threads, environment, threads_per_worker is not None)
-        self._engine = Engine(placement.environments(environment), timeout, verbose)
+        self._engine = Engine(
+            placement.environments(environment), timeout, verbose, bool(placement.gpus)
+        )
         try:
-            self._functions = self._begin(placement, start_timeout, seed, profile_workers)
+            self.functions = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:
             self._engine.close()
             raise
@@ -119,12 +123,10 @@ class Session:
         rng = functools.cache(functools.partial(generator, seed, engine.size))
         variables = Variables(engine, outputs, new_token(), self.master_rank, rng)
         segments, gpus = [(segment, Access.WRITE)], None
-        if placement.gpus:
-            stamps = engine.allocate(8 * _STAMPS)
-            segments.append((stamps, Access.READ))
-            region = Region(stamps.number, 0, (_STAMPS,), "<u8")
-            engine.stamps = stamps.array(region)
-            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, region)
+        if engine.versions is not None:
+            segments.append((engine.versions.segment, Access.READ))
+            versions = engine.versions.region
+            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, versions)
         profiles = None
         if profiled:
             profiles = tuple(
@@ -168,7 +170,7 @@ class Session:
     def close(self) -> None:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
         self._engine.close()
-        self._functions.close()
+        self.functions.close()
 
     def __enter__(self) -> Session:
         return self
@@ -218,7 +220,7 @@ class Session:
         """A ``Function``, or without *fn* a decorator that makes one; see ``synkro.function``."""
         if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
             return graph_function(
-                self._functions,
+                self.functions,
                 inputs,
                 () if outputs == "mean" else outputs,  # the default: the graph has none
                 bcast_inputs,
@@ -228,13 +230,11 @@ class Session:
                 name,
                 options,
             )
-        if givens is not None or options:
-            unknown = ", ".join(["givens"] * (givens is not None) + list(options))
-            raise InvalidType(f"function() got {unknown}=, which is for graphs of PyTensor only.")
+        check_no_options(options if givens is None else {"givens": givens, **options})
 
         def make(fn: Callable[..., Any]) -> Function:
             return Function(
-                self._functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
+                self.functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
             )
 
         if fn is not None:
@@ -250,7 +250,7 @@ class Session:
 
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
-        self._functions.distribute()
+        self.functions.distribute()
 
     def shared(self, value: ArrayLike, name: str | None = None) -> Shared:
         """A variable with a replica on every rank; see ``synkro.shared``."""
@@ -273,7 +273,7 @@ class Session:
     @property
     def variables(self) -> Variables:
         """The variables on the workers, and the collectives over them."""
-        return self._functions.variables
+        return self.functions.variables
 
     # ── where the time goes ──────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from .. import api
 from ..controller.calls.function import Function
+from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_variable
 from ..values.variable import Variable
@@ -85,29 +86,29 @@ def make_train_function(
         "sliceable_shareds": sliceable_shareds,
         "outputs": outputs,
         "name": name,
-        **options,
     }
     if is_graph_variable(loss):
-        function, gradient = _of_graph(loss, params, rule, keywords)
-    elif given:
+        return _of_graph(loss, params, rule, keywords, options)
+    if given:
         raise InvalidType(
             f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
         )
-    else:
-        function, gradient = _of_callable(loss, rule, keywords)
+    check_no_options(options)
+    return _of_callable(loss, rule, keywords)
+
+
+def _step(rule: Rule, gradient: Variable) -> Callable[[int], None]:
+    """What every rank does at the end of a call, with the gradient of its rows."""
 
     def step(weight: int) -> None:
         mine = gradient.value if weight else np.zeros_like(gradient.value)
         rule(api.all_reduce(mine, "mean", weight=weight))
 
-    function.finish = step
-    return function
+    return step
 
 
-def _of_callable(
-    loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[str, Any]
-) -> tuple[Function, Variable]:
-    """A function that returns the loss, and the variable that the flat gradient goes to."""
+def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[str, Any]) -> Function:
+    """A step whose function leaves the flat gradient in a variable."""
     dtype = np.result_type(*[param.dtype for param in rule.params])
     gradient = api.shared(np.zeros(sum(prod(param.shape) for param in rule.params), dtype))
 
@@ -119,19 +120,28 @@ def _of_callable(
         loss, gradients = result
         return loss, [flatten(gradients, rule.params)]
 
-    return api.function(loss_and_flat_gradient, updates=[(gradient, "mean")], **keywords), gradient
+    home = api.current_session("function").functions
+    updates, finish = [(gradient, "mean")], _step(rule, gradient)
+    return Function(home, loss_and_flat_gradient, updates=updates, finish=finish, **keywords)
 
 
 def _of_graph(
-    loss: Any, params: Sequence[Any], rule: Rule, keywords: dict[str, Any]
-) -> tuple[Function, Variable]:
+    loss: Any, params: Sequence[Any], rule: Rule, keywords: dict[str, Any], options: dict[str, Any]
+) -> Function:
     """The same of a graph; the parameters come to the workers before a call, and back after it."""
     from ..packing.pytensor import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
 
     target, flat = flat_gradient(loss, params)
     if isinstance(keywords["outputs"], str):
         keywords["outputs"] = (loss, keywords["outputs"])
-    function = api.function(updates=[(target, flat)], **keywords)
     rates = [rule.learning_rate] if isinstance(rule.learning_rate, Variable) else []
-    function.bridge.extend(used=rates, changed=rule.params)
-    return function, api.worker_variable(target)
+    return graph_function(
+        api.current_session("function").functions,
+        updates=[(target, flat)],
+        givens=options.pop("givens", None),
+        options=options,
+        finish=_step(rule, api.worker_variable(target)),
+        used=[*rates, *rule.params],
+        changed=rule.params,
+        **keywords,
+    )

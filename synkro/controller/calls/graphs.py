@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import InvalidValue
+from ...errors import InvalidType, InvalidValue
 from ...values.foreign import is_graph_shared
 from ..variables.mirror import Bridge
 from .distribution import Functions
@@ -22,8 +23,14 @@ def graph_function(
     sliceable_shareds: Any,
     name: str | None,
     options: dict[str, Any],
+    finish: Callable[[int], None] | None = None,
+    used: Sequence[Any] = (),
+    changed: Sequence[Any] = (),
 ) -> Function:
     """A ``Function`` of graph variables, compiled here; *options* go to ``pytensor.function``.
+
+    *finish* runs on every rank at the end of a call (see ``FunctionSpec``): it reads the variables
+    *used*, and changes some of them, *changed*.
 
     Raises: InvalidType, InvalidValue for what is no graph, NotAvailable for workers on GPUs
     without JAX, or an operation of the graph that JAX lacks.
@@ -38,19 +45,31 @@ def graph_function(
     compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas, options)
     compiled.warm()
     home.engine.say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
-    changed = [(variables.linked.shared(theirs), op) for theirs, op in graph.updates]
-    function = Function(
+    updated = [(variables.linked.shared(theirs), op) for theirs, op in graph.updates]
+    bridge = Bridge(
+        variables.linked,
+        dict.fromkeys((*replicas.values(), *used)),
+        (*(variable for variable, _ in updated), *changed),
+    )
+    return Function(
         home,
         compiled,
         graph.names[: graph.scattered],
         graph.modes,
         graph.names[graph.scattered :],
-        changed or None,
+        updated or None,
         _sliceable(home, sliceable_shareds, replicas, graph.name),
         name,
+        finish,
+        bridge,
     )
-    function.bridge = Bridge(variables.linked, replicas.values(), [variable for variable, _ in changed])
-    return function
+
+
+def check_no_options(options: dict[str, Any]) -> None:
+    """Raises: InvalidType for keywords of a function that is no graph."""
+    if options:
+        unknown = ", ".join(options)
+        raise InvalidType(f"function() got {unknown}=, which is for graphs of PyTensor only.")
 
 
 def _sliceable(home: Functions, given: Any, replicas: dict[Any, Any], name: str) -> Any:

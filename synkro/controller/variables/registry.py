@@ -24,13 +24,14 @@ from ...comms.ops import operation_named
 from ...errors import CollectiveError, InvalidType, InvalidValue
 from ...messages import Command, Create, Exchange, Fill, Generator, Inspect, Read, Write
 from ...plan.batch import Indexed, Strided, select_any
-from ...plan.call import Access, Picked, Region, Survey
+from ...plan.call import Access, Picked, Survey
 from ...plan.split import Span, split
 from ...values.arrays import Array, as_numeric, cast, checked_dtype, native
 from ...values.foreign import is_graph_shared
 from ...values.variable import Variable
 from ..data import Data
 from ..engine.engine import Engine
+from ..outgoing import Outgoing
 from ..results.collector import Collection
 from ..results.transfer import Outputs
 from .mirror import Linked
@@ -76,7 +77,7 @@ class Variables:
         self.rng = rng
         self.linked = Linked(self)
         self._named: list[weakref.ref[Shared]] = []
-        self._sent: dict[int, Data] = {}  # what has brought the small values of variables, by number
+        self._buffers: dict[int, Outgoing] = {}  # those that brought variables' small values
         self._engine = engine
         self._outputs = outputs
 
@@ -88,9 +89,8 @@ class Variables:
         called = f"the variable {name!r}" if name else "a variable"
         array = native(as_numeric(value, called))
         checked_dtype(array.dtype, called)
-        made = self._made(Shared(self, self._engine.number(), array.dtype, array.ndim, name))
-        source = self._travelling(array)
-        region, segment = source.input(self._engine, called)
+        made = self._made(Shared(self, self._engine.directory.number(), array.dtype, array.ndim, name))
+        region, segment = Outgoing(self._engine).put(array, called)
         self._engine.run(Create(made.number, name, region), [(segment, Access.READ)])
         if name:
             self._named.append(weakref.ref(made))
@@ -106,7 +106,7 @@ class Variables:
         return handles
 
     def _made(self, variable: Made) -> Made:
-        self._engine.drop_variable_with(variable, variable.number)
+        self._engine.directory.watch_variable(variable, variable.number)
         return variable
 
     def named(self) -> list[Shared]:
@@ -242,29 +242,29 @@ class Variables:
     ) -> None:
         """Put *arrays* into replicas; ``rows(n)`` says which of so many rows each rank takes."""
         self._engine.require_ready()
-        if self._engine.open:
+        if self._engine.interrupted:
             self._engine.settle()
-        fills, used, sources = [], [], []
+        fills, segments, buffers = [], [], []
         for target, array in zip(targets, arrays, strict=True):
-            source = self._travelling(array, self._sent.get(target.number))
-            sources.append(source)
-            used.append(source)
+            buffer = self._buffers.get(target.number) or Outgoing(self._engine)
+            buffers.append(buffer)
+            region, segment = buffer.put(array, target.called())
+            segments.append((segment, Access.READ))
             selection: Strided | Picked | None = None
             length = 0
             if by_rows:
                 chosen = select_any(batch, len(array), "batch")
                 length = chosen.count
                 if isinstance(chosen, Indexed):
-                    used.append(indices := self._travelling(chosen.indices))
-                    selection = Picked(indices.input(self._engine, "batch")[0])
+                    indices, segment = Outgoing(self._engine).put(chosen.indices, "batch")
+                    segments.append((segment, Access.READ))
+                    selection = Picked(indices)
                 else:
                     selection = chosen
-            region: Region = source.input(self._engine, target.called())[0]
             fills.append(Fill(target.number, region, selection, tuple(rows(length))))
-        segments = [(data.input(self._engine, "a value")[1], Access.READ) for data in used]
         self._engine.run(Write(tuple(fills)), segments)
-        for target, source in zip(targets, sources, strict=True):
-            self._remember(target, source)
+        for target, buffer in zip(targets, buffers, strict=True):
+            self._keep(buffer, target)
 
     def send(self, targets: Sequence[Shared], arrays: Sequence[Array]) -> None:
         """Put *arrays* into all replicas of *targets*, and nowhere else."""
@@ -434,26 +434,19 @@ class Variables:
     def _everywhere(self, _: int) -> list[Span | None]:
         return [(0, 0)] * self._engine.size
 
-    def _remember(self, variable: Shared, source: Data) -> None:
-        """What has brought the value of *variable* will bring its next one, if it is small."""
-        if source.nbytes > _SMALL or self._engine.on_gpus:
-            self._sent.pop(variable.number, None)
+    def _keep(self, buffer: Outgoing, variable: Shared) -> None:
+        """Keep the buffer that brought a value of *variable* for its next one, if it is small."""
+        assert buffer.placed is not None
+        if buffer.placed.segment.nbytes > _SMALL or self._engine.on_gpus:
+            self._buffers.pop(variable.number, None)
             return
-        if variable.number not in self._sent:
-            weakref.finalize(variable, self._sent.pop, variable.number, None).atexit = False
-        self._sent[variable.number] = source
+        if variable.number not in self._buffers:
+            weakref.finalize(variable, self._buffers.pop, variable.number, None).atexit = False
+        self._buffers[variable.number] = buffer
 
     def close(self) -> None:
         """Give memory back."""
-        self._sent.clear()
-
-    def _travelling(self, array: Array, before: Data | None = None) -> Data:
-        """*array* in shared memory: in that of *before*, which all have read, if that is like it."""
-        data = before
-        if data is None or (data.dtype, data.shape) != (array.dtype, array.shape):
-            data = Data(self._engine, array.dtype, array.ndim)
-        data.set_value(array)
-        return data
+        self._buffers.clear()
 
     def _exchange(self, kind: str, targets: Sequence[Shared], op: str) -> None:
         numbers = tuple(target.number for target in targets)
