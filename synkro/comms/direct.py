@@ -175,7 +175,7 @@ class DirectCollectives:
         nothing = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
         everyone = [shapes if place == root else nothing for place in range(self._host.count)]
         mine = map(self._contiguous, arrays or ()) if self._host.place == root else ()
-        return self._exchanged(link, list(mine), everyone, self._rows_of), True
+        return self._exchange(link, list(mine), everyone, self._rows_of), True
 
     def gather(self, kind: str, arrays: Sequence[Array], root: int) -> list[Array] | None:
         """The arrays of all ranks one behind the other, on *root* or, if it is -1, on all."""
@@ -184,11 +184,11 @@ class DirectCollectives:
             return (0, rows) if root in (-1, place) else (0, 0)
 
         arrays = [array if array.ndim else array.reshape(1) for array in arrays]
-        return self._entered_with_rows(kind, arrays, root, rows_for)
+        return self._enter_exchange(kind, arrays, root, rows_for)
 
     def all_to_all(self, arrays: Sequence[Array]) -> list[Array] | None:
-        """The rows of all ranks that are for this one."""
-        return self._entered_with_rows("all_to_all", arrays, -1, self._rows_of)
+        """This rank's part of the rows of every rank."""
+        return self._enter_exchange("all_to_all", arrays, -1, self._rows_of)
 
     def _rows_of(self, rows: int, place: int) -> Span:
         """The part of so many rows that goes to rank *place* when they are split."""
@@ -212,27 +212,27 @@ class DirectCollectives:
             self._meeting.pass_on()
         return records[root], link, direct
 
-    def _entered_with_rows(
+    def _enter_exchange(
         self, kind: str, arrays: Sequence[Array], root: int, rows_for: Callable[[int, int], Span]
     ) -> list[Array] | None:
-        """Enter a collective in which rows of all ranks' arrays are exchanged, and exchange them."""
+        """Enter a collective in which all ranks exchange rows of their arrays, and do it."""
         arrays = [self._contiguous(array) for array in arrays]
         record = Record(KIND[kind], "", root, 1, None, False, given(arrays), on_gpu=True)
         records, link, linked = self._links.agree(record)
         self._agreement.check_fit(records)
         if linked:
-            return self._exchanged(link, arrays, [shapes_of(each) for each in records], rows_for)
+            return self._exchange(link, arrays, [shapes_of(each) for each in records], rows_for)
         self._meeting.pass_on()
         return None
 
-    def _exchanged(
+    def _exchange(
         self,
         link: Link | None,
         arrays: Sequence[Array],
         shapes: Sequence[Sequence[ArrayType]],
         rows_for: Callable[[int, int], Span],
     ) -> list[Array]:
-        """For each array: the rows of all ranks that are for this one, one behind the other.
+        """For each array, this rank's part of the rows of every rank, one behind the other.
 
         ``shapes[r]`` are the shapes and dtypes of rank r's arrays.  ``rows_for(rows, place)`` says which
         rows of an array go to a rank.  *arrays*, contiguous, are this rank's; empty if it has no rows.

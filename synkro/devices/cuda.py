@@ -110,7 +110,7 @@ class CudaDevice(Device):
             value = value if dtype is None else value.view(dtype)
         if value.device != self._device:
             with value.device:
-                runtime.deviceSynchronize()  # where it is computed
+                runtime.deviceSynchronize()  # other streams may still compute it
                 value = cupy.ascontiguousarray(value).reshape(value.shape)
                 runtime.deviceSynchronize()
             self.resume()
@@ -288,7 +288,7 @@ class _Feeding:
         self._whole: dict[int, Array] = {}  # by column: inputs that are the same for all pieces
         self._missing: dict[int, Source] = {}  # those of them that have to be copied first
         self._find_whole()
-        self._lent: dict[int, Array] = {}  # copies of them for functions, which may write to them
+        self._lent: dict[int, Array] = {}  # copies of whole inputs for functions, which may write
         self._buffers = self._allocated()
         # the pool gives memory that the current stream may still use: copies into it wait for this
         free = cupy.cuda.get_current_stream().record()
@@ -309,7 +309,7 @@ class _Feeding:
             if len(sources) > 1 and any(other is not source for other in sources):
                 continue
             once = len(sources) == 1
-            if once and (source.stamp is None or source.nbytes > device.kept.limit):
+            if once and (source.version is None or source.nbytes > device.kept.limit):
                 continue
             original = device.kept.find(source)
             if original is None:
@@ -341,7 +341,7 @@ class _Feeding:
             for column in self._buffers[number % 2]
         ]
         loads = [*before, *own]
-        with atomic:  # ``close`` has to know what another thread does
+        with atomic:  # no interrupt between a load and ``_pending``, for which ``close`` waits
             device.inputs.wait_event(self._computed[number % 2])
             if all(device.direct(source) or source.nbytes <= _SOON for source, _ in loads):
                 for source, target in loads:
@@ -485,7 +485,7 @@ def describe() -> None:
         versions = runtime.driverGetVersion(), runtime.runtimeGetVersion()
         print(json.dumps({"reason": str(error), "versions": versions}))
         return
-    nccl = importlib.import_module("cupy.cuda.nccl")  # there is a stand-in where it cannot be loaded
+    nccl = importlib.import_module("cupy.cuda.nccl")  # a dummy module if NCCL cannot be loaded
     version = nccl.get_version() if getattr(nccl, "available", True) else 0
     print(json.dumps({"gpus": found, "nccl": version}))
 
