@@ -418,6 +418,8 @@ class Engine:
                 self.lock.release()
         with self.lock:  # whoever was in a call has seen the workers die
             self._crew.close()
+            if self.versions is not None:
+                self.versions.segment.close()
 
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
