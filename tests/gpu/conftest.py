@@ -261,7 +261,7 @@ class Machine:
         pytest.importorskip("jax", reason="needs JAX (the extra jax)")
         plugins = [importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)]
         if self.real and not any(plugins):
-            pytest.skip('needs JAX for GPUs: pip install "jax[cuda12]", or [cuda13]')
+            pytest.skip('needs JAX for GPUs: pip install "jax[cuda12]", or "jax[cuda13]"')
 
     def needs(self, count):
         """Skip the test where there are fewer GPUs."""
