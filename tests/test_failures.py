@@ -118,7 +118,7 @@ def on_report(session, phase, count, end):
                 end()
             say(now, done)
 
-        if replica.rank == 1:
+        if replica.number == 1:
             replica.report = report
 
     session.function(arm, outputs=[])()

@@ -170,7 +170,7 @@ def test_ctrl_c_while_large_outputs_are_fetched(phase, session):
                 replica.report = say
                 time.sleep(60)
 
-        if replica.rank == 1:
+        if replica.number == 1:
             replica.report = report
 
     f = session.function(lambda x: np.full(LARGE, x.sum()), outputs="sum")

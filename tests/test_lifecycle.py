@@ -192,8 +192,8 @@ def test_a_numbered_cpu_is_one_core():
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"n_parallel": 0}, synk.InvalidValue, "1 or more; got 0"),
-        ({"n_parallel": -2}, synk.InvalidValue, "1 or more; got -2"),
+        ({"n_parallel": 0}, synk.InvalidValue, "1 or more.*; got 0"),
+        ({"n_parallel": -2}, synk.InvalidValue, "1 or more.*; got -2"),
         ({"n_parallel": 1.5}, synk.InvalidType, "got 1.5, a float"),
         ({"n_parallel": True}, synk.InvalidType, "got True"),
         ({"n_parallel": 3, "devices": ["cpu", "cpu"]}, synk.InvalidValue, "more than once"),
@@ -208,7 +208,7 @@ def test_a_numbered_cpu_is_one_core():
         ({"devices": "cuda"}, (synk.NotAvailable, synk.UsageError), "GPU"),
         ({"master_rank": 2, "devices": "cpu,cpu"}, synk.InvalidValue, "from 0 to 1; got 2"),
         ({"master_rank": "0"}, synk.InvalidType, "master_rank"),
-        ({"threads_per_worker": 0}, synk.InvalidValue, "1 or more; got 0"),
+        ({"threads_per_worker": 0}, synk.InvalidValue, "1 or more.*; got 0"),
         ({"threads_per_worker": 1.0}, synk.InvalidType, "threads_per_worker"),
         ({"timeout": 0}, synk.InvalidValue, "timeout must be more than 0"),
         ({"timeout": "soon"}, synk.InvalidType, "timeout must be a number"),

@@ -224,7 +224,7 @@ def test_calls_with_too_many_steps_are_left_out(current, capsys, tmp_path):
 
 
 def test_old_steps_give_way(current, monkeypatch, capsys):
-    monkeypatch.setattr(sys.modules["synkro.trace"], "_KEPT", 100)
+    monkeypatch.setattr(sys.modules["synkro.controller.tracing.trace"], "_KEPT", 100)
     f = current.function(lambda x: x.sum(), outputs="sum", name="quick")
     f(ROWS)
     with synk.trace():
@@ -284,10 +284,10 @@ def test_nobody_leaves_marks_without_a_trace(current):
     f = current.function(lambda x: x.sum(), outputs="sum")
     with synk.trace():
         f(ROWS)
-    before = current._engine.marks.marked(0)
+    before = current._engine._controller.marked(0)
     assert before > 0
     f(ROWS)
-    assert current._engine.marks.marked(0) == before
+    assert current._engine._controller.marked(0) == before
 
 
 def test_failures_are_traced_as_well(current, tmp_path):

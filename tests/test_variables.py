@@ -1513,7 +1513,7 @@ def test_handles_and_variables_of_a_closed_session():
 
 
 def test_many_variables_that_go_at_once_are_told_in_parts(monkeypatch):
-    monkeypatch.setattr("synkro.controller.engine.engine._DEPARTURES", 3)
+    monkeypatch.setattr("synkro.controller.engine.directory._AT_A_TIME", 3)
     with running(2):
         keep = synk.shared(1.0)
         many = [synk.shared(np.zeros(3)) for _ in range(20)]

@@ -251,7 +251,7 @@ class Data(NDArrayOperatorsMixin):
     def free_memory(self) -> None:
         """Give the memory back, here and on the workers; leaves an array without rows."""
         self._memory.free(np.zeros((0,) * self._ndim, self._dtype))
-        self._engine.flush_drops()
+        self._engine.release_freed()
 
     def _resize(self, shape: tuple[int, ...], oversize: float) -> None:
         self._memory.resize(shape, self._dtype, self._called(), oversize)
@@ -270,7 +270,7 @@ class Data(NDArrayOperatorsMixin):
                     f"the file of the memory-mapped array has {nbytes} bytes, and the array reaches to "
                     f"byte {offset + extent + array.itemsize}: the file was cut after it was mapped."
                 )
-            segment = Segment(self._engine.number(), fd, nbytes, Access.READ)
+            segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
         except BaseException:
             os.close(fd)
             raise

@@ -49,8 +49,6 @@ _traced_sessions = count(1)
 TRACE = "SYNKRO_TRACE"
 """The environment variable that names a file for the trace of a whole session."""
 
-_STAMPS = 1 << 12  # numbers that segments share, by which workers on GPUs tell what has changed
-
 
 Part = TypeVar("Part")
 P = ParamSpec("P")
@@ -129,7 +127,9 @@ class Session:
             say(line)
         environment = {**ALLOCATOR, **os.environ}
         environment |= thread_caps(threads, environment, threads_per_worker is not None)
-        self._engine = Engine(placement.environments(environment), timeout, verbose)
+        self._engine = Engine(
+            placement.environments(environment), timeout, verbose, bool(placement.gpus)
+        )
         try:
             self.functions = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:
@@ -147,12 +147,10 @@ class Session:
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         token = new_token()
         segments, gpus = [(segment, Access.WRITE)], None
-        if placement.gpus:
-            stamps = engine.allocate(8 * _STAMPS)
-            segments.append((stamps, Access.READ))
-            region = Region(stamps.number, 0, (_STAMPS,), "<u8")
-            engine.stamps = stamps.array(region)
-            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, region)
+        if engine.versions is not None:
+            segments.append((engine.versions.segment, Access.READ))
+            versions = engine.versions.region
+            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, versions)
         profiles = None
         if profiled:
             profiles = tuple(

@@ -3,5 +3,6 @@
 ::
 
     channel  commands and replies through one shared block; spin, then sleep
+    waiting   poll for a while, then sleep; fences
     process  one worker process: start, watch, interrupt, stop
 """

@@ -12,14 +12,16 @@
      (spins, then                     [ reply area r ]     ◀── payload ─
       sleeps)         ◀──── eventfd of main, if it said that it sleeps, from the last to answer
 
-A number is written after its payload, so whoever sees the number sees the payload.  Whoever goes to
-sleep says so first and then looks once more; whoever writes a number looks afterwards whether the
-other sleeps.  Between the store and the look stands a fence, so one of the two always notices.
+A number is written after its payload, so whoever sees the number sees the payload.  How the two sides
+wait for each other, and where the fences stand, is in ``ipc.waiting``.
+
+An *edition* counts how often a payload has changed.  Where the same command is sent again, or the same
+reply given again, its edition stays, and the other side keeps what it has read before.
 
 While somebody traces (``Controller.trace``), workers also leave marks in the block, each a time, a
 phase and a count: from then on this rank does that.  All clocks are the machine's monotonic one.
 
-The numbers in the block are the only state: what was sent, and who has answered, can be read there
+The words in the block are the only state: what was sent, and who has answered, can be read there
 at any time, also after Ctrl-C interrupted this module half-way.
 
 Descriptors cannot travel through memory: they come over a Unix socket, each with its number, and a
@@ -30,28 +32,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ..memory.segment import ALIGNMENT
+from .waiting import SPIN, Fence, Patience, sleep_until
 
 AREA = 1 << 17
 """Bytes of the command area and of each reply area; longer ones go through a segment of their own."""
 
-SPIN = 100e-6
-"""Seconds to poll before sleeping: about what being woken costs."""
-
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
-_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _UNWANTED, _TRACED = 0, 1, 2, 3, 4
+_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _COMMAND_EDITION, _UNWANTED, _TRACED = range(6)
 _MAIN_SLEEPS = _LINE
 _RANKS = 2 * _LINE
-_ANSWERED, _REPLY_SIZE, _SLEEPS, _PHASE, _SLICE, _MARKED = 0, 1, 2, 3, 4, 5
+_ANSWERED, _REPLY_SIZE, _REPLY_EDITION, _SLEEPS, _PHASE, _SLICE, _MARKED = range(7)
 
 MARKS = 1 << 12
 """How many marks of a rank there is room for between two looks at them; the oldest give way."""
@@ -80,84 +80,48 @@ class _Block:
         marks = memory[words + (1 + size) * AREA :]
         room = MARKS * _MARK.size
         self.marks = [marks[rank * room : (rank + 1) * room] for rank in range(size)]
-        self._lock = threading.Lock()
-
-    def fence(self) -> None:
-        """Make what was stored before visible before anything that is read or stored after.
-
-        Taking a free lock is an atomic read-modify-write, which is a full barrier.
-        """
-        with self._lock:
-            pass
-
-
-class _Patience:
-    """Whether polling is worth while: after a short wait always, else rarely.
-
-    A wait counts as short by its whole length, however it was waited: if only polls that saw something
-    counted, two parties that put each other to sleep would stay asleep.  Polls in vain after long waits
-    may take half a percent of the time that goes by.  (Polling itself takes little from who computes:
-    it gives its core away between any two looks.)
-    """
-
-    _SHORT = 4 * SPIN
-    _SHARE = 0.005
-    _SAVED = 10 * SPIN  # what can be saved up of it
-
-    def __init__(self) -> None:
-        self._length = 0.0  # of the last wait
-        self._credit = self._SAVED
-        self._start = time.perf_counter()
-
-    def spins(self) -> bool:
-        """Whether to poll in the wait that begins now."""
-        now = time.perf_counter()
-        self._credit = min(self._SAVED, self._credit + self._SHARE * (now - self._start))
-        self._start = now
-        return self._length < self._SHORT or self._credit >= SPIN
-
-    def waited(self, polled_in_vain: bool) -> None:
-        """The wait is over."""
-        self._length = time.perf_counter() - self._start
-        if polled_in_vain and self._length >= self._SHORT:
-            self._credit -= SPIN
+        self.fence = Fence()
 
 
 class Controller:
     """The main process's end: one command to all workers, one reply from each."""
 
-    def __init__(
-        self,
-        memory: memoryview,
-        wake_main: int,
-        wake_workers: int,
-        sockets: Sequence[socket.socket],
-    ) -> None:
-        self._block = _Block(memory, len(sockets))
+    def __init__(self, memory: memoryview, size: int, wake_main: int, wake_workers: int) -> None:
+        self._block = _Block(memory, size)
         self._wake_main = wake_main
         self._wake_workers = wake_workers
-        self._sockets = sockets
-        self._last_command = b""  # what lies in the block
-        self._patience = _Patience()
+        self._fence = self._block.fence
+        self._answered = [line + _ANSWERED for line in self._block.lines]
+        self._sleeps = [line + _SLEEPS for line in self._block.lines]
+        self._editions = [line + _REPLY_EDITION for line in self._block.lines]
+        self._command: bytes | None = None  # what lies in the block; None while it is being written
+        self._read: list[int] = []  # the editions of the replies
+        self._replies: list[bytes] = []
+        self._patience = Patience(_spin(size))
 
     def send(self, command: bytes, housekeeping: bytes) -> None:
         """Hand a command to all workers; together at most ``AREA`` bytes."""
-        block, words = self._block, self._block.words
-        size = len(command)
-        if command is not self._last_command:
-            block.command[:size] = command
-            self._last_command = command
-        if housekeeping:
-            block.command[size : size + len(housekeeping)] = housekeeping
-        words[_COMMAND_SIZE] = size
-        words[_HOUSEKEEPING_SIZE] = len(housekeeping)
-        block.fence()
+        words = self._block.words
+        if command is not self._command or housekeeping:
+            self._write(command, housekeeping)
+        self._fence()  # the payload, and what the user has written to Data, before the number
         words[_COMMAND] += 1  # from here on it is sent
-        block.fence()
-        for line in block.lines:
-            if words[line + _SLEEPS]:
+        self._fence()  # the number is stored before it is loaded who sleeps
+        for sleeps in self._sleeps:
+            if words[sleeps]:
                 self.wake_all()
                 break
+
+    def _write(self, command: bytes, housekeeping: bytes) -> None:
+        words, area = self._block.words, self._block.command
+        self._command = None  # an interrupt leaves neither the old one there nor the new one
+        middle = len(command)
+        end = middle + len(housekeeping)
+        area[:middle] = command
+        area[middle:end] = housekeeping
+        words[_COMMAND_SIZE], words[_HOUSEKEEPING_SIZE] = middle, end - middle
+        words[_COMMAND_EDITION] += 1
+        self._command = command
 
     def close(self) -> None:
         """Let go of the block; the controller cannot be used after that."""
@@ -166,19 +130,11 @@ class Controller:
     def disclaim(self) -> None:
         """Say that nobody wants the last command's answers: who has not begun it need not."""
         self._block.words[_UNWANTED] = self._block.words[_COMMAND]
-        self._block.fence()
+        self._fence()  # it is stored before the workers are interrupted
 
     def wake_all(self) -> None:
         """Wake every worker: in one go, as the first that is awake may take this process's core."""
         os.eventfd_write(self._wake_workers, 1)
-
-    def send_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
-        """Pass descriptors to a worker, as pairs ``(number, fd)``."""
-        for first in range(0, len(numbered), _MAX_DESCRIPTORS):
-            some = numbered[first : first + _MAX_DESCRIPTORS]
-            body = struct.pack(f"<{len(some)}q", *(number for number, _ in some))
-            head = struct.pack("<q", len(some))
-            socket.send_fds(self._sockets[rank], [head + body], [fd for _, fd in some])
 
     def unanswered(self) -> list[int]:
         """The ranks that still have to answer the last command."""
@@ -197,14 +153,18 @@ class Controller:
         *deadline* is on the clock of ``time.monotonic``.  *on_tick* is called every 50 ms.
         Returns the sentinels that are ready, when not all workers have answered.
         """
-        spins = self._patience.spins() and on_tick is None
-        if spins and self._spin():
-            self._patience.waited(polled_in_vain=False)
+        if on_tick is None and self._patience.poll(self._all_answered):
             return []
-        try:
+        with self._patience:
             return self._sleep(deadline, sentinels, on_tick)
-        finally:
-            self._patience.waited(polled_in_vain=spins)
+
+    def _all_answered(self) -> bool:
+        words = self._block.words
+        number = words[_COMMAND]
+        for answered in self._answered:  # noqa: SIM110 - a generator takes twice as long
+            if words[answered] != number:
+                return False
+        return True
 
     def _sleep(
         self,
@@ -212,49 +172,39 @@ class Controller:
         sentinels: Sequence[int],
         on_tick: Callable[[], None] | None,
     ) -> list[int]:
-        words = self._block.words
         poll = select.poll()
         for fd in (self._wake_main, *sentinels):
             poll.register(fd, select.POLLIN)
-        nap = _FIRST_NAP
-        try:
-            while True:
-                words[_MAIN_SLEEPS] = 1
-                self._block.fence()
-                if not self.unanswered():
-                    return []
-                ready = [fd for fd, _ in poll.poll(_poll_ms(nap, deadline))]
-                if self._wake_main in ready:
-                    os.eventfd_read(self._wake_main)
-                    ready.remove(self._wake_main)
-                if ready and self.unanswered():
-                    return ready
-                if on_tick is not None:
-                    on_tick()
-                if deadline is not None and time.monotonic() >= deadline:
-                    return []
-                nap = -1 if on_tick is None else 50
-        finally:
-            words[_MAIN_SLEEPS] = 0
+        naps = itertools.chain([_FIRST_NAP], itertools.repeat(-1 if on_tick is None else 50))
+        ready: list[int] = []
 
-    def _spin(self) -> bool:
-        """Poll for the answers; True if all have come."""
+        def doze() -> bool:
+            found = [fd for fd, _ in poll.poll(_poll_ms(next(naps), deadline))]
+            if self._wake_main in found:
+                os.eventfd_read(self._wake_main)
+                found.remove(self._wake_main)
+            if found and not self._all_answered():
+                ready.extend(found)
+                return True
+            if on_tick is not None:
+                on_tick()
+            return deadline is not None and time.monotonic() >= deadline
+
+        sleep_until(self._all_answered, self._block.words, _MAIN_SLEEPS, self._fence, doze)
+        return ready
+
+    def replies(self) -> list[bytes]:
+        """The replies to the last command, by rank: the same list as long as none has changed."""
         words = self._block.words
-        number = words[_COMMAND]
-        give_up = time.perf_counter() + SPIN
-        for line in self._block.lines:
-            answered = line + _ANSWERED
-            while words[answered] != number:
-                os.sched_yield()
-                if time.perf_counter() > give_up:
-                    return False
-        self._block.fence()
-        return True
-
-    def reply(self, rank: int) -> bytes:
-        """The reply of *rank* to the last command."""
-        size = self._block.words[self._block.lines[rank] + _REPLY_SIZE]
-        return bytes(self._block.replies[rank][:size])
+        self._fence()  # the numbers of the answers are loaded before the replies
+        editions = [words[edition] for edition in self._editions]
+        if editions != self._read:
+            self._replies = [
+                bytes(area[: words[line + _REPLY_SIZE]])
+                for line, area in zip(self._block.lines, self._block.replies, strict=True)
+            ]
+            self._read = editions
+        return self._replies
 
     def trace(self, on: bool) -> None:
         """Let the workers leave marks from now on, or no longer."""
@@ -275,6 +225,20 @@ class Controller:
         """What *rank* has last said that it does: a phase, and a count in it."""
         line = self._block.lines[rank]
         return self._block.words[line + _PHASE], self._block.words[line + _SLICE]
+
+
+def _spin(size: int) -> float:
+    """Seconds to poll in a session of *size* workers."""
+    return SPIN
+
+
+def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -> None:
+    """Pass descriptors to a worker, as pairs ``(number, fd)``."""
+    for first in range(0, len(numbered), _MAX_DESCRIPTORS):
+        some = numbered[first : first + _MAX_DESCRIPTORS]
+        body = struct.pack(f"<{len(some)}q", *(number for number, _ in some))
+        head = struct.pack("<q", len(some))
+        socket.send_fds(sock, [head + body], [fd for _, fd in some])
 
 
 def _poll_ms(nap: int, deadline: float | None) -> int:
@@ -335,7 +299,11 @@ class Listener:
         self._home = _home(rank, size)
         self._parent = os.getppid()
         self._received: dict[int, int] = {}
-        self._patience = _Patience()
+        self._fence = self._block.fence
+        self._edition = 0  # of the command that was read last
+        self._command = b""
+        self._reply = b""  # what lies in the reply area
+        self._patience = Patience(_spin(size))
 
     def close(self) -> None:
         """Let go of the socket, when no command will come any more."""
@@ -343,42 +311,36 @@ class Listener:
 
     def receive(self) -> tuple[bytes, bytes]:
         """Wait for the next command; returns it and its housekeeping."""
+        if not self._patience.poll(self._has_command):
+            with self._patience, _at_home(self._home):
+                naps = itertools.chain([_FIRST_NAP / 1000], itertools.repeat(None))
+                sleep_until(
+                    self._has_command,
+                    self._block.words,
+                    self._line + _SLEEPS,
+                    self._fence,
+                    lambda: self._doze(next(naps)),
+                )
+        self._fence()  # the number of the command is loaded before its payload
         words = self._block.words
-        last = words[self._line + _ANSWERED]
-        spins = self._patience.spins()
-        seen = spins and self._spin(last)
-        if not seen:
-            with _at_home(self._home):
-                self._sleep(last)
-        self._patience.waited(polled_in_vain=spins and not seen)
-        self._block.fence()
+        edition = words[_COMMAND_EDITION]
+        if edition == self._edition:
+            return self._command, b""
         middle = words[_COMMAND_SIZE]
         end = middle + words[_HOUSEKEEPING_SIZE]
-        return bytes(self._block.command[:middle]), bytes(self._block.command[middle:end])
+        area = self._block.command
+        self._command, self._edition = bytes(area[:middle]), edition
+        return self._command, bytes(area[middle:end])
 
-    def _spin(self, last: int) -> bool:
+    def _has_command(self) -> bool:
         words = self._block.words
-        give_up = time.perf_counter() + SPIN
-        while words[_COMMAND] == last:
-            os.sched_yield()
-            if time.perf_counter() > give_up:
-                return False
-        return True
+        return words[_COMMAND] != words[self._line + _ANSWERED]
 
-    def _sleep(self, last: int) -> None:
-        words = self._block.words
-        sleeps = self._line + _SLEEPS
-        nap = _FIRST_NAP
-        while True:
-            words[sleeps] = 1
-            self._block.fence()
-            if words[_COMMAND] != last:
-                words[sleeps] = 0
-                return
-            self._wakes.poll(nap / 1000 if nap > 0 else None)
-            if os.getppid() != self._parent:  # for functions that close what is not theirs
-                raise EOFError("the main process has gone")
-            nap = -1
+    def _doze(self, seconds: float | None) -> bool:
+        self._wakes.poll(seconds)
+        if os.getppid() != self._parent:  # for functions that close what is not theirs
+            raise EOFError("the main process has gone")
+        return False
 
     @property
     def number(self) -> int:
@@ -395,14 +357,17 @@ class Listener:
 
     def reply(self, payload: bytes) -> None:
         """Answer the last command, with at most ``AREA`` bytes."""
-        block, words = self._block, self._block.words
-        self._area[: len(payload)] = payload
-        words[self._line + _REPLY_SIZE] = len(payload)
-        block.fence()
+        words, line = self._block.words, self._line
+        if payload is not self._reply:
+            self._area[: len(payload)] = payload
+            words[line + _REPLY_SIZE] = len(payload)
+            words[line + _REPLY_EDITION] += 1
+            self._reply = payload
+        self._fence()  # the payload before the number
         number = words[_COMMAND]
-        words[self._line + _ANSWERED] = number
-        block.fence()
-        if words[_MAIN_SLEEPS] and all(words[line + _ANSWERED] == number for line in block.lines):
+        words[line + _ANSWERED] = number
+        self._fence()  # the number is stored before it is loaded whether the main process sleeps
+        if words[_MAIN_SLEEPS] and all(words[each + _ANSWERED] == number for each in self._block.lines):
             os.eventfd_write(self._wake_main, 1)
 
     def descriptor(self, number: int) -> int:

@@ -64,14 +64,25 @@ class Replicated:
 
 
 @dataclass(frozen=True)
+class Number:
+    """A number that every rank gets as it is: a Python scalar if *plain*, else a NumPy scalar.
+
+    It lies in shared memory, so that a call with another number of that type has the same plan.
+    """
+
+    region: Region
+    plain: bool
+
+
+@dataclass(frozen=True)
 class Constant:
-    """A Python or NumPy scalar, given to every rank as it is.  Compared by its pickle: -0.0 is not 0."""
+    """A scalar that travels with the plan, such as an int of 100 digits.  Compared by its pickle."""
 
     value: Any = field(compare=False)
     pickle: bytes
 
 
-Argument = Scattered | Broadcast | Held | Replicated | Constant
+Argument = Scattered | Broadcast | Held | Replicated | Number | Constant
 
 
 @dataclass(frozen=True)

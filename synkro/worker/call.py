@@ -31,6 +31,7 @@ from ..plan.call import (
     CallPlan,
     Constant,
     Held,
+    Number,
     Picked,
     Region,
     Replicated,
@@ -73,7 +74,7 @@ class PreparedCall:
     def _stands(self) -> bool:
         """Whether the arguments are the same in every call: views of shared memory, and constants."""
         plan = self._plan
-        changing = any(isinstance(argument, Held | Replicated) for argument in plan.inputs)
+        changing = any(isinstance(argument, Held | Replicated | Number) for argument in plan.inputs)
         return self._pieces is not None and not changing and plan.form is None
 
     def run(self) -> Done:
@@ -164,6 +165,9 @@ class PreparedCall:
         match argument:
             case Constant():
                 return argument.value
+            case Number():
+                number = rank.array(argument.region)
+                return number.item() if argument.plain else number[()]
             case Replicated():
                 value = read_only(rank.variables[argument.variable].whole.view())
             case Held():

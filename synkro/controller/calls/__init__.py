@@ -5,6 +5,7 @@
     graphs        functions of PyTensor graphs
     function      ``Function``: plan, run, collect
     planner       from the arguments of a call to its plan
+    arguments     arguments on their way to the workers
     distribution  the functions of a session, and how they get to the workers
     serial        a function in this process by itself
 """

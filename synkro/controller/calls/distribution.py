@@ -16,9 +16,10 @@ from ...memory.segment import Segment, aligned
 from ...messages import Distribute, FunctionSpec, Parcel, Phase
 from ...packing import settings
 from ...packing.pickles import Packer
-from ...plan.call import Access
+from ...plan.call import Access, CallPlan
 from ..engine.engine import Engine
 from ..progress import Progress
+from ..results.collector import Collection
 from ..results.transfer import Outputs
 from ..variables.registry import Variables
 
@@ -44,9 +45,9 @@ class Functions:
 
     def add(self, function: Function) -> int:
         """Take *function* up, to be distributed; returns its number."""
-        number = self.engine.number()
+        number = self.engine.directory.number()
         self._waiting[number] = function
-        self.engine.drop_function_with(function, number)
+        self.engine.directory.watch_function(function, number)
         return number
 
     def distribute(self, only: Function | None = None) -> None:
@@ -64,10 +65,7 @@ class Functions:
             say = self.engine.say if only is None else _quiet
             say("Synkro distributing functions...")
             start = time.monotonic()
-            specs = {
-                number: FunctionSpec(f.name, f.fn, f.output_modes, f.updates, f.finish)
-                for number, f in waiting.items()
-            }
+            specs = {number: function.spec for number, function in waiting.items()}
             parcel, segments = self._parcel(specs)
             path = tuple(str(Path(entry).absolute()) for entry in sys.path)
             command = Distribute(path, os.getcwd(), settings.collected(), parcel)
@@ -112,6 +110,10 @@ class Functions:
         """Make sure that the workers have *function*, and the settings of the libraries."""
         if function.number in self._waiting or self.settings_changed():
             self.distribute(function)
+
+    def collect(self, spec: FunctionSpec, plan: CallPlan, replies: list[Any]) -> Collection:
+        """How the outputs of a call of *spec* come together, of which the ranks left *replies*."""
+        return Collection(self.outputs, spec.name, spec.outputs, plan, replies, self.variables.keep)
 
     def settings_changed(self) -> bool:
         """Whether the workers lack settings that the main process has changed."""

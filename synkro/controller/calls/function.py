@@ -1,35 +1,33 @@
 """``Function``: one array function, run on all ranks at once.
 
-plan     what every rank will do, in ``planner``: every error of use arises until here
+plan     what every rank will do, in ``planner``: every error of use arises there
 run      one command to all workers
 collect  merge what the ranks have left, in ``results.collector``
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType, WorkerError
-from ...messages import Phase
-from ...plan.binding import Binder, Bound
-from ...plan.outputs import check_modes, flatten, pair_of, unflatten
-from ...values.arrays import checked_int
-from ...values.cache import Cache
-from ...values.foreign import handed, host_array, library_of
+from ...errors import InvalidType
+from ...messages import FunctionSpec, Phase
+from ...plan.binding import Binder
+from ...plan.outputs import check_modes, flatten, unflatten
+from ...values.foreign import library_of
 from ..data import Data, make_data
 from ..progress import Progress
-from ..results.collector import Collection
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .distribution import Functions
-from .planner import SCALARS, Planned, Planner
-from .serial import alone
+from .planner import Planned, Planner
+from .serial import run_alone
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -59,38 +57,38 @@ class Function:
         finish: Callable[[int], None] | None = None,
         bridge: Bridge | None = None,
     ) -> None:
-        """As ``Session.function``; *finish* as in ``FunctionSpec``, *bridge* for a graph's variables."""
+        """*finish* is for ``FunctionSpec``; *bridge* is of a graph with shared variables."""
         home.engine.require_ready()
         if not callable(fn):
             raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
         self.name = name or _name_of(self.fn)
         self.output_modes = check_modes(outputs)
-        self.updates = home.variables.check_updates(updates)
-        self.finish = finish
-        self.bridge = bridge
-        self._sliced = home.variables.check_sliceable(sliceable_shareds)
+        self._updates = home.variables.check_updates(updates)
+        sliced = home.variables.check_sliceable(sliceable_shareds)
+        self.spec = FunctionSpec(self.name, self.fn, self.output_modes, self._updates, finish)
         self._home = home
         self._engine = home.engine
+        self._bridge = bridge
         self._binder = Binder(self.fn, inputs, bcast_inputs, self.name)
-        self._quick: Cache[Any, Planned] = Cache()
         functools.update_wrapper(self, self.fn, updated=())
         self.number = home.add(self)
+        types = getattr(self.fn, "input_types", {})
         self._planner = Planner(
-            self._engine,
+            home.engine,
             home.variables,
             self._binder,
-            self.name,
+            self.spec,
             self.number,
-            self.output_modes,
-            self._sliced,
-            getattr(self.fn, "input_types", {}),
+            sliced,
+            types,
+            functools.partial(home.collect, self.spec),
         )
 
     @property
     def update_modes(self) -> tuple[str, ...]:
         """The operations by which the new values of ``updates=`` accumulate over slices."""
-        return tuple(op for _, op in self.updates)
+        return tuple(op for _, op in self._updates)
 
     def __repr__(self) -> str:
         return f"<synkro.Function {self.name!r}, outputs={self.output_modes!r}>"
@@ -130,11 +128,14 @@ class Function:
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
+        call = (args, kwargs, batch, batch_s, num_slices, output_subset, progress)
         with self._engine.lock:
-            if self._engine.trace is None:
-                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
-            with self._engine.trace.call(self.name, self.number):
-                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+            trace = self._engine.trace
+            if trace is None and self._bridge is None:
+                return self._call(*call)
+            tracing = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
+            with tracing, self._bridged():
+                return self._call(*call)
 
     def _call(
         self,
@@ -146,58 +147,28 @@ class Function:
         output_subset: Sequence[Any] | None,
         progress: bool,
     ) -> Any:
-        self._engine.require_ready()
-        if self._engine.open:
-            self._engine.settle()
-        if self.bridge is not None:
-            self.bridge.before()
-        if self._engine.on_gpus:
-            for arg in (*args, *kwargs.values()):
-                if isinstance(arg, Data):
-                    arg.touch_if_shared()
-        planned = None
-        whole = batch is None and batch_s is None and output_subset is None
-        if whole and type(num_slices) is int:  # True and 1.0 are equal to 1
-            values = (*args, *kwargs.values()) if kwargs else args
-            regions = [getattr(value, "region", None) for value in values]
-            planned = self._quick.get((*regions, *kwargs, num_slices))
-            if planned is None and (refilled := self._planner.refilled(values)):
-                planned = self._quick.get((*refilled, *kwargs, num_slices))
-        if planned is None:
-            planned = self._planner.plan(
-                args, kwargs, batch, batch_s, checked_int(num_slices, "num_slices", 1), output_subset
-            )
+        planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
         if not planned.known or self._home.settings_changed():
             self._home.bring(self)
-        try:
-            result = self._run_with_bar(planned) if progress else self._run(planned)
-        except WorkerError:  # what the ranks have done by then is seen here, too
-            if self.bridge is not None:
-                self.bridge.after()
-            raise
-        if self.bridge is not None:
-            self.bridge.after()
-        return result
+        return self._run_with_bar(planned) if progress else self._run(planned)
+
+    @contextlib.contextmanager
+    def _bridged(self) -> Iterator[None]:
+        """The shared variables of a graph are on the workers before the block, and here after it."""
+        if self._bridge is None:
+            yield
+            return
+        with self._engine.lock:
+            self._engine.require_ready()
+            self._engine.settle()
+            with self._bridge:
+                yield
 
     def _run(self, planned: Planned, on_tick: Callable[[], None] | None = None) -> Any:
-        replies = self._engine.run(planned.payload, planned.segments, on_tick=on_tick)
+        replies = self._engine.perform(planned.payload, planned.segments, on_tick)
         if not planned.known:
-            planned.known = True
-            planned.segments = []  # no memory is kept with a plan
             self._planner.remember(planned)
-            if planned.key is not None:
-                self._quick[planned.key] = planned
-        collection = planned.collection
-        if collection is None or collection.replies != replies:
-            collection = planned.collection = Collection(
-                self._home.outputs,
-                self.name,
-                self.output_modes,
-                planned.plan,
-                replies,
-                self._home.variables.keep,
-            )
-        return collection.result()
+        return planned.result(replies)
 
     def _run_with_bar(self, planned: Planned) -> Any:
         plan = planned.plan
@@ -227,26 +198,9 @@ class Function:
         ``Data`` are read-only in it, as on the workers.
         """
         positional, named = self._binder.bind(args, kwargs)
-        leaves, form = self._planner.opened([*positional, *named.values()])
-        values = [_serial(leaf) for leaf in leaves]
-        if form is not None:
-            values = form.build(values)
-        split_at = len(positional)
-        if self.bridge is not None:
-            with self._engine.lock:
-                self.bridge.before()
-        with alone(self._home.variables.rng):
-            value = self.fn(*values[:split_at], **dict(zip(named, values[split_at:], strict=True)))
-            if self.updates:
-                value, new = pair_of(value, len(self.updates), self.name)
-                for (variable, _), one in zip(self.updates, new, strict=True):
-                    variable.value = one
-            if self.finish is not None:
-                self.finish(1)
-        if self.bridge is not None:
-            with self._engine.lock:
-                self.bridge.after()
-        return value
+        leaves, form = self._planner.arguments.opened([*positional, *named.values()])
+        with self._bridged():
+            return run_alone(self.spec, leaves, form, tuple(named), self._home.variables.rng)
 
     as_theano = as_serial
 
@@ -293,21 +247,6 @@ def _copied(leaf: Any) -> Any:
         return copy.deepcopy(leaf)
     changes = isinstance(leaf, bytearray | memoryview | array) or hasattr(leaf, "__array__")
     return np.array(leaf) if changes else leaf
-
-
-def _serial(argument: Bound) -> Any:
-    """An argument as a function in this process gets it."""
-    value = argument.value
-    if isinstance(value, Shared):
-        value = value.value
-    elif isinstance(value, Data):
-        value = value.data.view()
-        value.flags.writeable = False
-    if argument.library == "numpy":
-        return host_array(value)
-    if argument.library is None or library_of(value) or isinstance(value, SCALARS):
-        return value
-    return handed(np.array(value), argument.library)  # a copy: tensors cannot be read-only
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,8 +29,8 @@ def graph_function(
 ) -> Function:
     """A ``Function`` of graph variables, compiled here; *options* go to ``pytensor.function``.
 
-    *finish* runs on every rank at the end of a call (see ``FunctionSpec``): it reads the worker
-    variables *used*, and changes some of them, *changed*.
+    *finish* runs on every rank at the end of a call (see ``FunctionSpec``): it reads the variables
+    *used*, and changes some of them, *changed*.
 
     Raises: InvalidType, InvalidValue for what is no graph, NotAvailable for workers on GPUs
     without JAX, or an operation of the graph that JAX lacks.

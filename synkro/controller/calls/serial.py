@@ -8,13 +8,60 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ... import here
 from ...comms.shm import ShmCommunicator, shared_file
+from ...messages import FunctionSpec
+from ...plan.binding import Bound
+from ...plan.call import Form
+from ...plan.outputs import pair_of
+from ...values.foreign import handed, host_array, library_of
 from ...worker.group import Group
+from ..data import Data
+from ..variables.shared import Shared
+from .arguments import SCALARS
+
+
+def run_alone(
+    spec: FunctionSpec,
+    arguments: Sequence[Bound],
+    form: Form | None,
+    keywords: Sequence[str],
+    rng: Callable[[], np.random.Generator],
+) -> Any:
+    """Run the function of *spec* once, in this process; the last arguments go by *keywords*."""
+    values = [_serial(argument) for argument in arguments]
+    if form is not None:
+        values = form.build(values)
+    count = len(values) - len(keywords)
+    with alone(rng):
+        value = spec.fn(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
+        if spec.updates:
+            value, new = pair_of(value, len(spec.updates), spec.name)
+            for (variable, _), one in zip(spec.updates, new, strict=True):
+                variable.value = one
+        if spec.finish is not None:
+            spec.finish(1)
+    return value
+
+
+def _serial(argument: Bound) -> Any:
+    """An argument as a function in this process gets it."""
+    value = argument.value
+    if isinstance(value, Shared):
+        value = value.value
+    elif isinstance(value, Data):
+        value = value.data.view()
+        value.flags.writeable = False
+    if argument.library == "numpy":
+        return host_array(value)
+    if argument.library is None or library_of(value) or isinstance(value, SCALARS):
+        return value
+    return handed(np.array(value), argument.library)  # a copy: tensors cannot be read-only
 
 
 @contextlib.contextmanager

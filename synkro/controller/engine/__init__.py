@@ -2,7 +2,9 @@
 
 ::
 
-    engine    starts the workers, sends them commands, waits for their replies, ends them
-    failures  what failed in the workers, as errors of the user's process
-    output    what the workers print, brought to the user
+    engine     the states of a session; sends commands, waits for replies
+    crew       the worker processes: started together, ended together
+    directory  what the workers know by number
+    failures   what failed in the workers, as errors of the user's process
+    output     what the workers print, brought to the user
 """

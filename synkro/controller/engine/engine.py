@@ -18,25 +18,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from itertools import count
 from typing import Any
 
-from numpy.typing import NDArray
-
-from ...comms.shm import shared_file
-from ...errors import CallTimeout, InternalError, SessionBroken, SessionClosed, SessionError
-from ...ipc.channel import AREA, Controller, block_bytes
-from ...ipc.process import WorkerProcess, occupy_standard_descriptors
-from ...memory.departures import Departures
+from ...errors import (
+    CallTimeout,
+    InternalError,
+    InvalidValue,
+    SessionBroken,
+    SessionClosed,
+    SessionError,
+)
+from ...ipc.channel import AREA
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
+from ...memory.versions import Versions
 from ...messages import (
-    Attach,
     Command,
     Deliver,
     Exit,
     Failed,
-    Housekeeping,
     Indirect,
     Phase,
     Release,
@@ -46,12 +46,11 @@ from ...plan.call import Access, Region
 from ...values.cache import Cache
 from ..progress import status_line
 from ..tracing.trace import Trace
-from .failures import call_timeout, ranks_in_words, worker_died, worker_error
-from .output import OutputPump
+from .crew import Crew
+from .directory import Directory
+from .failures import call_timeout, ranks_in_words, worker_error
 
 _GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
-_SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
-_DEPARTURES = 2000  # objects that are gone, of each kind, of which the workers hear at a time
 _WORTH_ASKING = 1 << 24  # bytes that the workers are told to give back before memory is asked for
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
@@ -71,10 +70,10 @@ class Engine:
     Attributes:
         size: the number of workers.
         lock: held during a call; whoever makes several commands one call holds it around them.
-        trace, marks: what records its calls, or None; where that finds what the workers do.
-        at_close: what to do before the workers end, or None.
-        open: whether a command may lack answers, as it was interrupted.
-        stamps: None, or numbers in shared memory by which workers tell what has changed (``touch``).
+        directory: what the workers know by number.
+        trace: what records its calls, or None.
+        versions: None, or by which workers on GPUs tell what has changed.
+        interrupted: whether the last command was, and may have replies outstanding.
         verbose, say: whether status is to be shown; prints a line of it, if so.
     """
 
@@ -83,32 +82,31 @@ class Engine:
         environments: Sequence[dict[str, str]],
         timeout: float | None,
         verbose: bool,
+        on_gpus: bool = False,
     ) -> None:
         """Start a worker with each of *environments*.  They are ready when they answer a command."""
         self.size = len(environments)
         self.lock = threading.RLock()
         self.verbose, self.say = verbose, status_line(verbose)
+        self.directory = Directory()
         self.trace: Trace | None = None
-        self.at_close: Callable[[], None] | None = None
-        self.stamps: NDArray[Any] | None = None
+        self.interrupted = False
         self._timeout = timeout
-        self._state = State.STARTING
-        self._numbers = count(1)
-        self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
-        self._gone_segments: Departures[int] = Departures()
-        self._gone_functions: Departures[int] = Departures()
-        self._gone_variables: Departures[int] = Departures()
         self._decoded: Cache[bytes, Any] = Cache()
-        self.open = False
+        self._payloads: list[bytes] = []  # of the last replies, and the replies
+        self._replies: list[Any] = []
         self._begun = False  # whether the workers have answered once: before, SIGINT would kill them
         self._why_broken = ""
-        self._pump = OutputPump()
-        self._workers: list[WorkerProcess] = []
-        self._wake_main = -1
-        self._wake_workers = -1
-        self._wakes: list[int] = []  # of the ranks, among themselves
+        self._at_close: Callable[[], None] = _nothing
+        self._state = State.STARTING
+        self._crew = Crew()
+        self.versions: Versions | None = None
         try:
-            self._start(environments)
+            self._controller = self._crew.start(environments)
+            self._state = State.READY
+            _engines.add(self)
+            if on_gpus:
+                self.versions = Versions(self.allocate(Versions.NBYTES))
         except (OSError, RuntimeError) as error:
             self.close()
             raise SessionError(
@@ -118,39 +116,6 @@ class Engine:
         except BaseException:
             self.close()
             raise
-        _engines.add(self)
-
-    def _start(self, environments: Sequence[dict[str, str]]) -> None:
-        occupy_standard_descriptors()
-        with uninterrupted():
-            self._wake_main, self._wake_workers = os.eventfd(0), os.eventfd(0)
-            self._wakes += [os.eventfd(0) for _ in range(self.size)]
-        block = Segment.create(0, block_bytes(self.size))
-        arena = shared_file(self.size)
-        try:
-            self._start_workers(
-                environments, (block.fd, arena, self._wake_main, self._wake_workers, *self._wakes)
-            )
-        finally:
-            os.close(arena)
-        self._controller = self.marks = Controller(
-            block.base.data,
-            self._wake_main,
-            self._wake_workers,
-            [worker.socket for worker in self._workers],
-        )
-        self._sentinels = [worker.sentinel for worker in self._workers]
-        block.close()
-        self._pump.start()
-        self._state = State.READY
-
-    def _start_workers(self, environments: Sequence[dict[str, str]], shared_fds: Sequence[int]) -> None:
-        for rank, environment in enumerate(environments):
-            with uninterrupted():
-                worker = WorkerProcess(rank, shared_fds, environment, self.size)
-                self._workers.append(worker)
-            self._pump.add(rank, worker.stdout, worker.stderr)
-            worker.socket.settimeout(_SOCKET_PATIENCE)
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
@@ -161,7 +126,7 @@ class Engine:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
-        return tuple(worker.pid for worker in self._workers)
+        return self._crew.pids
 
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
@@ -178,53 +143,37 @@ class Engine:
                 f"new one; all Data can still be read."
             )
 
-    # ── segments and functions by number ─────────────────────────────────────────────────────────
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the workers compute on GPUs."""
+        return self.versions is not None
 
-    def number(self) -> int:
-        """A number that no segment and no function of this session has had."""
-        return next(self._numbers)
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
     def allocate(self, nbytes: int) -> Segment:
         """A new segment of zeroed memory, freed when nothing refers to it any more.
 
         Raises: SharedMemoryError.
         """
-        self.flush_drops()
-        return self.adopt(Segment.create(self.number(), nbytes))
+        self.release_freed()
+        return self.adopt(Segment.create(self.directory.number(), nbytes))
 
     def adopt(self, segment: Segment) -> Segment:
         """Tell the workers when *segment* is gone."""
-        self._gone_segments.watch(segment, segment.number)
+        self.directory.watch_segment(segment)
         return segment
 
-    @property
-    def on_gpus(self) -> bool:
-        """Whether the workers compute on GPUs."""
-        return self.stamps is not None
-
     def touch(self, segment: Segment) -> None:
-        """The contents of *segment* may have changed since the last call.
+        """The contents of *segment* may have changed since the last call."""
+        if self.versions is not None:
+            self.versions.touch(segment.number)
 
-        Workers on GPUs keep copies of some; several segments may share a number, which only costs.
-        """
-        if self.stamps is not None:
-            self.stamps[segment.number % len(self.stamps)] += 1
-
-    def drop_function_with(self, owner: object, number: int) -> None:
-        """Tell the workers that function *number* is gone when *owner* is."""
-        self._gone_functions.watch(owner, number)
-
-    def drop_variable_with(self, owner: object, number: int) -> None:
-        """Tell the workers that variable *number* is gone when *owner* is."""
-        self._gone_variables.watch(owner, number)
-
-    def flush_drops(self) -> None:
+    def release_freed(self) -> None:
         """Before memory is asked for: let the workers give back what they still hold of the freed.
 
         Of a little they hear with the next command.
         """
-        gone = sum(self._attached.get(number, 0) for number in self._gone_segments.payloads())
-        if self._state is State.READY and gone >= _WORTH_ASKING:
+        if self._state is State.READY and self.directory.freed >= _WORTH_ASKING:
             self.run(Release())
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────
@@ -244,32 +193,36 @@ class Engine:
         Raises: WorkerError, OutputError … if a rank failed, WorkerDied, CallTimeout, SessionClosed,
         SessionBroken.
         """
+        payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
         with self.lock:
             if self.trace is None or self.trace.within:
-                return self._run(command, segments, on_tick, timeout)
+                return self.perform(payload, segments, on_tick, timeout)
             name = "transfer" if isinstance(command, bytes) else type(command).__name__.lower()
             with self.trace.call(name):
-                return self._run(command, segments, on_tick, timeout)
+                return self.perform(payload, segments, on_tick, timeout)
 
-    def _run(
+    def perform(
         self,
-        command: Command | bytes,
+        payload: bytes,
         segments: Iterable[tuple[Segment, Access]],
-        on_tick: Callable[[], None] | None,
-        timeout: float | None,
+        on_tick: Callable[[], None] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
+        """``run`` a pickled command, for whoever holds the lock.
+
+        As long as the ranks give the same replies, the same list is returned.
+        """
         self.require_ready()
         limit = self._timeout if timeout is None else timeout
-        if self.open:
+        if self.interrupted:
             self.settle(limit)
         deadline = _after(limit)
-        payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
         if len(payload) > AREA // 2:
             payload, segment = self._indirect(payload)
             segments = [*segments, (segment, Access.READ)]
-        self.open = True
+        trace = self.trace
+        self.interrupted = True
         try:
-            trace = self.trace
             if trace is not None:
                 trace.mark("send")
             self._send(payload, segments)
@@ -281,7 +234,7 @@ class Engine:
         except BaseException:
             self._abandon()
             raise
-        self.open = False
+        self.interrupted = False
         self._begun = True
         return self._read()
 
@@ -298,70 +251,53 @@ class Engine:
 
     def _indirect(self, payload: bytes) -> tuple[bytes, Segment]:
         """A command that does not fit its place goes through a segment of its own."""
-        segment = self.adopt(Segment.create(self.number(), len(payload)))
+        segment = self.adopt(Segment.create(self.directory.number(), len(payload)))
         segment.base[:] = memoryview(payload)
         region = Region(segment.number, 0, (len(payload),), "|u1")
         return pickle.dumps(Indirect(region), 5), segment
 
     def _send(self, payload: bytes, segments: Iterable[tuple[Segment, Access]]) -> None:
-        new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
-        gone = (self._gone_segments, self._gone_functions, self._gone_variables)
-        if not new and not any(gone):
+        news = self.directory.news(segments)
+        if news is None:
             self._controller.send(payload, b"")
             return
-        counts = [min(len(departures), _DEPARTURES) for departures in gone]
-        freed, functions, variables = (
-            departures.payloads()[:known] for departures, known in zip(gone, counts, strict=True)
-        )
-        drops = tuple(number for number in freed if number in self._attached)
-        attach = tuple(Attach(s.number, s.nbytes, access) for s, access in new.values())
-        housekeeping = pickle.dumps(Housekeeping(attach, drops, functions, variables), 5)
-        if len(payload) + len(housekeeping) > AREA:
-            raise InternalError(f"{len(housekeeping)} bytes of housekeeping do not fit the block.")
+        if len(payload) + len(news.housekeeping) > AREA:
+            raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
         with uninterrupted():  # what is known of the workers stays true
-            self._pass_descriptors([(s.number, s.fd) for s, _ in new.values()])
-            self._controller.send(payload, housekeeping)
-            for number in drops:
-                del self._attached[number]
-            self._attached |= {number: segment.nbytes for number, (segment, _) in new.items()}
-            for departures, known in zip(gone, counts, strict=True):
-                departures.forget(known)
+            self._pass_descriptors([(s.number, s.fd) for s, _ in news.new.values()])
+            self._controller.send(payload, news.housekeeping)
+            self.directory.heard(news)
 
     def _pass_descriptors(self, numbered: list[tuple[int, int]]) -> None:
-        if not numbered:
-            return
-        for rank in range(self.size):
+        for rank in range(self.size if numbered else 0):
             try:
-                self._controller.send_descriptors(rank, numbered)
-            except TimeoutError:
-                raise self._late([rank], _SOCKET_PATIENCE) from None
-            except OSError:  # its end is closed: it is dead, or lives without ears
-                self._workers[rank].kill()
-                self._check_alive([self._sentinels[rank]])
+                self._check_alive(self._crew.pass_descriptors(rank, numbered))
+            except TimeoutError as error:
+                raise self._late([rank], error.args[0]) from None
 
     def _wait(
         self, deadline: float | None, limit: float | None, on_tick: Callable[[], None] | None = None
     ) -> None:
-        self._check_alive(self._controller.wait(deadline, self._sentinels, on_tick))
+        self._check_alive(self._controller.wait(deadline, self._crew.sentinels, on_tick))
         if deadline is not None and (late := self._controller.unanswered()):
             raise self._late(late, limit or 0.0)
 
     def _late(self, ranks: list[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
-        standing = {
-            rank: (self._workers[rank].pid, *self._controller.whereabouts(rank)) for rank in ranks
-        }
+        standing = {rank: (self._crew.pids[rank], *self._controller.whereabouts(rank)) for rank in ranks}
         return call_timeout(standing, limit)
 
     def _read(self) -> list[Any]:
-        replies = [self._decode(self._controller.reply(rank)) for rank in range(self.size)]
-        for reply in replies:
-            if isinstance(reply, TooLong):
-                replies = self._fetch_long(replies)
-                break
-        for reply in replies:
-            if isinstance(reply, Failed):
-                raise worker_error(replies)
+        payloads = self._controller.replies()
+        if payloads is self._payloads:
+            return self._replies
+        replies = [self._decode(payload) for payload in payloads]
+        if any(isinstance(reply, TooLong) for reply in replies):
+            replies = self._fetch_long(replies)
+            payloads = []
+        if any(isinstance(reply, Failed) for reply in replies):
+            raise worker_error(replies)
+        self._payloads, self._replies = payloads, replies
         return replies
 
     def _decode(self, payload: bytes) -> Any:
@@ -392,11 +328,12 @@ class Engine:
         if self._state is State.READY and self._begun:
             self._controller.disclaim()
             self._controller.wake_all()
-            for rank in self._controller.unanswered():
-                self._workers[rank].interrupt()
+            self._crew.interrupt(self._controller.unanswered())
 
     def settle(self, limit: float | None = None) -> None:
-        """Wait for the answers to an abandoned call: until they come, it may read its inputs."""
+        """Wait for the answers to an interrupted call: until they come, it may read its inputs."""
+        if not self.interrupted:
+            return
         limit = self._timeout if limit is None else limit
         deadline = _after(limit)
         quiet = True
@@ -404,10 +341,10 @@ class Engine:
             self._abandon()
             nudge = time.monotonic() + _QUIET
             until = nudge if deadline is None else min(nudge, deadline)
-            self._check_alive(self._controller.wait(until, self._sentinels))
+            self._check_alive(self._controller.wait(until, self._crew.sentinels))
             late = self._controller.unanswered()
             if not late:
-                self.open = False
+                self.interrupted = False
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._late(late, limit or 0.0)
@@ -421,13 +358,39 @@ class Engine:
             return
         if self._state is not State.READY:  # close() of another thread did this
             self.require_ready()
-        dead = self._workers[self._sentinels.index(ready[0])]
-        died = worker_died(dead.rank, dead.pid, dead.status(), self._pump.stderr_tail(dead.rank, 0.3))
+        died = self._crew.death(ready[0])
         self._why_broken = str(died).partition(". ")[0] + "."
         self._state = State.BROKEN
-        for worker in self._workers:
-            worker.kill()
+        self._crew.kill()
         raise died
+
+    # ── traces ───────────────────────────────────────────────────────────────────────────────────
+
+    def start_trace(self, at_close: Callable[[], None]) -> Trace:
+        """Record the calls from now on; *at_close* is called if the workers end before the trace.
+
+        Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
+        """
+        with self.lock:
+            self.require_ready()
+            if self.trace is not None:
+                raise InvalidValue(
+                    "this session is traced already, and a trace cannot hold another: end the outer "
+                    "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
+                )
+            self.trace = trace = Trace(self.size, self._controller)
+            self._at_close = at_close
+            trace.begin()
+        return trace
+
+    def end_trace(self, trace: Trace) -> bool:
+        """Record no longer; whether *trace* was still recording."""
+        with self.lock:
+            if self.trace is not trace:
+                return False
+            self.trace, self._at_close = None, _nothing
+            trace.end()
+        return True
 
     def close(self) -> None:
         """End the workers and give everything back; the second time it does nothing.
@@ -445,33 +408,22 @@ class Engine:
             if state is State.CLOSED:
                 return
             _engines.discard(self)
-            if self.at_close is not None:
-                self.at_close()
+            self._at_close()
             if state is State.READY and held and not self._controller.unanswered():
                 self._controller.send(pickle.dumps(Exit(), 5), b"")
-                deadline = time.monotonic() + _GRACE
-                for worker in self._workers:
-                    worker.ended(max(0.0, deadline - time.monotonic()))
-            for worker in self._workers:
-                worker.kill()
+                self._crew.ended(_GRACE)
+            self._crew.kill()
         finally:
             if held:
                 self.lock.release()
         with self.lock:  # whoever was in a call has seen the workers die
-            for worker in self._workers:
-                worker.close()
-            self._pump.close(_GRACE)
-            for fd in (self._wake_main, self._wake_workers, *self._wakes):
-                os.close(fd)
-            if state is not State.STARTING:
-                self._controller.close()
+            self._crew.close()
 
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
         self.lock = threading.RLock()
         self._state = State.CLOSED
-        for worker in self._workers:
-            worker.release()
+        self._crew.release()
 
 
 _engines: set[Engine] = set()  # those with workers: they live until they are closed, at exit at last
@@ -490,6 +442,10 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_in_forked_child)
 atexit.register(_at_exit)
+
+
+def _nothing() -> None:
+    """For an engine that is not traced."""
 
 
 def _after(limit: float | None) -> float | None:

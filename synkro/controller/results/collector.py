@@ -122,7 +122,7 @@ class Collection:
         if self._kept and self._keep is not None:
             pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
             wanted = [
-                KeptOutput(index, self._home.engine.number(), piece.shape[1:], piece.dtype)
+                KeptOutput(index, self._home.engine.directory.number(), piece.shape[1:], piece.dtype)
                 for index, piece in zip(self._kept, pieces, strict=True)
             ]
             for index, handle in zip(self._kept, self._keep(wanted), strict=True):

@@ -8,29 +8,14 @@ import os
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors import InvalidType, InvalidValue, NotAvailable
-from .trace import MAIN, Called, Marks, Span, Trace
-
-
-class Traced(Protocol):
-    """What this needs of the ``Engine``."""
-
-    size: int
-    lock: RLock
-    trace: Trace | None
-    at_close: Callable[[], None] | None
-
-    @property
-    def marks(self) -> Marks: ...
-
-    def require_ready(self) -> None: ...
-
+from ..engine.engine import Engine
+from .trace import MAIN, Called, Span, Trace
 
 SHARES = {
     "compute": ("compute", "load"),
@@ -83,33 +68,19 @@ class Recording:
     Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
     """
 
-    def __init__(self, engine: Traced, path: Path | None) -> None:
-        with engine.lock:
-            engine.require_ready()
-            if engine.trace is not None:
-                raise InvalidValue(
-                    "this session is traced already, and a trace cannot hold another: end the outer "
-                    "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
-                )
-            self.trace = engine.trace = Trace(engine.size, engine.marks)
-            self._engine = engine
-            self._path = path
-            self._pid = os.getpid()
-            self.trace.begin()
-            engine.at_close = self.end_quietly
+    def __init__(self, engine: Engine, path: Path | None) -> None:
+        self._engine = engine
+        self._path = path
+        self._pid = os.getpid()
+        self.trace = engine.start_trace(self.end_quietly)
 
     def end(self) -> None:
         """The second time, and in a fork of this process, it does nothing.
 
         Raises: InvalidValue if it cannot be written.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or not self._engine.end_trace(self.trace):
             return
-        with self._engine.lock:
-            if self._engine.trace is not self.trace:
-                return
-            self._engine.trace = self._engine.at_close = None
-            self.trace.end()
         if self._path is not None:
             try:
                 write(self.trace, self._path)

@@ -206,7 +206,7 @@ class Collectives:
         it is; by default all replicas change.
         """
         self._engine.require_ready()
-        if self._engine.open:
+        if self._engine.interrupted:
             self._engine.settle()
         fills, segments, buffers = [], [], []
         for target, array in zip(targets, arrays, strict=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidValue
+from ...errors import InvalidValue, WorkerError
 from ...values.arrays import Array
 from .shared import Shared
 
@@ -137,12 +137,13 @@ class Bridge:
         self._used = tuple(used)
         self._changed = tuple(changed)
 
-    def before(self) -> None:
+    def __enter__(self) -> None:
         self._linked.push(self._used)
         self._linked.doubt(self._changed)
 
-    def after(self) -> None:
-        self._linked.pull(self._changed)
+    def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
+        if error is None or isinstance(error, WorkerError):  # what the ranks have done by then counts
+            self._linked.pull(self._changed)
 
 
 def _same(one: Array, other: Array) -> bool:

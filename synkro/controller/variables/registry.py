@@ -76,7 +76,7 @@ class Variables:
         called = f"the variable {name!r}" if name else "a variable"
         array = native(as_numeric(value, called))
         checked_dtype(array.dtype, called)
-        number = self._engine.number()
+        number = self._engine.directory.number()
         made = self._made(Shared(self.collectives, number, array.dtype, array.ndim, name))
         region, segment = Outgoing(self._engine).put(array, called)
         self._engine.run(Create(number, name, region), [(segment, Access.READ)])
@@ -95,7 +95,7 @@ class Variables:
 
     def _made(self, variable: Made) -> Made:
         """The workers drop their replicas when the handle is gone."""
-        self._engine.drop_variable_with(variable, variable.number)
+        self._engine.directory.watch_variable(variable, variable.number)
         return variable
 
     def named(self) -> list[Shared]:

@@ -1,0 +1,297 @@
+"""The arguments of a call on their way to the workers: arrays and numbers are put into shared memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidType, InvalidValue
+from ...plan.binding import Bound
+from ...plan.call import Constant, Form, Region
+from ...plan.outputs import Tree, flatten, leaf_paths
+from ...values.arrays import Array, as_numeric, cast, checked_dtype, native
+from ...values.foreign import is_graph_shared, library_of
+from ..data import Data, make_data
+from ..engine.engine import Engine
+from ..outgoing import Outgoing, Placed
+from ..variables.registry import Variables
+from ..variables.shared import Shared
+
+SCALARS = (bool, int, float, complex, np.number, np.bool_)
+
+_LONG = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One argument as the plan needs it: it is just one of these.
+
+    Attributes:
+        placed: an array in shared memory, of ``Data`` or copied there.
+        scalar: the type of the number that the array holds, where the argument is a number.
+        variable: what the workers hold already.
+        constant: what travels with the plan.
+        minibatch: whether the array holds just the rows of the batch.
+        reusable: what takes such an argument again without a look at all the rest, or None.
+    """
+
+    name: str
+    called: str
+    broadcast: bool
+    placed: Placed | None = None
+    scalar: type | None = None
+    variable: Shared | None = None
+    constant: Constant | None = None
+    minibatch: bool = False
+    reusable: Reusable | None = None
+
+
+class Reusable:
+    """Where an argument of the last call lies, and which values can take its place there."""
+
+    def takes(self, value: Any) -> bool:
+        """Whether *value* is ``Data``."""
+        return isinstance(value, Data)
+
+    def region(self, value: Any) -> Region | None:
+        """Where *value* lies, after it was copied there."""
+        data: Data = value
+        return data.region
+
+
+class ReusableArray(Reusable):
+    """For arrays of the shape and dtype of the one that was copied to a buffer."""
+
+    def __init__(self, buffer: Outgoing) -> None:
+        self._buffer = buffer
+        self._placed = buffer.placed
+        self._shape, self._dtype = buffer.array.shape, buffer.array.dtype
+
+    def takes(self, value: Any) -> bool:
+        return (
+            type(value) is np.ndarray
+            and value.shape == self._shape
+            and value.dtype == self._dtype
+            and self._buffer.placed is self._placed
+        )
+
+    def region(self, value: Any) -> Region | None:
+        self._buffer.refill(value)
+        return None if self._placed is None else self._placed.region
+
+
+class ReusableNumber(ReusableArray):
+    """For numbers of one type."""
+
+    def __init__(self, buffer: Outgoing, scalar: type) -> None:
+        super().__init__(buffer)
+        self._scalar = scalar
+
+    def takes(self, value: Any) -> bool:
+        return type(value) is self._scalar and (self._scalar is not int or value in _LONG)
+
+
+_DATA = Reusable()
+
+
+class Arguments:
+    """The arguments of one function's calls; a buffer for each of its inputs that is no ``Data``."""
+
+    def __init__(
+        self, engine: Engine, variables: Variables, function: str, types: Mapping[str, Any]
+    ) -> None:
+        """*types* say what typed inputs have to be: by name, their dtype, ndim, and ``downcast``."""
+        self._engine = engine
+        self._variables = variables
+        self._function = function
+        self._types = types
+        self._buffers: dict[Any, Outgoing] = {}  # by name, those of numbers by name and type
+        self._files: dict[str, tuple[Any, Data]] = {}
+        self._reusable: Sequence[Reusable] = ()  # of the last call's values
+
+    def again(self, values: Sequence[Any]) -> list[Region | None] | None:
+        """Copy arrays and numbers into the last call's buffers if they fit; returns the regions.
+
+        None, and nothing is copied, where one does not fit.
+        """
+        reusable = self._reusable
+        if len(values) != len(reusable):
+            return None
+        for value, where in zip(values, reusable, strict=True):
+            if not where.takes(value):
+                return None
+        trace = self._engine.trace
+        if trace is not None:
+            trace.mark("copy")
+        self._engine.settle()  # an interrupted call may still read them
+        regions = [where.region(value) for value, where in zip(values, reusable, strict=True)]
+        if trace is not None:
+            trace.mark("plan")
+        return regions
+
+    def reuse(self, inputs: Sequence[Input] | None) -> bool:
+        """Remember where *inputs* lie for ``again``; whether the call can be recognised by that."""
+        found = [each.reusable for each in inputs or ()]
+        self._reusable = ()
+        if inputs is None or None in found:
+            return False
+        self._reusable = [each for each in found if each is not None]
+        return True
+
+    def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
+        """The leaves of *arguments*, and how to make them again, unless they are themselves."""
+        leaves: list[Bound] = []
+        trees: list[Tree] = []
+        for bound in arguments:
+            try:
+                values, tree = flatten(bound.value, _is_tree if bound.broadcast else _is_record)
+            except RecursionError:
+                raise InvalidValue(f"{self._called(bound)} is nested endlessly.") from None
+            trees.append(tree)
+            for path, value in zip(leaf_paths(tree), values, strict=True):
+                own = value.library if isinstance(value, Data) else library_of(value)
+                leaves.append(Bound(bound.name + path, bound.broadcast, value, bound.library or own))
+        libraries = tuple([leaf.library for leaf in leaves])
+        if not any(trees) and {None, "numpy"}.issuperset(libraries):
+            return leaves, None
+        return leaves, Form(tuple(trees), libraries)
+
+    def input(self, bound: Bound) -> Input:
+        """The argument, in shared memory if it has to be.
+
+        Raises: InvalidType, InvalidValue; SharedMemoryError.
+        """
+        called = self._called(bound)
+        value = bound.value
+        wanted = self._types.get(bound.name)
+        if wanted is not None:
+            value = _typed(value, wanted, called)
+        if isinstance(value, Shared):
+            variable = self._variables.check(value, called)
+            return Input(bound.name, called, bound.broadcast, variable=variable)
+        if isinstance(value, SCALARS) and bound.broadcast:
+            return self._number(bound, value, called)
+        if isinstance(value, np.memmap):
+            value = self._mapped(bound, value)
+            reusable = None
+        else:
+            reusable = _DATA
+        if isinstance(value, Data):
+            placed = value.input(self._engine, called)
+            return Input(
+                bound.name,
+                called,
+                bound.broadcast,
+                placed,
+                minibatch=value.minibatch,
+                reusable=reusable,
+            )
+        array = as_numeric(value, called)
+        checked_dtype(array.dtype, called)
+        if self._engine.on_gpus:
+            array = native(array)
+        buffer = self._put(bound.name, array, called)
+        return Input(
+            bound.name,
+            called,
+            bound.broadcast,
+            buffer.placed,
+            reusable=ReusableArray(buffer) if array is bound.value else None,
+        )
+
+    def _number(self, bound: Bound, value: Any, called: str) -> Input:
+        """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
+        scalar = type(value)
+        if not _fits(value):
+            constant = Constant(value, pickle.dumps(value, 5))
+            return Input(bound.name, called, True, constant=constant)
+        buffer = self._put((bound.name, scalar), np.asarray(value), called)
+        return Input(
+            bound.name,
+            called,
+            True,
+            buffer.placed,
+            scalar=scalar,
+            reusable=ReusableNumber(buffer, scalar),
+        )
+
+    def _put(self, name: Any, array: Array, called: str) -> Outgoing:
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = self._buffers[name] = Outgoing(self._engine)
+        trace = self._engine.trace
+        if trace is not None:
+            trace.mark("copy")
+        buffer.put(array, called)
+        if trace is not None:
+            trace.mark("plan")
+        return buffer
+
+    def _mapped(self, bound: Bound, array: np.memmap[Any, Any]) -> Data:
+        """A memory-mapped file, mapped once as long as the same array comes again."""
+        source, data = self._files.get(bound.name, (None, None))
+        if source is not array or data is None:
+            data = make_data(self._engine, array, name=bound.name)
+            # a copy, where the file could not be mapped, would be stale by the next call
+            self._files[bound.name] = (None if data.data.flags.writeable else array, data)
+        return data
+
+    def _called(self, bound: Bound) -> str:
+        return f"the argument {bound.name!r} of the function {self._function!r}"
+
+
+def _fits(number: Any) -> bool:
+    """Whether *number* can lie in an array, and be the same again when it is read from there."""
+    if isinstance(number, np.generic):
+        return number.dtype.kind in "biufc" and number.dtype.char not in "gG"
+    return type(number) in (bool, float, complex) or (type(number) is int and number in _LONG)
+
+
+def _typed(value: Any, wanted: Any, called: str) -> Any:
+    """The argument, of the type that the function's input has.
+
+    Raises: InvalidType, InvalidValue.
+    """
+    if is_graph_shared(value):
+        raise InvalidType(f"{called} is a shared variable: give its values, .get_value().")
+    if not isinstance(value, Data | Shared | np.memmap):
+        advice = "convert the values yourself, or make the function with allow_input_downcast=True"
+        value = cast(value, wanted.dtype, wanted.downcast, called, advice)
+    if value.ndim != len(wanted.shape):
+        raise InvalidValue(
+            f"{called} has {len(wanted.shape)} dimensions in the graph, got {value.ndim} (shape "
+            f"{value.shape})."
+        )
+    if any(wanted.shape) and not isinstance(value, Shared):
+        pairs = zip(wanted.shape, value.shape, strict=True)
+        if any(length not in (None, given) for length, given in pairs):
+            lengths = ", ".join("any" if length is None else str(length) for length in wanted.shape)
+            raise InvalidValue(
+                f"{called} has the shape ({lengths}) in the graph, got the shape {value.shape}."
+            )
+    if not (wanted.downcast or np.can_cast(value.dtype, wanted.dtype, "safe")):
+        raise InvalidType(
+            f"{called} is {wanted.dtype} in the graph, got {value.dtype}: make the Data of that "
+            f"dtype, with data(…, dtype=…, force_cast=True), or the function with "
+            f"allow_input_downcast=True."
+        )
+    return value
+
+
+def _is_record(value: Any) -> bool:
+    """Whether *value* holds arguments, each by its name."""
+    return isinstance(value, dict) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether *value* holds arguments, nested as it may be; a list of numbers is an array."""
+    if _is_record(value):
+        return True
+    return isinstance(value, list | tuple) and any(
+        isinstance(child, np.ndarray | Data | Shared) or library_of(child) or _is_tree(child)
+        for child in value
+    )

@@ -1,0 +1,117 @@
+"""The processes of a session, and all by which they are reached: started together, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from ...comms.shm import shared_file
+from ...errors import WorkerDied
+from ...ipc.channel import Controller, block_bytes, send_descriptors
+from ...ipc.process import WorkerProcess, occupy_standard_descriptors
+from ...memory.interrupts import uninterrupted
+from ...memory.segment import Segment
+from .failures import worker_died
+from .output import OutputPump
+
+_SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
+_LAST_WORDS = 1.0  # seconds that the output of ended workers may take to come
+
+
+class Crew:
+    """The worker processes of a session.
+
+    Attributes:
+        sentinels: by rank, descriptors that become readable when the process ends.
+    """
+
+    def __init__(self) -> None:
+        self.sentinels: list[int] = []
+        self._workers: list[WorkerProcess] = []
+        self._pump = OutputPump()
+        self._resources = contextlib.ExitStack()
+
+    def start(self, environments: Sequence[dict[str, str]]) -> Controller:
+        """Start a worker with each of *environments*; returns what they are spoken to through.
+
+        Raises: OSError, RuntimeError if they cannot be started.
+        """
+        size = len(environments)
+        occupy_standard_descriptors()
+        eventfds = []
+        with uninterrupted():
+            for _ in range(2 + size):
+                eventfds.append(os.eventfd(0))
+                self._resources.callback(os.close, eventfds[-1])
+        self._resources.callback(self._pump.close, _LAST_WORDS)
+        block = Segment.create(0, block_bytes(size))
+        arena = shared_file(size)
+        try:
+            for rank, environment in enumerate(environments):
+                with uninterrupted():
+                    worker = WorkerProcess(rank, (block.fd, arena, *eventfds), environment, size)
+                    self._workers.append(worker)
+                    self._resources.callback(worker.close)
+                self._pump.add(rank, worker.stdout, worker.stderr)
+                worker.socket.settimeout(_SOCKET_PATIENCE)
+        finally:
+            os.close(arena)
+        controller = Controller(block.base.data, size, eventfds[0], eventfds[1])
+        self._resources.callback(controller.close)
+        block.close()
+        self._pump.start()
+        self.sentinels = [worker.sentinel for worker in self._workers]
+        return controller
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids, by rank."""
+        return tuple(worker.pid for worker in self._workers)
+
+    def interrupt(self, ranks: Sequence[int]) -> None:
+        """What Ctrl-C does."""
+        for rank in ranks:
+            self._workers[rank].interrupt()
+
+    def kill(self) -> None:
+        """Kill all of them."""
+        for worker in self._workers:
+            worker.kill()
+
+    def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> list[int]:
+        """Pass descriptors to a worker, as pairs ``(number, fd)``.
+
+        Returns the sentinel of a worker that cannot be reached, which is dead then.  Raises:
+        TimeoutError if it does not take them.
+        """
+        try:
+            send_descriptors(self._workers[rank].socket, numbered)
+        except TimeoutError:
+            raise TimeoutError(_SOCKET_PATIENCE) from None
+        except OSError:  # its end is closed: it is dead, or lives without ears
+            self._workers[rank].kill()
+            return [self.sentinels[rank]]
+        return []
+
+    def death(self, sentinel: int) -> WorkerDied:
+        """What became of the worker whose *sentinel* is ready."""
+        dead = self._workers[self.sentinels.index(sentinel)]
+        return worker_died(dead.rank, dead.pid, dead.status(), self._pump.stderr_tail(dead.rank, 0.3))
+
+    def ended(self, patience: float) -> None:
+        """Wait until all processes have ended, at most *patience* seconds."""
+        deadline = time.monotonic() + patience
+        for worker in self._workers:
+            worker.ended(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Kill what still runs, and give everything back."""
+        self.kill()
+        self._resources.close()
+
+    def release(self) -> None:
+        """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
+        for worker in self._workers:
+            worker.release()

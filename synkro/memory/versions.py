@@ -1,0 +1,30 @@
+"""Numbers in shared memory by which workers on GPUs tell whether an input has changed."""
+
+from __future__ import annotations
+
+from ..plan.call import Region
+from .segment import Segment
+
+_COUNT = 1 << 12
+
+
+class Versions:
+    """A version for each segment, which grows when the segment's contents may have changed.
+
+    Versions are hashed by the number of the segment: a collision causes a needless copy, never a stale
+    one.
+
+    Attributes:
+        segment, region: where the versions lie.
+    """
+
+    NBYTES = 8 * _COUNT
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.region = Region(segment.number, 0, (_COUNT,), "<u8")
+        self._numbers = segment.array(self.region)
+
+    def touch(self, number: int) -> None:
+        """The contents of segment *number* may have changed since the last call."""
+        self._numbers[number % _COUNT] += 1
