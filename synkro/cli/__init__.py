@@ -3,6 +3,6 @@
 ::
 
     commands  the commands, and ``bench``
-    doctor    what works on this machine, tried out
+    doctor    checks that try out what works on this machine
     info      what this machine has
 """

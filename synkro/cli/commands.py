@@ -1,4 +1,4 @@
-"""``python -m synkro``: what there is to ask, and how the answers are printed."""
+"""``python -m synkro``: facts about this machine, checks and benchmarks, printed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _bench(arguments: list[str]) -> int:
         return 1
     command = [sys.executable, str(_BENCHMARKS / "run.py"), *arguments]
     with subprocess.Popen(command) as process:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it hears of Ctrl-C itself
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets Ctrl-C itself
         try:
             return process.wait()
         finally:

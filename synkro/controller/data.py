@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
@@ -31,6 +30,7 @@ from ..values.arrays import (
     code_of,
 )
 from ..values.foreign import library_of
+from ..values.owners import sole_owner
 from .engine.engine import Engine, State
 from .outgoing import Outgoing, Placed, check_for_gpus
 
@@ -287,8 +287,8 @@ class Data(NDArrayOperatorsMixin):
         memory = self._memory
         if memory.placed is None:
             return
-        # the segment's own reference, our array's, and the argument's; ours, and the argument's
-        shared = sys.getrefcount(memory.placed.segment.base) > 3 or sys.getrefcount(memory.array) > 2
+        ours = sole_owner(getattr, memory, "array")
+        shared = not (ours and sole_owner(getattr, memory.placed.segment, "base", 2))  # the array's, too
         if shared or self._was_shared:  # what lived then may have been written to until it went
             memory.touch()
         self._was_shared = shared

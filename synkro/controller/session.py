@@ -131,16 +131,21 @@ class Session:
             placement.environments(environment), timeout, verbose, bool(placement.gpus)
         )
         try:
-            self.functions = self._begin(placement, start_timeout, seed, profile_workers)
+            self.functions, problem = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:
             self._engine.close()
             raise
-        for line in placement.after(self.master_rank):
+        for line in placement.after(self.master_rank, problem):
             say(line)
         self._recording = None if traced is None else timeline.Recording(self._engine, traced)
 
-    def _begin(self, placement: Placement, start_timeout: float, seed: int, profiled: bool) -> Functions:
-        """Tell the workers who they are; they answer when they have imported all that they need."""
+    def _begin(
+        self, placement: Placement, start_timeout: float, seed: int, profiled: bool
+    ) -> tuple[Functions, str]:
+        """Tell the workers who they are; they answer when they have imported all that they need.
+
+        Also returns why NCCL does not connect them, or an empty text.
+        """
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
         segment = engine.allocate(engine.size * share)
@@ -170,13 +175,13 @@ class Session:
             profiles,
         )
         replies = engine.run(start, segments, timeout=start_timeout)
-        placement.problem = placement.problem or replies[0].problem
-        linked = bool(placement.gpus) and not placement.problem
+        problem = placement.problem or replies[0].problem
+        linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
         # its own generator comes after the workers', and stays the same one
         rng = functools.cache(functools.partial(generator, seed, engine.size))
         variables = Variables(engine, outputs, token, self.master_rank, rng)
-        return Functions(engine, outputs, variables)
+        return Functions(engine, outputs, variables), problem
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 

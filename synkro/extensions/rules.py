@@ -26,7 +26,7 @@ class Rule(ABC):
     Called with the flat gradient, on the workers, it changes the parameters.
 
     Attributes:
-        name: what the variables of its state are named by, in files: that of the rule, made unique.
+        name: the unique name of the rule, with which the names of its state's variables begin.
         params: the parameters, worker variables of floats (for PyTensor's shared variables, those that
             stand for them).  Those without a name get one.
     """
@@ -42,14 +42,14 @@ class Rule(ABC):
         self._dtype = np.result_type(*[param.dtype for param in self.params])
         self.name = label = variables.unused_name(name or type(self).__name__)
         for index, param in enumerate(self.params):
-            if param.name is None:  # so that all of a training is saved, or nothing
+            if param.name is None:  # a training is saved as a whole, or not at all
                 variables.name(param, f"{label}.param{index}")
         size = sum(prod(param.shape) for param in self.params)
         self.states = [api.shared(np.zeros(size, self._dtype), f"{label}.{state}") for state in states]
 
     @property
     def learning_rate(self) -> Any:
-        """A number, or a variable without dimensions, to be changed between calls."""
+        """A number, or a variable without dimensions, which can be changed between calls."""
         return self._rate
 
     @learning_rate.setter
@@ -77,7 +77,7 @@ class Rule(ABC):
 
     @abstractmethod
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        """What is to be added to the parameters; changes *states* in place."""
+        """The change of the parameters, to be added to them; changes *states* in place."""
 
 
 class sgd(Rule):  # noqa: N801 - the rules have the names that they have everywhere
@@ -198,7 +198,7 @@ class adadelta(Rule):  # noqa: N801
 
 
 class _Adaptive(Rule):
-    """What Adam and AdaMax have in common: two moments, and a count of the steps."""
+    """The base of Adam and AdaMax: two moments, and a count of the steps."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class adamax(_Adaptive):  # noqa: N801
 
 
 def parameters(params: Sequence[Any]) -> list[Any]:
-    """The parameters, PyTensor's shared variables as the worker variables that stand for them."""
+    """The parameters, with PyTensor's shared variables replaced by their worker variables."""
     if not isinstance(params, list | tuple) or not params:
         raise InvalidType(f"params must be a list of worker variables, at least one; got {params!r}.")
     return [

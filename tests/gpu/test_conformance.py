@@ -71,7 +71,7 @@ class OnDevice:
 
 def carried_out(body):
     """Run *body* on this rank; its outcome stays here, and goes home as bytes where all is well."""
-    replica = synkro.here.current
+    replica = synkro.here.rank
     replica.test_outcome = cloudpickle.dumps(None)
     try:
         outcome = body(OnDevice(replica.comm, synkro.xp()))
@@ -83,7 +83,7 @@ def carried_out(body):
 
 
 def told():
-    return np.frombuffer(synkro.here.current.test_outcome, np.uint8)
+    return np.frombuffer(synkro.here.rank.test_outcome, np.uint8)
 
 
 class GpuWorld:

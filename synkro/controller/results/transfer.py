@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...plan.call import Access, Region
 from ...values.arrays import Array
+from ...values.owners import sole_owner
 from ..engine.engine import Engine
 
 _SHARED_RESULTS = 4
@@ -74,21 +74,24 @@ class Outputs:
 
 
 def _in_use(segment: Segment) -> bool:
-    return sys.getrefcount(segment.base) > 2  # the segment's own reference, and the argument's
+    return not sole_owner(getattr, segment, "base")
 
 
 @dataclass
 class Leaves:
-    """One leaf of the result, on its way: its pieces on all ranks, in the order of the rows."""
+    """One leaf of the result, on its way: its pieces on all ranks, in the order of the rows.
+
+    ``result`` is the dtype of the result, and ``dtype`` that of what the function returned.
+    """
 
     mode: str | None
     dtype: np.dtype[Any]
     pieces: list[tuple[int, int, Piece]]  # rank, number of the piece there, piece
     views: list[Array] = field(default_factory=list)  # where all lie in outboxes
 
-    @property
-    def operation(self) -> Operation | None:
-        return None if self.mode is None else OPERATIONS.get(self.mode)
+    def __post_init__(self) -> None:
+        self.operation: Operation | None = OPERATIONS.get(self.mode or "")
+        self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
     @property
     def waits(self) -> bool:

@@ -8,8 +8,7 @@ it: the master rank's replica, as if the master had computed by itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,13 +89,6 @@ class Linked:
         """A call begins that changes the replicas."""
         for pair, _ in self._found(variables):
             pair.doubtful = True
-
-    @contextmanager
-    def changing(self, variables: Sequence[Shared]) -> Iterator[None]:
-        """The block changes the replicas; where it succeeds, they are in the main process after it."""
-        self.doubt(variables)
-        yield
-        self.pull(variables)
 
     def pull(self, variables: Iterable[Shared]) -> None:
         """Bring the master rank's replicas to the main process."""
