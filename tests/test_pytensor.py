@@ -9,6 +9,7 @@ import pytest
 import synkro as synk
 from conftest import children, wait_until
 from synkro import extensions as ext
+from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidValue
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
@@ -261,7 +262,7 @@ def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.variables, "send", interrupted)
+        patch.setattr(Collectives, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             show()
     assert np.array_equal(show(), np.ones((2, 2)))
