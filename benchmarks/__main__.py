@@ -2,7 +2,7 @@
 
 import sys
 
-from .run import main
+from .run import command, ctrl_c
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ctrl_c.status_of(command))

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from synkro.cli import ctrl_c
 from synkro.machine import available_cores, cpu_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -275,17 +277,24 @@ def main(
 
     *quick* and *smoke* say only in what they differ from *full*.
     """
+
+    def asked() -> int:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # put off by benchmarks/run.py
+        _ask(file, text, ask, {"full": full, "quick": full | quick, "smoke": full | smoke})
+        return 0
+
+    sys.exit(ctrl_c.status_of(asked))
+
+
+def _ask(file: str, text: str, ask: Callable[..., None], scales: dict[str, dict[str, Any]]) -> None:
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawTextHelpFormatter)
     add_scales(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE")
     options = parser.parse_args()
-    settings = full | {"full": {}, "quick": quick, "smoke": smoke}[options.scale]
+    settings = scales[options.scale]
     report = Report(Path(file).stem, text, options.scale)
     start = time.monotonic()
-    try:
-        ask(report, **settings)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    ask(report, **settings)
     report.record["settings"] = settings
     report.record["seconds"] = round(time.monotonic() - start, 1)
     if options.json:

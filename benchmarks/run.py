@@ -20,13 +20,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from synkro.controller.progress import Progress  # noqa: E402  which may not be installed
+from synkro.cli import ctrl_c  # noqa: E402  which may not be installed
+from synkro.controller.progress import Progress  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -54,8 +56,9 @@ INSTALL = "pip install -e '.[bench]'"
 _PATIENCE = 10  # seconds that a question has to end after Ctrl-C
 
 
-def main() -> int:
-    options, out, folder = parsed()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask what *arguments*, or the command line, want; returns the exit status."""
+    options, out, folder = parsed(arguments)
     failed = []
     asked = options.questions or list(QUESTIONS)
     with contextlib.ExitStack() as stack:
@@ -74,13 +77,13 @@ def main() -> int:
         print(f"\nrecords: {out}")
     if folder is not None:
         command = [sys.executable, "-m", "benchmarks.report", str(out), str(folder)]
-        subprocess.run(command, cwd=ROOT, check=True)
+        subprocess.run(command, cwd=ROOT, check=True, start_new_session=True)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def parsed() -> tuple[argparse.Namespace, Path | None, Path | None]:
+def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Path | None, Path | None]:
     """What the command line says; the file for the records, and the folder for a page, if any."""
     parser = argparse.ArgumentParser(
         prog="python -m synkro bench",
@@ -95,7 +98,7 @@ def parsed() -> tuple[argparse.Namespace, Path | None, Path | None]:
     where = "write records.json, plots and report.html there (a path that ends in .json: the records)"
     add("--out", metavar="DIR", help=where)
     add("--quiet", action="store_true", help="print only what failed, and where records are")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if unknown := set(options.questions) - set(QUESTIONS):
         parser.error(f"no such question: {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
     if options.out == "":
@@ -145,20 +148,38 @@ def ask(question: str, scale: str, progress: Progress | None) -> dict[str, Any]:
             command.append(f"--{scale}")
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        process = None
         try:
+            with put_off():  # the question hears of it when it has begun, and this when it is known
+                process = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
             for line in process.stdout:
                 if progress is not None:
                     progress.print(line.rstrip("\n"))
             status = process.wait()
         except BaseException:
-            end(process)
+            if process is not None:
+                end(process)
             raise
         if status != 0:
             return {"question": question, "failed": f"exit status {status}"}
         return json.loads(file.read_text())
+
+
+@contextlib.contextmanager
+def put_off() -> Iterator[None]:
+    """Put Ctrl-C off until the end of the block; processes that start in it hear none until they ask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -177,17 +198,21 @@ def keep(file: Path, record: dict[str, Any]) -> None:
     if "failed" not in record or record["question"] not in records:
         records[record["question"]] = record
     ordered = {name: records[name] for name in QUESTIONS if name in records}
-    file.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    draft.replace(file)  # whole, whenever this is interrupted
 
 
-if __name__ == "__main__":
+def command() -> int:
+    """``main``, for a process of its own."""
     if sys.stdout is None:  # closed: there are the records still
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code = main()
-    except KeyboardInterrupt:
-        code = 130
+        return main()
     except BrokenPipeError:  # who read it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(ctrl_c.status_of(command))

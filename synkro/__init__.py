@@ -27,6 +27,8 @@ A call goes down on the left and comes back up on the right::
     collector ◀─ replies ◀── engine ◀─── block ◀── outbox, segments ◀── merged outputs
 """
 
+import synkro.cli.ctrl_c  # noqa: F401  first of all: what follows takes a while
+
 from .api import (
     all_gather,
     all_reduce,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import INLINE
+from support.sessions import INLINE
 from synkro import (
     InvalidIndex,
     InvalidType,

@@ -2,14 +2,11 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
 
 import pytest
 
-from conftest import ROOT
+from support.programs import ROOT
 
 RUN = ROOT / "benchmarks" / "run.py"
 sys.path.insert(0, str(ROOT))
@@ -116,16 +113,3 @@ def test_what_cannot_be_written_is_said_at_once(tmp_path):
     assert "--out cannot be written" in unwritable(tmp_path / "file" / "records.json", None)
     assert unwritable(tmp_path / "new" / "records.json", None) is None
     assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_ctrl_c_ends_a_question_at_once():
-    command = [sys.executable, "-m", "synkro", "bench", "endurance"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **pipes) as process:
-        for line in process.stdout:
-            if "endurance (full)" in line:
-                break
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        err = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert "Traceback" not in err

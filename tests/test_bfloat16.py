@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import ROOT
+from support.programs import ROOT
 
 bfloat16 = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes (the extra test)").bfloat16
 VALUES = np.random.default_rng(0).standard_normal((1000, 3)).astype(bfloat16)

@@ -9,8 +9,9 @@ from collections import namedtuple
 
 import pytest
 
-from conftest import ROOT
-from gpu.conftest import environment, nothing_left
+from support.gpus import environment
+from support.leftovers import nothing_left
+from support.programs import ROOT
 from synkro.cli import doctor, info
 from synkro.cli.commands import main
 from synkro.controller.placement import gpus

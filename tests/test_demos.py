@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import ROOT, wait_until
+from support.programs import ROOT
+from support.waiting import wait_until
 
 DEMOS = sorted((ROOT / "demos").glob("demo_*.py"))
 K = 32  # the colours that demo 5 is left with

@@ -23,21 +23,14 @@ except ImportError:  # those tests are skipped that have something drawn
 
 
 import synkro as synk
-from conftest import INLINE, children, descriptors, shared_files, wait_until
+from support.sessions import INLINE
 from synkro.machine import available_cores
 
 OPS = ("mean", "sum", "prod", "max", "min", "gather")
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nothing_left_behind():
-    """Instead of the count after every test, for the sessions here serve many: one at the end."""
-    before = children(), descriptors(), shared_files()
-    yield
-    assert wait_until(lambda: children() <= before[0])
-    assert set(descriptors()) <= set(before[1])
-    assert shared_files() <= before[2]
+pytestmark = pytest.mark.counted_once
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4])

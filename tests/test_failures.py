@@ -15,21 +15,9 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import wait_until
-from failing import (
-    LARGE,
-    Nap,
-    Watch,
-    gone,
-    hanging,
-    in_native_code,
-    rank,
-    rows,
-    sleeping,
-    stopped,
-    stubborn,
-    total,
-)
+from support.failing import Nap, hanging, in_native_code, sleeping, stubborn
+from support.sessions import LARGE, rank, rows, total
+from support.waiting import Watch, gone, stopped, wait_until
 from synkro import here
 from synkro.controller.engine.engine import State
 from synkro.memory.segment import Segment

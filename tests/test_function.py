@@ -6,7 +6,6 @@ import operator
 import os
 import threading
 import time
-from collections import namedtuple
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -15,23 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synkro as synk
-from conftest import INLINE
-from synkro import InvalidIndex, InvalidType, InvalidValue, WorkerError
-from synkro.packing.pickles import OUT_OF_BAND
+from support.sessions import INLINE, lasting
+from synkro import InvalidIndex, InvalidType, WorkerError
 
 pytestmark = pytest.mark.quick  # on every Python version
 
 X = np.arange(21.0).reshape(7, 3)
 Y = np.array([1.0, -2.0, 3.0])
 
-Pair = namedtuple("Pair", "first second")
 
-
-@pytest.fixture(scope="module")
-def session():
-    """One for the file: what a test makes must be gone after it, the session need not."""
-    with synk.Session(2, verbose=False, timeout=60) as session:
-        yield session
+session = lasting(2)
 
 
 @pytest.fixture
@@ -120,29 +112,17 @@ def test_functions_use_other_functions(session):
     assert np.array_equal(session.function(inner, outputs="gather")(X), X + 1)
 
 
-def test_functions_import_modules_beside_the_script(run_python, tmp_path):
-    (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
-    done = run_python(
-        "import numpy as np\n"
-        "import beside\n"
-        "import synkro as synk\n"
-        "synk.fork(2, verbose=False)\n"
-        "f = synk.function(beside.double, outputs='gather')\n"
-        "g = synk.function(lambda x: beside.double(x) + 1, outputs='sum')\n"
-        "assert f(np.arange(3)).tolist() == [0, 2, 4]\n"
-        "print(g(np.arange(2)[:, None]).tolist())\n"
-        "from collections import namedtuple\n"
-        "Pair = namedtuple('Pair', 'a b')\n"
-        "pair = synk.function(lambda x: Pair(x.sum(), x), outputs=Pair('sum', 'gather'))\n"
-        "assert type(pair(np.arange(3))) is Pair\n"
-        "def here(x):\n"
-        "    return [x.sum(), helper(x)]\n"
-        "def helper(x):\n"
-        "    return x.max()\n"
-        "print(synk.function(here, outputs=['sum', 'max'])(np.arange(5)))\n"
-    )
-    assert done.stdout.splitlines() == ["[[4]]", "[np.int64(10), np.int64(4)]"]
-    assert done.stderr == ""
+def test_the_modes_and_the_name_can_be_read(session):
+    def means(x):
+        return x.mean(axis=0), x.sum(axis=0)
+
+    f = session.function(means, outputs=["avg", "sum"])
+    assert f.output_modes == ["mean", "sum"]
+    assert (f.name, f.__name__) == ("means", "means")
+    assert "'means'" in repr(f)
+    assert session.function(functools.partial(means), outputs="sum", name="other").name == "other"
+    assert session.function(functools.partial(projection, y=Y)).name == "projection"
+    assert session.function(Scaler(1)).name == "Scaler"
 
 
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────
@@ -325,392 +305,6 @@ def test_what_is_written_into_a_map_between_calls_is_seen(session, tmp_path, mod
     for value in (5, 6):
         array[1] = value
         assert np.array_equal(f(array), array)
-
-
-# ── distribution ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_distribute_as_often_as_liked(session):
-    session.distribute()
-    f = session.function(lambda x: x.sum(), outputs="sum")
-    session.distribute()
-    session.distribute()
-    assert f(X) == X.sum()
-    g = session.function(lambda x: x.max(), outputs="max")
-    assert g(X) == 20
-    session.distribute()
-    assert (f(X), g(X)) == (X.sum(), 20)
-
-
-def test_functions_may_be_redefined(session):
-    def f(x):
-        return x + 1
-
-    f = session.function(f, outputs="gather")
-    first = f
-    assert np.array_equal(f(X), X + 1)
-
-    def f(x):
-        return x + 2
-
-    f = session.function(f, outputs="gather")
-    assert np.array_equal(f(X), X + 2)
-    assert np.array_equal(first(X), X + 1)
-
-
-def test_distributed_together_they_share_what_they_use(session):
-    memory = np.zeros(1)
-
-    def add(x):
-        memory[0] += x.sum()
-
-    def read():
-        return memory[0]
-
-    add, read = session.function(add, outputs=[]), session.function(read, outputs="sum")
-    session.distribute()
-    assert read() == 0
-    add(np.ones(10))
-    add(np.ones(10))
-    assert read() == 20
-    assert memory[0] == 0
-
-
-def test_distributed_apart_they_do_not(session):
-    memory = []
-
-    def add():
-        memory.append(1)
-        return len(memory)
-
-    one, other = (session.function(add, outputs="max") for _ in range(2))
-    assert [one(), one(), other()] == [1, 2, 1]
-
-
-@pytest.mark.parametrize("nbytes", [OUT_OF_BAND - 8, OUT_OF_BAND, 1 << 21])
-@pytest.mark.parametrize("writeable", [True, False])
-def test_arrays_of_closures_stay_what_they_are(session, nbytes, writeable):
-    table = np.arange(nbytes // 8, dtype="i8")
-    table.flags.writeable = writeable
-
-    def look(rows):
-        return table[rows], np.array([table.flags.writeable])
-
-    f = session.function(look, outputs="gather")
-    found, flags = f(np.array([0, 5, nbytes // 8 - 1]))
-    assert found.tolist() == [0, 5, nbytes // 8 - 1]
-    assert flags.tolist() == [writeable] * 2
-
-
-@pytest.mark.parametrize("nbytes", [OUT_OF_BAND - 8, 1 << 21])
-def test_writes_to_a_closure_stay_in_their_worker(session, nbytes):
-    table = np.zeros(nbytes // 8)
-
-    def write(rows):
-        table[rows] = 1
-        return table.sum()
-
-    f = session.function(write, outputs=None)
-    assert f(np.arange(5)) == [3, 2]
-    assert f(np.arange(5)) == [3, 2]
-    assert not table.any()
-
-
-def test_a_big_closure_lies_in_memory_once(session):
-    table = np.ones(1 << 18)
-
-    def where():
-        address = table.__array_interface__["data"][0]
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                span, _, _, _, inode, *name = line.split()
-                low, high = (int(part, 16) for part in span.split("-"))
-                if low <= address < high:
-                    return int(inode) if name and "(deleted)" in name else -1
-        return -1
-
-    inodes = session.function(where, outputs=None)()
-    assert inodes[0] == inodes[1] > 0
-
-
-def test_two_functions_share_one_big_closure(session):
-    table = np.zeros(1 << 16)
-
-    def write():
-        table[:] = 3
-
-    def read():
-        return table.max()
-
-    write, read = session.function(write, outputs=[]), session.function(read, outputs="min")
-    session.distribute()
-    write()
-    assert read() == 3
-
-
-# ── outputs ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def means(x):
-    return x.mean(axis=0), x.sum(axis=0)
-
-
-def as_dict(x):
-    return {"mean": x.mean(axis=0), "rows": x, "deep": {"max": x.max(axis=0)}}
-
-
-@pytest.mark.parametrize(
-    ("fn", "outputs", "expected"),
-    [
-        (lambda x: x.mean(axis=0), "mean", X.mean(axis=0)),
-        (lambda x: x.mean(axis=0), "avg", X.mean(axis=0)),
-        (lambda x: x.sum(axis=0), "sum", X.sum(axis=0)),
-        (lambda x: (x + 1).prod(axis=0), "prod", (X + 1).prod(axis=0)),
-        (lambda x: x.max(axis=0), "max", X.max(axis=0)),
-        (lambda x: x.min(axis=0), "min", X.min(axis=0)),
-        (lambda x: x, "gather", X),
-        (lambda x: x.sum(), "sum", X.sum()),
-        (lambda x: float(x.sum()), "sum", X.sum()),
-        (lambda x: len(x), "sum", 7),
-        (lambda x: True, "sum", 2),
-        (lambda x: x.mean(axis=0), None, [X[:4].mean(axis=0), X[4:].mean(axis=0)]),
-        (means, ["mean", "sum"], (X.mean(axis=0), X.sum(axis=0))),
-        (means, ("mean", None), (X.mean(axis=0), [X[:4].sum(axis=0), X[4:].sum(axis=0)])),
-        (means, None, [means(X[:4]), means(X[4:])]),
-        (lambda x: [x, [x.max()]], ["gather", "max"], [X, [20]]),
-        (lambda x: [x, [x.max()]], ["gather", ["max"]], [X, [20]]),
-        (lambda x: Pair(x.min(), (x.max(),)), Pair("min", ("max",)), Pair(0, (20,))),
-        (lambda x: Pair(x.sum(), x.sum()), "sum", Pair(X.sum(), X.sum())),
-        (
-            as_dict,
-            {"rows": "gather", "mean": "mean", "deep": "max"},
-            {"mean": X.mean(axis=0), "rows": X, "deep": {"max": X.max(axis=0)}},
-        ),
-        (lambda x: {"a": x.sum(), "b": ()}, "sum", {"a": X.sum(), "b": ()}),
-        (lambda x: (x.sum(),), "sum", (X.sum(),)),
-        (lambda x: [], "sum", []),
-        (lambda x: None, [], None),
-        (lambda x: "what nobody wants", [], None),
-        (lambda x: None, (), None),
-    ],
-)
-def test_outputs_nest_and_reduce(session, fn, outputs, expected):
-    for _ in range(2):
-        alike(session.function(fn, outputs=outputs)(X), expected)
-
-
-def alike(result, expected):
-    """Equal, up to rounding, and of the same classes all the way down."""
-    if isinstance(expected, dict):
-        assert type(result) is dict
-        assert list(result) == list(expected)
-        result, expected = list(result.values()), list(expected.values())
-    if isinstance(expected, tuple | list):
-        assert type(result) is type(expected)
-        assert len(result) == len(expected)
-        for one, other in zip(result, expected, strict=True):
-            alike(one, other)
-    elif expected is None:
-        assert result is None
-    else:
-        assert isinstance(result, np.ndarray | np.generic)
-        assert result.shape == np.shape(expected)
-        assert np.allclose(result, expected)
-
-
-def test_mean_is_the_default(session):
-    f = session.function(lambda x: x.mean(axis=0))
-    assert f.output_modes == "mean"
-    assert f.update_modes == ()
-    assert np.allclose(f(X), X.mean(axis=0))
-
-
-def test_the_modes_and_the_name_can_be_read(session):
-    f = session.function(means, outputs=["avg", "sum"])
-    assert f.output_modes == ["mean", "sum"]
-    assert (f.name, f.__name__) == ("means", "means")
-    assert "'means'" in repr(f)
-    assert session.function(functools.partial(means), outputs="sum", name="other").name == "other"
-    assert session.function(functools.partial(projection, y=Y)).name == "projection"
-    assert session.function(Scaler(1)).name == "Scaler"
-
-
-def test_ranks_without_rows_take_no_part(session):
-    f = session.function(lambda x: x.min(axis=0), outputs=None)
-    assert [value.tolist() for value in f(X[:1])] == [X[0].tolist()]
-    assert session.function(lambda x: len(x), outputs="min")(X[:1]) == 1
-
-
-@pytest.mark.parametrize(
-    ("fn", "outputs", "subset", "expected"),
-    [
-        (lambda x: (x.sum(), x.max(), x), ("sum", "max", "gather"), [2, 0], (X, X.sum())),
-        (lambda x: [x.sum(), x.max()], ["sum", "max"], [-1], (20.0,)),
-        (lambda x: (x.sum(), -x.sum()), "sum", [1], (-X.sum(),)),
-        (as_dict, {"rows": "gather", "mean": "mean", "deep": "max"}, ["rows"], {"rows": X}),
-        (lambda x: (x.sum(), "text"), ("sum", "sum"), [0], (X.sum(),)),
-    ],
-)
-def test_output_subset(session, fn, outputs, subset, expected):
-    f = session.function(fn, outputs=outputs)
-    alike(f(X, output_subset=subset), expected)
-    alike(f(X, output_subset=subset, num_slices=2), expected)
-
-
-@pytest.mark.parametrize("slices", [1, 2, 3, 50])
-def test_slices_change_nothing(session, slices):
-    f = session.function(as_dict, outputs={"rows": "gather", "mean": "mean", "deep": "max"})
-    alike(f(X, num_slices=slices), as_dict(X))
-
-
-def test_without_reduction_every_slice_comes(session):
-    f = session.function(lambda x: x[:, 0].copy(), outputs=None)
-    assert [part.tolist() for part in f(X, num_slices=2)] == [[0, 3], [6, 9], [12, 15], [18]]
-
-
-@pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min", "gather", None])
-@pytest.mark.parametrize("width", [1, INLINE // 8 + 1])
-def test_a_function_may_return_the_same_buffer_for_every_slice(fresh, op, width):
-    kept = {}
-
-    def running(x):
-        buffer = kept.setdefault("buffer", np.empty((1, width)))
-        buffer[...] = x.sum()
-        return buffer
-
-    f = fresh.function(running, outputs=op)
-    values = np.arange(1.0, 7.0)
-    for _ in range(2):
-        result = f(values, num_slices=3)
-        if op is None:
-            assert [part[0, -1] for part in result] == values.tolist()
-        elif op == "gather":
-            assert result[:, -1].tolist() == values.tolist()
-        else:
-            assert result[0, -1] == getattr(values, op)()
-
-
-def test_the_memory_of_a_result_is_used_again_when_it_is_dropped(fresh):
-    f = fresh.function(lambda x: x, outputs="gather")
-    x = fresh.data(np.ones((2, INLINE)))
-    first, second = f(x), f(x)
-    addresses = [result.ctypes.data for result in (first, second)]
-    del first
-    part = second[1:, :3]
-    del second
-    assert f(x).ctypes.data == addresses[0]
-    part[...] = 9
-    third = f(x)
-    assert third.ctypes.data == addresses[0]
-    assert f(x).ctypes.data not in addresses
-    assert (third == 1).all()
-    assert (part == 9).all()
-
-
-def test_very_many_outputs(fresh):
-    result = fresh.function(lambda x: [x.sum() + i for i in range(3000)], outputs="max")(X[:1])
-    assert result == [X[0].sum() + i for i in range(3000)]
-
-
-def test_a_function_may_return_its_input(session):
-    f = session.function(lambda x: x, outputs="sum")
-    x = session.data(np.ones((4, 3)))
-    result = f(x, num_slices=2)
-    result[:] = 7
-    assert f(x, num_slices=2).tolist() == [[4] * 3]
-    assert x[0].tolist() == [1, 1, 1]
-
-
-def test_a_function_may_return_what_looks_like_an_array(session):
-    class Wrapped:
-        def __init__(self, array):
-            self.array = array
-
-        def __array__(self, dtype=None, copy=None):
-            return np.asarray(self.array, dtype)
-
-    assert session.function(lambda x: Wrapped(x.sum(axis=0)), outputs="sum")(X).tolist() == [63, 70, 77]
-
-
-# ── batches ──────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        5,
-        np.int32(5),
-        slice(1, 6),
-        slice(None, None, 2),
-        slice(None, None, -3),
-        slice(-3, None),
-        [6, 0, 0, -1],
-        (2, 1),
-        np.array([3]),
-        np.arange(7) % 2 == 0,
-        [True, False] * 3 + [True],
-        range(2, 5),
-    ],
-)
-@pytest.mark.parametrize("slices", [1, 2])
-def test_every_kind_of_batch(session, batch, slices):
-    index = slice(batch) if np.ndim(batch) == 0 and not isinstance(batch, slice) else batch
-    rows = X[np.asarray(index) if not isinstance(index, slice) else index]
-    f = session.function(lambda x, z: [x, z, x.mean(axis=0)], outputs=["gather", "gather", "mean"])
-    g = session.function(lambda x, y: x + y.sum(), bcast_inputs="y", outputs="gather")
-    x, z = session.data(X), session.data(np.arange(7))
-    alike(f(x, z, batch=batch, num_slices=slices), [rows, rows[:, 0] / 3, rows.mean(axis=0)])
-    assert np.array_equal(g(x, Y, batch=batch, num_slices=slices), rows + Y.sum())
-
-
-def test_a_data_as_batch(session):
-    f = session.function(lambda x: x, outputs="gather")
-    index = session.data([3, 1])
-    assert np.array_equal(f(X, batch=index), X[[3, 1]])
-
-
-def test_other_indices_of_the_same_number_are_not_mixed_up(session):
-    f = session.function(lambda x: x, outputs="gather")
-    x = session.data(X)
-    for index in ([0, 1, 2], [3, 4, 5], [6, 6, 6], [0, 1, 2]):
-        assert np.array_equal(f(x, batch=index), X[index])
-
-
-@pytest.mark.parametrize(
-    ("batch", "rows"),
-    [
-        (slice(3, 6), [3, 4, 5]),
-        (slice(2, 7, 2), [2, 4, 6]),
-        (slice(6, 2, -1), [6, 5, 4, 3]),
-        ([5, 3, 3, 4], [5, 3, 3, 4]),
-        (np.arange(7) > 3, [4, 5, 6]),
-        (4, [0, 1, 2, 3]),
-    ],
-)
-@pytest.mark.parametrize("whole", [True, False])
-def test_minibatches_count_from_the_lowest_index(session, batch, rows, whole):
-    """With a whole input beside it, and alone."""
-    low = min(rows)
-    mini = session.data(X[low : max(rows) + 1], minibatch=True)
-    if whole:
-        f = session.function(lambda x, m: [x, m], outputs="gather")
-        alike(f(session.data(X), mini, batch=batch), [X[rows], X[rows]])
-    else:
-        f = session.function(lambda m: m, outputs="gather")
-        assert np.array_equal(f(mini, batch=batch), X[rows])
-
-
-def test_a_minibatch_without_batch_is_an_input_like_any_other(session):
-    mini = session.data(X, minibatch=True)
-    assert np.array_equal(session.function(lambda m: m, outputs="gather")(mini), X)
-
-
-def test_a_minibatch_too_short_for_its_batch(session):
-    f = session.function(lambda x, m: m, outputs="gather", name="f")
-    mini = session.data(X[:2], minibatch=True)
-    for batch, reach in ((slice(3, 6), 3), (slice(0, 5, 2), 5), ([1, 4], 4)):
-        with pytest.raises(InvalidValue, match=f"'m' of the function 'f' has 2 rows.*over {reach}"):
-            f(X, mini, batch=batch)
 
 
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────
@@ -896,10 +490,3 @@ def test_what_was_submitted_is_not_changed_by_later_writing(fresh):
     future = f.submit(x, factors, batch=rows)
     x[:] = factors[0] = rows[:] = 0
     assert np.array_equal(future.result(), np.tile([2.0, 3.0], (40_000, 1)))
-
-
-def test_subclasses_of_arrays_come_back_as_arrays(session):
-    f = session.function(lambda x: np.matrix(x), outputs="prod")
-    result = f(np.full((8, 2), 2.0), num_slices=2)
-    assert type(result) is np.ndarray
-    assert np.array_equal(result, np.full((2, 2), 16.0))

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conftest import children
+from support.leftovers import children
 from synkro.comms.ops import OPERATIONS
 from synkro.comms.wire import CARRIED, carrier, decode, encode
 from synkro.controller.placement import gpus

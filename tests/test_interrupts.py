@@ -12,21 +12,10 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import children, wait_until
-from failing import (
-    LARGE,
-    SOON,
-    Nap,
-    Watch,
-    hanging,
-    in_native_code,
-    in_phase,
-    rank,
-    rows,
-    sleeping,
-    stopped,
-    total,
-)
+from support.failing import Nap, hanging, in_native_code, in_phase, sleeping
+from support.leftovers import children
+from support.sessions import LARGE, rank, rows, total
+from support.waiting import SOON, Watch, stopped, wait_until
 from synkro import here
 from synkro.controller.engine.engine import State
 from synkro.errors import InvalidIndex
@@ -310,9 +299,13 @@ def test_close_is_finished_before_it_can_be_interrupted():
     session = synk.Session(2, verbose=False)
     os.kill(session.pids[0], signal.SIGSTOP)  # so that close() takes its second
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def close():
+        timer.start()  # it may be over before this returns
         session.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        close()
     timer.join()
     session.close()
     for pid in session.pids:

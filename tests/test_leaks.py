@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import children, descriptors, shared_files, wait_until
+from support.leftovers import children, descriptors, shared_files
+from support.waiting import wait_until
 from synkro import here
 
 MB = 1 << 20

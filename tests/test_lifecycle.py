@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import shared_files, wait_until
-from failing import gone
+from support.leftovers import shared_files
+from support.waiting import gone, wait_until
 from synkro.machine import available_cores, cpu_name
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import ROOT, shared_files, wait_until
-from failing import SOON, Watch, gone, in_native_code, in_phase, sleeping, stubborn
+from support.failing import in_native_code, in_phase, sleeping, stubborn
+from support.leftovers import shared_files
+from support.programs import ROOT
+from support.waiting import SOON, Watch, gone, wait_until
 from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 

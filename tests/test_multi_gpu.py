@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-from conftest import ROOT, children, descendants, wait_until
+from support.leftovers import children, descendants
+from support.programs import ROOT
+from support.waiting import wait_until
 
 RUN = ("-m", "benchmarks.multi_gpu", "--device", "cpu", "--quick", "--seconds", "200")
 

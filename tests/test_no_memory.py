@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from failing import LARGE, Watch, rank, rows, total
+from support.sessions import LARGE, rank, rows, total
+from support.waiting import Watch
 from synkro.memory.segment import Segment
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import wait_until
+from support.waiting import wait_until
 
 CELLS = {
     "fork": "import numpy as np, synkro as synk\nsynk.fork(2, timeout=60)",

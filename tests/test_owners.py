@@ -4,8 +4,8 @@ from operator import getitem
 
 import numpy as np
 import pytest
-from synkro.ipc.segment import Segment
 
+from synkro.memory.segment import Segment
 from synkro.values.owners import sole_owner
 
 pytestmark = pytest.mark.quick

@@ -28,14 +28,9 @@ from synkro.plan.outputs import (
 )
 from synkro.plan.split import slices_of, split, weight_unit
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.counted_once]
 
 Pair = namedtuple("Pair", "first second")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def nothing_left_behind():
-    """Instead of the count after every test: nothing is started here that could be left."""
 
 
 # ── split ────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import children, wait_until
+from support.leftovers import children
+from support.waiting import wait_until
 from synkro import extensions as ext
 from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidValue
@@ -37,11 +38,6 @@ def interpreted():
 def current(workers, monkeypatch):
     """The module functions are the workers'; they stay for the next test."""
     monkeypatch.setattr(synk.here, "session", workers)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    """The workers serve all tests of this module, and are counted at its end."""
 
 
 def test_the_introductory_program_compiled():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import synkro
-from conftest import ROOT
+from support.programs import ROOT
 
 README = (ROOT / "README.md").read_text()
 

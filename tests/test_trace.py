@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import ROOT
+from support.programs import ROOT
 from synkro import extensions, here
 from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
 

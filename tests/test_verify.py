@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from conftest import ROOT, children, descendants, wait_until
+from support.leftovers import children, descendants
+from support.programs import ROOT
+from support.waiting import wait_until
 
 STAND_IN = ROOT / "tests" / "stand_in"
 RUN = ("-m", "benchmarks.gpu.verify", "--quick")

@@ -5,4 +5,5 @@
     commands  the commands, and ``bench``
     doctor    checks that try out what works on this machine
     info      what this machine has
+    ctrl_c    how a command ends when it is interrupted
 """

@@ -1,11 +1,10 @@
-"""``python -m synkro``: facts about this machine, checks and benchmarks, printed."""
+"""``python -m synkro``: what there is to ask, and how the answers are printed."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -86,13 +85,12 @@ def _bench(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    command = [sys.executable, str(_BENCHMARKS / "run.py"), *arguments]
-    with subprocess.Popen(command) as process:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets Ctrl-C itself
-        try:
-            return process.wait()
-        finally:
-            signal.signal(signal.SIGINT, before)
+    sys.path.insert(0, str(_BENCHMARKS.parent))
+    try:
+        status: int = importlib.import_module("benchmarks.run").main(arguments)
+    except SystemExit as left:  # what it was asked means nothing, or was --help
+        status = left.code if isinstance(left.code, int) else 0
+    return status
 
 
 def _size(text: str) -> int:

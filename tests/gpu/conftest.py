@@ -1,104 +1,18 @@
-"""Machines with GPUs, real and make-believe, and crews: how the ranks of a session lie on them."""
+"""Tests of GPU workers: on real GPUs where there are some, and on make-believe ones always."""
 
-import contextlib
-import gc
-import importlib.util
-import io
 import os
-import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass, field
 
 import pytest
 
-import synkro as synk
-from conftest import ROOT, children, descriptors, shared_files, wait_until
-from synkro import here
-from synkro.controller.placement import gpus
-
-STAND_IN = ROOT / "tests" / "stand_in"
-MEETING_PLACE = tempfile.TemporaryDirectory(
-    prefix="stand-in-"
-)  # of its ranks; the killed ones leave files
-SOCKETS = {"SYNKRO_NCCL_SOCKETS": "1"}  # NCCL older than 2.30 connects ranks on one GPU by these
-SEVERAL = {"FAKE_NCCL_VERSION": "23203"}  # a release that takes several ranks a GPU
-SINGLE = {"FAKE_NCCL_VERSION": "22800"}  # one that does not
-
-MACHINES = [pytest.param("gpu", marks=pytest.mark.gpu), "stand-in"]
+from support.sessions import current
 
 
-@dataclass(frozen=True)
-class Crew:
-    """Ranks on devices.  *link* is how they are connected: by NCCL, or through host memory."""
-
-    machine: str
-    name: str
-    devices: tuple
-    link: str
-    environment: dict = field(default_factory=dict)
-
-    @property
-    def size(self):
-        return len(self.devices)
-
-    def __str__(self):
-        return f"{self.machine}-{self.name}"
-
-
-def _crew(machine, name, devices, link, **environment):
-    marks = [pytest.mark.gpu] if machine == "gpu" else []
-    crew = Crew(machine, name, tuple(devices), link, environment)
-    return pytest.param(crew, id=str(crew), marks=marks)
-
-
-CREWS = {
-    name: [_crew(machine, name, *rest, **env) for machine, rest, env in kinds]
-    for name, kinds in {
-        "one": [
-            ("gpu", (["cuda:0"], "alone"), {}),
-            ("stand-in", (["cuda:0"], "alone"), {"FAKE_CUDA_DEVICES": "1"}),
-        ],
-        "two": [
-            ("gpu", (["cuda:0", "cuda:1"], "nccl"), {}),
-            ("stand-in", (["cuda:0", "cuda:1"], "nccl"), {"FAKE_CUDA_DEVICES": "2", **SINGLE}),
-        ],
-        "same": [
-            ("gpu", (["cuda:0"] * 2, "any"), {}),
-            ("stand-in", (["cuda:0"] * 2, "nccl"), {"FAKE_CUDA_DEVICES": "1", **SEVERAL}),
-        ],
-        "sockets": [("gpu", (["cuda:0"] * 2, "nccl"), SOCKETS)],
-        "four": [
-            ("gpu", (["cuda:0"] * 4, "any"), {}),
-            ("stand-in", (["cuda:0"] * 4, "host memory"), {"FAKE_CUDA_DEVICES": "2", **SINGLE}),
-        ],
-        "three": [
-            ("stand-in", (["cuda:2", "cuda:0", "cuda:1"], "nccl"), {"FAKE_CUDA_DEVICES": "3"}),
-        ],
-        "all": [("gpu", ("all", "nccl"), {})],
-    }.items()
-}
-
-
-def crews(*names, rarely=()):
-    """The parameters of a fixture: the crews of these names on every machine.
-
-    On the stand-in those that are to come *rarely* run with ``pytest -m thorough`` only.
-    """
-    return [_rare(param) if name in rarely else param for name in names for param in CREWS[name]]
-
-
-def _rare(param):
-    (crew,) = param.values
-    marks = [pytest.mark.thorough] if crew.machine == "stand-in" else param.marks
-    return pytest.param(crew, id=param.id, marks=marks)
-
-
-PAIRS = crews("two", "same", "sockets")
-EVERY = crews("one", "two", "same", "sockets", "four", "all", rarely=("one", "same"))
-MOST = crews(
-    "one", "two", "sockets", "four", "all", rarely=("one",)
-)  # "same" goes the way of one of these
+def pytest_itemcollected(item):
+    """Sessions serve whole files here; ``machine`` and ``make_believe`` count after each test."""
+    module = item.getparent(pytest.Module)
+    if module.get_closest_marker("counted_once") is None:
+        module.add_marker("counted_once")
 
 
 def _nameless(item):
@@ -111,78 +25,6 @@ pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_nameless)
 pytest_runtest_teardown = pytest.hookimpl(tryfirst=True)(_nameless)
 
 
-def real_gpus():
-    """How many GPUs there really are, as CuPy sees them here."""
-    return len(gpus.visible().gpus)
-
-
-@contextlib.contextmanager
-def environment(machine, **variables):
-    """This process's environment as on that machine, for a while."""
-    if machine == "gpu" and not real_gpus():
-        pytest.skip("needs a GPU and CuPy")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(("FAKE_", "SYNKRO_"))]:
-            patch.delenv(name)
-        if machine == "stand-in":
-            patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-            patch.syspath_prepend(str(STAND_IN))
-        patch.setenv("FAKE_CUDA_FOLDER", MEETING_PLACE.name)
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        yield patch
-
-
-@contextlib.contextmanager
-def settled(crew):
-    """The environment of a crew; yields the devices of its ranks."""
-    devices = crew.devices
-    with environment(crew.machine, **crew.environment):
-        if crew.machine == "gpu":
-            found = real_gpus()
-            if devices == tuple("all"):
-                devices = [f"cuda:{index}" for index in range(found)]
-            wanted = 3 if crew.name == "all" else len(set(devices))  # two of two are a crew already
-            if found < wanted:
-                pytest.skip(f"needs {wanted} GPUs; there is only {found}")
-        yield list(devices)
-
-
-def started(crew, devices, **options):
-    """A session of that crew, connected as the crew says."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        session = synk.Session(devices=devices, verbose=True, **{"timeout": 60, **options})
-    through = [line for line in said.getvalue().splitlines() if "through host memory" in line]
-    if crew.link == "nccl" and through:
-        session.close()
-        pytest.fail(through[0])
-    if crew.link == "host memory":
-        assert through, said.getvalue()
-    return session
-
-
-@contextlib.contextmanager
-def nothing_left():
-    """No process, no descriptor and no file in /dev/shm more than before the block."""
-    gc.collect()
-    before = children(), descriptors(), shared_files()
-    yield
-    gc.collect()
-    assert wait_until(lambda: children() <= before[0]), children() - before[0]
-    left = {fd: what for fd, what in descriptors().items() if fd not in before[1]}
-    assert not left, left
-    assert wait_until(lambda: shared_files() <= before[2]), shared_files() - before[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_left_behind():
-    """Instead of the count after every test, for many sessions here serve many: one at the end."""
-    with nothing_left():
-        yield
-    here.session = None
-
-
 @pytest.fixture(autouse=True)
 def the_main_process_never_meets_cuda():
     yield
@@ -192,107 +34,8 @@ def the_main_process_never_meets_cuda():
     assert not met
 
 
-@contextlib.contextmanager
-def serving(crew, **options):
-    """A session of a crew's ranks for many tests; the environment is that of its start alone.
-
-    In the end all that was pinned is still there.
-    """
-    with settled(crew) as devices:
-        session = started(crew, devices, **options)
-    with session:
-        yield session
-        assert mapped_as_pinned(session)
-
-
-def mapped_as_pinned(session):
-    """Whether no rank's pinned memory has gone; what real GPUs do not tell."""
-
-    def look():
-        check = getattr(synk.xp().cuda.runtime, "check_registrations", None)
-        if check is not None:
-            check()
-        return 1
-
-    return session.function(look, outputs="min", name="mapped_as_pinned")() == 1
-
-
-@pytest.fixture(params=MACHINES)
-def machine(request):
-    """A machine for a test that starts its own sessions, which leaves nothing; and its environment."""
-    with nothing_left(), environment(request.param) as patch:
-        if request.param == "stand-in":
-            patch.setenv("FAKE_CUDA_DEVICES", "2")
-        yield Machine(request.param, patch)
-        synk.close()
-        here.session = None
-
-
-@pytest.fixture
-def make_believe():
-    """The machine of the stand-in alone, for what real GPUs cannot be told to do."""
-    with nothing_left(), environment("stand-in", FAKE_CUDA_DEVICES="2") as patch:
-        yield Machine("stand-in", patch)
-        synk.close()
-        here.session = None
-
-
-class Machine:
-    """Where a test starts sessions of its own."""
-
-    def __init__(self, name, patch):
-        self.name = name
-        self._patch = patch
-
-    @property
-    def real(self):
-        return self.name == "gpu"
-
-    def set(self, **variables):
-        """Set variables of the environment; None takes one away."""
-        for name, value in variables.items():
-            if value is None:
-                self._patch.delenv(name, raising=False)
-            else:
-                self._patch.setenv(name, str(value))
-
-    def needs_jax(self):
-        """Skip the test where JAX is missing, or knows no GPUs."""
-        pytest.importorskip("jax", reason="needs JAX (the extra jax)")
-        plugins = [importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)]
-        if self.real and not any(plugins):
-            pytest.skip('needs JAX for GPUs: pip install "jax[cuda12]", or [cuda13]')
-
-    def needs(self, count):
-        """Skip the test where there are fewer GPUs."""
-        if self.real and real_gpus() < count:
-            pytest.skip(f"needs {count} GPUs")
-
-    def session(self, devices=("cuda:0", "cuda:0"), **options):
-        return synk.Session(devices=list(devices), **{"verbose": False, "timeout": 60, **options})
-
-    def python(self, code, **variables):
-        """A finished process that ran *code* on this machine."""
-        path = [str(ROOT), *([] if self.real else [str(STAND_IN)])]
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-
-
 @pytest.fixture
 def n(session):
     """The number of ranks of a session that serves the module functions."""
-    here.session = session
-    yield session.n_parallel
-    here.session = None
-
-
-def per_rank(fn, *args):
-    """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
-    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    return synk.function(fn, outputs=None, bcast_inputs=list(names))(*args)
+    with current(session):
+        yield session.n_parallel

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from gpu.conftest import EVERY, per_rank, serving
+from support.gpus import EVERY, serving
+from support.sessions import per_rank
 from synkro import extensions, here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module

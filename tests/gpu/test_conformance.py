@@ -9,7 +9,7 @@ import pytest
 
 import synkro.here
 import test_comms
-from gpu.conftest import MOST, serving
+from support.gpus import MOST, serving
 from synkro.comms.ops import OPERATIONS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module

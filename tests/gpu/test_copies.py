@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import wait_until
-from gpu.conftest import SINGLE
+from support.gpus import SINGLE
+from support.waiting import wait_until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from failing import Watch
-from gpu.conftest import crews, serving
+from support.gpus import crews, serving
+from support.waiting import Watch
 from synkro import here
 from synkro.controller.engine.engine import State
 from synkro.errors import InvalidType

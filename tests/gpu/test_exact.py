@@ -8,8 +8,8 @@ import pytest
 
 import synkro as synk
 import test_exact as cpu
-from conftest import INLINE
-from gpu.conftest import MOST, serving
+from support.gpus import MOST, serving
+from support.sessions import INLINE
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 cloudpickle.register_pickle_by_value(cpu)

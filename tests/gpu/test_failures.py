@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import INLINE, wait_until
-from failing import SOON, Watch
-from gpu.conftest import crews, nothing_left, serving, settled, started
+from support.gpus import crews, serving, settled, started
+from support.leftovers import nothing_left
+from support.sessions import INLINE
+from support.waiting import SOON, Watch, wait_until
 from synkro import here
 from synkro.controller.engine.engine import State
 from synkro.messages import Phase

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from failing import Watch
-from gpu.conftest import environment, nothing_left, real_gpus
+from support.gpus import environment, real_gpus
+from support.leftovers import nothing_left
+from support.waiting import Watch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from gpu.conftest import crews, serving
+from support.gpus import crews, serving
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

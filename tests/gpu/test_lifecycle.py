@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from conftest import children, descriptors, wait_until
-from gpu.conftest import EVERY, settled, started
+from support.gpus import EVERY, settled, started
+from support.leftovers import children, descriptors
+from support.waiting import wait_until
 from synkro import here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module

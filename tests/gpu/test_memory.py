@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from gpu.conftest import mapped_as_pinned
+from support.gpus import mapped_as_pinned
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

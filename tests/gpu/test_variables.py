@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from gpu.conftest import MOST, crews, nothing_left, per_rank, serving, settled, started
+from support.gpus import MOST, crews, serving, settled, started
+from support.leftovers import nothing_left
+from support.sessions import per_rank
 from synkro import here
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module

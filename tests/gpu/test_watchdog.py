@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from failing import Watch
-
-from .conftest import crews, settled, started
+from support.gpus import crews, settled, started
+from support.waiting import Watch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

@@ -1,0 +1,75 @@
+"""Ctrl-C for a command: whenever it comes, the process ends with status 130 and without a traceback.
+
+``python -m synkro`` imports the package first, and in it this before all else, which takes most of a
+second: until ``__main__`` has begun, and after its work, there is nothing to clean up, and the process
+just ends.  In between Ctrl-C is a ``KeyboardInterrupt``, once: what that ends is not interrupted again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+STATUS = 128 + signal.SIGINT
+"""What a shell says of a command that was interrupted."""
+
+_SOON = 0.01  # seconds
+
+
+def status_of(command: Callable[[], int]) -> Any:
+    """Run *command*; returns the exit status, for nothing to come after that could be interrupted."""
+    try:
+        interrupt_once()
+        try:
+            status: Any = command()
+        except SystemExit as left:
+            status = left.code
+        end_at_once()
+    except KeyboardInterrupt:
+        return STATUS
+    return status
+
+
+def end_at_once() -> None:
+    """From here on Ctrl-C ends the process."""
+    _handle(lambda number, frame: os._exit(STATUS))
+
+
+def interrupt_once() -> None:
+    """From here on the first Ctrl-C is a ``KeyboardInterrupt``, and all others are nothing."""
+    sys.unraisablehook = _unheard
+    _handle(_interrupt)
+
+
+def _handle(handler: Any) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in what a shell has in the background
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _unheard(lost: sys.UnraisableHookArgs) -> None:
+    """Where an exception goes that came in a finalizer: an interrupt comes once more, a moment later."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, _SOON)
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _is_the_command() -> bool:
+    """Whether this is ``python -m synkro``, which still looks for its ``__main__``."""
+    options = zip(sys.orig_argv[1:], sys.orig_argv[2:], strict=False)
+    module = next((name for option, name in options if option[:1] == "-" and option[-1:] == "m"), "")
+    return sys.argv[:1] == ["-m"] and module == "synkro"
+
+
+if _is_the_command():
+    end_at_once()

@@ -1,0 +1,27 @@
+"""What the tests share: one plugin of pytest's, and helpers to import.
+
+::
+
+    leftovers  every test is followed by a count of what it may have left behind
+    sessions   workers that serve a test, or a whole file
+    programs   Python programs in processes of their own
+    waiting    waiting for what comes a moment later, but soon
+    failing    functions that die, hang or hear nothing, and where a worker is
+    arrays     values that all dtypes hold, and what NumPy says of them
+    gpus       machines with GPUs, real and make-believe, and how ranks lie on them
+    left_out   one line for the tests that need a GPU where there is none
+"""
+
+import sys
+
+import cloudpickle
+
+pytest_plugins = [
+    "support.leftovers",
+    "support.sessions",
+    "support.programs",
+    "support.gpus",
+    "support.left_out",
+]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import what is here

@@ -1,0 +1,55 @@
+"""Functions that die, hang or hear nothing; and where a worker is."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+
+from support.sessions import rank
+
+
+def hanging(tmp_path, monkeypatch):
+    """Let workers hang before they begin."""
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def sleeping():
+    if rank() == 1:
+        time.sleep(20)
+
+
+def in_native_code():
+    """As if in C code that holds the interpreter lock and hears no signals."""
+    if rank() == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        ctypes.PyDLL(None).usleep(2_500_000)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def stubborn():
+    for _ in range(2 * rank()):
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(20)
+
+
+class Nap:
+    """Takes a minute to load, the first time."""
+
+    def __init__(self, flag):
+        self.flag = str(flag)
+
+    def __reduce__(self):
+        flag = self.flag
+
+        def load():
+            if rank() == 1 and not os.path.exists(flag):
+                open(flag, "w").close()
+                time.sleep(60)
+
+        return load, ()
+
+
+def in_phase(session, phase):
+    return lambda: session._engine._controller.whereabouts(1)[0] == phase

@@ -1,0 +1,26 @@
+"""One line for the tests that need a GPU where there is none, in the place of one for each."""
+
+import pytest
+
+from synkro.controller.placement.gpus import visible
+
+_LEFT_OUT = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(trylast=True)  # what -m and -k leave out is not counted
+def pytest_collection_modifyitems(config, items):
+    needy = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if not needy:
+        return
+    found = visible()
+    if found.gpus:
+        return
+    items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
+    config.hook.pytest_deselected(items=needy)
+    tests = f"{len(needy)} tests" if len(needy) > 1 else "1 test"
+    config.stash[_LEFT_OUT] = f"gpu: {tests} left out, as they need a GPU: {found.reason}"
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if line := config.stash.get(_LEFT_OUT, ""):
+        terminalreporter.write_line(line)

@@ -1,0 +1,104 @@
+"""Every test is followed by a count of what it may have left behind.
+
+The sessions of a file that is marked ``counted_once`` serve many of its tests: it is counted at its end.
+"""
+
+import contextlib
+import gc
+import os
+
+import pytest
+
+import synkro as synk
+from support.waiting import wait_until
+from synkro import here
+
+
+def children(pid="self"):
+    """The process ids of a process's children: of this one's, unless told otherwise."""
+    found = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+            found |= set(map(int, file.read().split()))
+    return found
+
+
+def descendants(pid):
+    """The process ids of a process's children, and theirs."""
+    found = children(pid)
+    for child in tuple(found):
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            found |= descendants(child)
+    return found
+
+
+def descriptors():
+    """This process's open descriptors, each with what it refers to."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+    return found
+
+
+def shared_files():
+    """What lies in /dev/shm."""
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+@contextlib.contextmanager
+def nothing_left():
+    """No process, no descriptor and no file in /dev/shm more than before the block."""
+    gc.collect()
+    before = children(), descriptors(), shared_files()
+    yield
+    gc.collect()
+    assert wait_until(lambda: children() <= before[0]), children() - before[0]
+    left = {fd: what for fd, what in descriptors().items() if fd not in before[1]}
+    assert not left, left
+    # others on the machine may have files there for a moment; ours have no name at all
+    assert wait_until(lambda: shared_files() <= before[2]), shared_files() - before[2]
+
+
+def _counted_once(request):
+    return request.node.get_closest_marker("counted_once") is not None
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request):
+    """After the test, and after the current session is closed, there is nothing more than before."""
+    if _counted_once(request):
+        yield
+        return
+    with nothing_left():
+        yield
+        synk.close()
+        here.session = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_in_the_end(request):
+    """The same for a whole file."""
+    if not _counted_once(request):
+        yield
+        return
+    with nothing_left():
+        yield
+        synk.close()
+        here.session = None
+
+
+def pytest_collection_finish(session):
+    """What was imported stays: the collections before and after each test need not walk it again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_not_walked_again():
+    """What a module's tests leave in pytest's own records would slow every later collection."""
+    yield
+    gc.collect()
+    gc.freeze()

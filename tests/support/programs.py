@@ -1,0 +1,41 @@
+"""Python programs in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run Python in a process of its own, in an empty folder; returns the finished process.
+
+    ``run_python(code)`` runs a script of that text; ``run_python("-c", code)`` passes arguments on.
+    """
+
+    def run(*args, input=None, check=True, timeout=60, env=None, cwd=None):
+        if len(args) == 1 and "\n" in args[0]:
+            script = tmp_path / "script.py"
+            script.write_text(args[0])
+            args = (str(script),)
+        folder = {"FAKE_CUDA_FOLDER": str(tmp_path)}  # where ranks of the stand-in meet
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **folder, **(env or {})}
+        done = subprocess.run(
+            [sys.executable, *args],
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
+            cwd=cwd or tmp_path,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, done.stderr
+        return done
+
+    return run

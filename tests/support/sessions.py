@@ -1,0 +1,121 @@
+"""Workers that serve a test, or a whole file: the module functions go to them when a test asks."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from synkro import here
+from synkro.machine import available_cores
+
+INLINE = 1 << 17
+"""Outputs of more bytes than this go through Store and Reduce in the tests' sessions."""
+
+LARGE = 4 * INLINE // 8  # float64 elements of such an output
+
+
+def start(workers, **options):
+    """Quiet workers by ``fork``; returns their session, which is no longer the current one."""
+    crowded = pytest.warns(RuntimeWarning, match="CPU workers on")
+    with crowded if workers > available_cores() else contextlib.nullcontext():
+        synk.fork(workers, **{"timeout": 60, "verbose": False, **options})
+    session, here.session = here.session, None
+    return session
+
+
+@contextlib.contextmanager
+def current(session):
+    """The module functions go to *session* until the end of the block."""
+    here.session = session
+    try:
+        yield session
+    finally:
+        here.session = None
+
+
+@contextlib.contextmanager
+def running(workers, **options):
+    """… to so many workers, which are closed at its end."""
+    session = start(workers, **options)
+    with session, current(session):
+        yield session
+
+
+def lasting(workers=2):
+    """A fixture for a file: what a test makes must be gone after it, the session need not."""
+
+    @pytest.fixture(scope="module")
+    def session():
+        session = start(workers)
+        yield session
+        session.close()
+
+    return session
+
+
+@pytest.fixture
+def session():
+    """A session of two workers, quiet, with a timeout as a watchdog."""
+    with synk.Session(2, verbose=False, timeout=60) as session:
+        yield session
+
+
+@pytest.fixture
+def own():
+    """Two workers of a test's own, which it may kill."""
+    with running(2) as session:
+        yield session
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def forked(request):
+    session = start(request.param)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def n(forked):
+    """The number of workers that the module's functions go to; they serve the whole file."""
+    with current(forked):
+        yield forked.n_parallel
+
+
+two_forked = lasting(2)
+three_forked = lasting(3)
+
+
+@pytest.fixture
+def two(two_forked):
+    """Two workers, for what does not depend on their number; they serve the whole file."""
+    with current(two_forked):
+        yield two_forked
+
+
+@pytest.fixture
+def three(three_forked):
+    """Three workers that outlive all errors of use: they answer, and answer right, after the test."""
+    with current(three_forked):
+        yield three_forked
+        answers = per_rank(lambda: synk.all_reduce(np.ones(2) * synk.rank(), "sum").tolist() == [3, 3])
+        assert answers == [1] * 3
+
+
+def per_rank(fn, *args, **options):
+    """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    return synk.function(fn, outputs=None, bcast_inputs=list(names))(*args, **options)
+
+
+def total(session, n=7):
+    """The sum of *n* ones, by the workers: *n*, if the session works."""
+    return session.function(lambda x: x.sum(), outputs="sum")(np.ones(n))
+
+
+def rows(x):
+    return x
+
+
+def rank():
+    return here.rank.number

@@ -1,0 +1,185 @@
+"""Ctrl-C at any moment of a command: it ends with status 130, says no traceback, and leaves nothing."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+from support.leftovers import descendants
+from support.programs import ROOT
+from support.waiting import gone, wait_until
+
+BENCH = ("-m", "synkro", "bench", "endurance", "--quick")
+
+
+class Command:
+    """A command in a process group of its own, that tells which modules it imports, as it goes on."""
+
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.errors = []
+        self.reader = threading.Thread(target=self.read)
+        self.imported = Counter()
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stderr:
+            head, found, rest = line.partition("import time:")
+            if found:
+                self.imported[head + rest.rpartition("|")[2].strip()] += 1
+            else:
+                self.errors.append(line)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+    def reaches(self, module, times=1):
+        """Whether the command and its processes come to have imported *module* so many times."""
+        return wait_until(lambda: self.imported[module] >= times or self.process.poll() is not None, 60)
+
+    def says(self, text):
+        """Whether it comes to print a line with *text* in it."""
+        return any(text in line for line in self.process.stdout)
+
+    def interrupt(self):
+        """What a terminal does at Ctrl-C."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def ended(self):
+        """Its exit status, and what it has said on stderr but for its imports."""
+        status = self.process.wait(timeout=60)
+        self.reader.join()
+        return status, "".join(self.errors)
+
+
+MOMENTS = {
+    "before all else": ("synkro.cli.ctrl_c", 1),
+    "while NumPy is imported": ("numpy.version", 1),
+    "while the package is imported": ("synkro.memory.segment", 1),
+    "when the package is there": ("synkro.api", 1),
+    "while the command is read": ("argparse", 1),
+    "while the benchmarks are imported": ("benchmarks", 1),
+    "when the question's interpreter begins": ("site", 2),
+    "while the question imports NumPy": ("numpy.version", 2),
+    "when the question has imported all": ("benchmarks.common", 1),
+    "when its first worker begins": ("[rank 0] site", 1),
+    "when its first worker has begun": ("[rank 1] synkro.api", 1),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_bench_can_be_interrupted(moment):
+    with Command(*BENCH) as command:
+        assert command.reaches(*MOMENTS[moment])
+        below = descendants(command.process.pid)
+        command.interrupt()
+        assert command.ended() == (130, "")
+        assert wait_until(lambda: all(map(gone, below)))
+
+
+@pytest.mark.parametrize("text", ["endurance (quick)", "growth of resident memory"])
+def test_bench_can_be_interrupted_when_it_has_said_something(text):
+    with Command(*BENCH) as command:
+        assert command.says(text)
+        command.interrupt()
+        assert command.ended() == (130, "")
+
+
+@pytest.mark.parametrize("command", [("bench", "--help"), ("bench", "no_such_question")], ids=" ".join)
+def test_a_command_that_is_about_to_end_ends_quietly(command):
+    with Command("-m", "synkro", *command) as running:
+        said = running.says("")  # its first line, or its end
+        if not running.process.poll():
+            with contextlib.suppress(ProcessLookupError):
+                running.interrupt()
+        status, errors = running.ended()
+        # the interpreter itself may be past its handlers: then it is the kernel that ends it
+        assert status in {0 if said else 2, 130, -signal.SIGINT}
+        assert "Traceback" not in errors
+
+
+def test_only_the_first_interrupts(run_python):
+    done = run_python(
+        """
+import signal, sys
+from synkro.cli import ctrl_c
+
+def command():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        print("cleaned up")
+
+sys.exit(ctrl_c.status_of(command))
+""",
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", "")
+
+
+def test_an_interrupt_in_a_finalizer_is_heard(run_python):
+    done = run_python(
+        """
+import signal, sys, time
+from synkro.cli import ctrl_c
+
+class Late:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def command():
+    Late()
+    time.sleep(60)
+
+sys.exit(ctrl_c.status_of(command))
+""",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_what_ignores_ctrl_c_goes_on(run_python):
+    """As a shell starts what is to run in the background."""
+    done = run_python(
+        """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from synkro.cli import ctrl_c
+
+def command():
+    signal.raise_signal(signal.SIGINT)
+    return 7
+
+sys.exit(ctrl_c.status_of(command))
+""",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_other_programs_keep_their_own_handler(run_python):
+    assert run_python("-c", "import signal, synkro; print(signal.getsignal(2).__name__)").stdout == (
+        "default_int_handler\n"
+    )

@@ -1,0 +1,157 @@
+"""How functions get to the workers: when, with what they use, and what of it they share."""
+
+import numpy as np
+import pytest
+
+from support.sessions import lasting
+from synkro.packing.pickles import OUT_OF_BAND
+
+pytestmark = pytest.mark.quick  # on every Python version
+
+X = np.arange(21.0).reshape(7, 3)
+Y = np.array([1.0, -2.0, 3.0])
+
+session = lasting(2)
+
+
+def test_functions_import_modules_beside_the_script(run_python, tmp_path):
+    (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
+    done = run_python(
+        "import numpy as np\n"
+        "import beside\n"
+        "import synkro as synk\n"
+        "synk.fork(2, verbose=False)\n"
+        "f = synk.function(beside.double, outputs='gather')\n"
+        "g = synk.function(lambda x: beside.double(x) + 1, outputs='sum')\n"
+        "assert f(np.arange(3)).tolist() == [0, 2, 4]\n"
+        "print(g(np.arange(2)[:, None]).tolist())\n"
+        "from collections import namedtuple\n"
+        "Pair = namedtuple('Pair', 'a b')\n"
+        "pair = synk.function(lambda x: Pair(x.sum(), x), outputs=Pair('sum', 'gather'))\n"
+        "assert type(pair(np.arange(3))) is Pair\n"
+        "def here(x):\n"
+        "    return [x.sum(), helper(x)]\n"
+        "def helper(x):\n"
+        "    return x.max()\n"
+        "print(synk.function(here, outputs=['sum', 'max'])(np.arange(5)))\n"
+    )
+    assert done.stdout.splitlines() == ["[[4]]", "[np.int64(10), np.int64(4)]"]
+    assert done.stderr == ""
+
+
+def test_distribute_as_often_as_liked(session):
+    session.distribute()
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    session.distribute()
+    session.distribute()
+    assert f(X) == X.sum()
+    g = session.function(lambda x: x.max(), outputs="max")
+    assert g(X) == 20
+    session.distribute()
+    assert (f(X), g(X)) == (X.sum(), 20)
+
+
+def test_functions_may_be_redefined(session):
+    def f(x):
+        return x + 1
+
+    f = session.function(f, outputs="gather")
+    first = f
+    assert np.array_equal(f(X), X + 1)
+
+    def f(x):
+        return x + 2
+
+    f = session.function(f, outputs="gather")
+    assert np.array_equal(f(X), X + 2)
+    assert np.array_equal(first(X), X + 1)
+
+
+def test_distributed_together_they_share_what_they_use(session):
+    memory = np.zeros(1)
+
+    def add(x):
+        memory[0] += x.sum()
+
+    def read():
+        return memory[0]
+
+    add, read = session.function(add, outputs=[]), session.function(read, outputs="sum")
+    session.distribute()
+    assert read() == 0
+    add(np.ones(10))
+    add(np.ones(10))
+    assert read() == 20
+    assert memory[0] == 0
+
+
+def test_distributed_apart_they_do_not(session):
+    memory = []
+
+    def add():
+        memory.append(1)
+        return len(memory)
+
+    one, other = (session.function(add, outputs="max") for _ in range(2))
+    assert [one(), one(), other()] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("nbytes", [OUT_OF_BAND - 8, OUT_OF_BAND, 1 << 21])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_arrays_of_closures_stay_what_they_are(session, nbytes, writeable):
+    table = np.arange(nbytes // 8, dtype="i8")
+    table.flags.writeable = writeable
+
+    def look(rows):
+        return table[rows], np.array([table.flags.writeable])
+
+    f = session.function(look, outputs="gather")
+    found, flags = f(np.array([0, 5, nbytes // 8 - 1]))
+    assert found.tolist() == [0, 5, nbytes // 8 - 1]
+    assert flags.tolist() == [writeable] * 2
+
+
+@pytest.mark.parametrize("nbytes", [OUT_OF_BAND - 8, 1 << 21])
+def test_writes_to_a_closure_stay_in_their_worker(session, nbytes):
+    table = np.zeros(nbytes // 8)
+
+    def write(rows):
+        table[rows] = 1
+        return table.sum()
+
+    f = session.function(write, outputs=None)
+    assert f(np.arange(5)) == [3, 2]
+    assert f(np.arange(5)) == [3, 2]
+    assert not table.any()
+
+
+def test_a_big_closure_lies_in_memory_once(session):
+    table = np.ones(1 << 18)
+
+    def where():
+        address = table.__array_interface__["data"][0]
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, _, _, _, inode, *name = line.split()
+                low, high = (int(part, 16) for part in span.split("-"))
+                if low <= address < high:
+                    return int(inode) if name and "(deleted)" in name else -1
+        return -1
+
+    inodes = session.function(where, outputs=None)()
+    assert inodes[0] == inodes[1] > 0
+
+
+def test_two_functions_share_one_big_closure(session):
+    table = np.zeros(1 << 16)
+
+    def write():
+        table[:] = 3
+
+    def read():
+        return table.max()
+
+    write, read = session.function(write, outputs=[]), session.function(read, outputs="min")
+    session.distribute()
+    write()
+    assert read() == 3
