@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.failing import in_native_code, in_phase, sleeping, stubborn
+from support.failing import in_native_code, sleeping, stubborn
+from support.inside import in_phase
 from support.leftovers import shared_files
 from support.programs import ROOT
 from support.waiting import SOON, Watch, gone, wait_until
