@@ -69,7 +69,7 @@ def _timed(call: Any, idle: float) -> float:
 
 
 def _kinds() -> Iterator[tuple[str, tuple[Any, float]]]:
-    import synkro  # noqa: PLC0415  of whichever version comes first on the path
+    import synkro
 
     session = synkro.Session(devices=["cpu", "cpu"], verbose=False)
     x = session.data(np.ones(2))

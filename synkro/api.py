@@ -6,36 +6,90 @@ Nothing is decided in here but which session that is.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence  # noqa: F401  it stands in signatures
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike  # noqa: F401
 
 from . import here
-from .controller.data import Data
+from .controller.data import Data  # noqa: F401
 from .controller.engine.engine import State
 from .controller.session import Session
-from .controller.variables.shared import Shared
+from .controller.variables.shared import Shared  # noqa: F401
 from .errors import InvalidType, NotForked, UsageError
 from .worker.group import Group
 
+# ── where we are ─────────────────────────────────────────────────────────────────────────────────────
 
-def fork(
-    n_parallel: int | None = None,
-    *,
-    devices: str | Sequence[str] | None = None,
-    master_rank: int = 0,
-    threads_per_worker: int | None = None,
-    start_timeout: float = 60.0,
-    timeout: float | None = None,
-    seed: int | None = None,
-    preallocate: float | None = None,
-    profile_workers: bool = False,
-    verbose: bool = True,
-) -> int:
+
+def current_session(verb: str) -> Session:
+    """The session that ``synkro.verb()`` is for.  Raises: NotForked, UsageError."""
+    if here.rank is not None:
+        raise UsageError(
+            f"{verb}() was called inside a worker: a function that runs on the workers is plain array "
+            f"code; call Synkro's functions in the main program."
+        )
+    if here.session is None:
+        raise NotForked(
+            f"there are no workers yet for {verb}(): call synkro.fork() first. (A Session of your own "
+            f"has methods of these names.)"
+        )
+    return here.session
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _taking(
+    method: Callable[Concatenate[Session, P], Any], returns: str | None = None
+) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Let a function of the module take what *method* takes after the session.
+
+    It has the docstring of the method, too, unless it has its own.
+    """
+    signature = inspect.signature(method)
+    parameters = list(signature.parameters.values())[1:]
+    returned = returns or signature.return_annotation
+
+    def taking(function: Callable[..., R]) -> Callable[P, R]:
+        shown = signature.replace(parameters=parameters, return_annotation=returned)
+        function.__dict__["__signature__"] = shown
+        function.__doc__ = function.__doc__ or method.__doc__
+        return function
+
+    return taking
+
+
+def _forwarded(method: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
+    """The function of the module that is *method* of the current session."""
+
+    @_taking(method)
+    def forward(*args: Any, **kwargs: Any) -> R:
+        _check_arguments(forward, args, kwargs)
+        return method(current_session(method.__name__), *args, **kwargs)
+
+    forward.__name__ = forward.__qualname__ = method.__name__
+    return forward
+
+
+def _check_arguments(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raises: TypeError, in the name of *function*, for arguments that it does not take."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() {error}") from None
+
+
+# ── functions that are methods of the current session ────────────────────────────────────────────────
+
+
+@_taking(Session.__init__, returns="int")
+def fork(*args: Any, **kwargs: Any) -> int:
     """Start one worker process a device; returns their number.
 
     Args:
@@ -61,6 +115,7 @@ def fork(
     Raises: UsageError if there is a session already, or for arguments that cannot be; WorkerDied if a
     worker ends while it starts; CallTimeout; NotAvailable.
     """
+    _check_arguments(fork, args, kwargs)
     current = here.session
     if current is not None:
         if current.state is State.READY:
@@ -69,18 +124,7 @@ def fork(
                 f"close() first, or make a second Session."
             )
         current.close()
-    session = Session(
-        n_parallel,
-        devices=devices,
-        master_rank=master_rank,
-        threads_per_worker=threads_per_worker,
-        start_timeout=start_timeout,
-        timeout=timeout,
-        seed=seed,
-        preallocate=preallocate,
-        profile_workers=profile_workers,
-        verbose=verbose,
-    )
+    session = Session(*args, **kwargs)
     here.session = session
     return session.n_parallel
 
@@ -91,108 +135,25 @@ def close() -> None:
         current_session("close").close()
 
 
-def data(
-    value: ArrayLike | None = None,
-    var: Any = None,
-    dtype: DTypeLike | None = None,
-    ndim: int | None = None,
-    shape: Any = None,
-    minibatch: bool = False,
-    force_cast: bool = False,
-    oversize: float = 1,
-    name: str | None = None,
-) -> Data:
-    """An array in shared memory, an input of functions.
-
-    Args:
-        value: its contents, of any shape.  A memory-mapped array (``np.load(…, mmap_mode="r")``,
-            ``np.memmap``) is not copied: the workers map the same file, and the Data is read-only.
-        var: something with a ``dtype`` and an ``ndim`` (and perhaps a ``name``) to take them from.
-        dtype: bool, an integer, float or complex type; by default the value's, or float64.
-        ndim, shape: the number of dimensions, or all lengths, of one without a value: zeros.
-        minibatch: it holds just the rows of a batch: ``batch=`` is relative to its lowest index.
-        force_cast: allow casts that lose information.
-        oversize: how much more memory to take than is needed now, from 1 to 2.
-        name: for messages.
-
-    Raises: InvalidType, InvalidValue; SharedMemoryError.
-    """
-    return current_session("data").data(
-        value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name
-    )
+data = _forwarded(Session.data)
+function = _forwarded(Session.function)
+distribute = _forwarded(Session.distribute)
+shared = _forwarded(Session.shared)
+set_value = _forwarded(Session.set_value)
+get_value = _forwarded(Session.get_value)
+get_lengths = _forwarded(Session.get_lengths)
+get_shapes = _forwarded(Session.get_shapes)
+save = _forwarded(Session.save)
+load = _forwarded(Session.load)
+summary = _forwarded(Session.summary)
+plot_timeline = _forwarded(Session.plot_timeline)
 
 
-def function(
-    fn: Callable[..., Any] | None = None,
-    inputs: str | Sequence[str] | None = None,
-    outputs: Any = "mean",
-    bcast_inputs: str | Sequence[str] | None = None,
-    updates: Any = None,
-    givens: Any = None,
-    sliceable_shareds: Any = None,
-    name: str | None = None,
-    **options: Any,
-) -> Any:
-    """A function that runs on all workers at once; without *fn*, a decorator that makes one.
-
-    Args:
-        fn: any callable over arrays that cloudpickle takes.
-        inputs: names of the parameters whose rows are scattered; by default all but bcast_inputs.
-        outputs: ``"mean"``, ``"sum"``, ``"prod"``, ``"max"``, ``"min"``: reduced over the ranks, a mean
-            weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows; None:
-            the list of every rank's (and slice's) value; ``"keep"``: left on the workers, a handle is
-            returned that other functions take as an input; ``[]``: nothing is returned.  One for all, or
-            nested as the function's result, one for each.
-        bcast_inputs: names of the parameters that every rank sees whole.
-        updates: worker variables whose new values the function returns beside its outputs, as
-            ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*
-            merges the new values of several slices ("mean" by default, weighted by rows).  They are
-            put in place at the end of the call, so that all slices see the old values; each rank's in
-            its own replica: to make the ranks agree, use all_reduce in the function.
-        sliceable_shareds: worker variables whose rows take part in slicing and in ``batch_s=``:
-            inside the function their value is the rows of the running piece.
-        name: for messages; by default the function's own.
-
-    Inputs are read-only inside the function.
-
-    The classic form has no *fn* but the variables of a PyTensor graph: lists of them as *inputs* and
-    *bcast_inputs*; one, a pair ``(variable, op)`` or a list of them as *outputs*; *updates*, a dict or
-    pairs ``(shared variable, new value)``, or triples with the operation; *givens*; shared variables as
-    *sliceable_shareds*.  *options* go to ``pytensor.function``: ``mode``, ``on_unused_input``,
-    ``allow_input_downcast`` …
-
-    Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
-    """
-    return current_session("function").function(
-        fn, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, **options
-    )
-
-
-def distribute() -> None:
-    """Send all functions that the workers do not have yet, pickled together.
-
-    What they share in this process (an array that two of them use) they share on every worker.  A
-    function that was not distributed is sent alone, at its first call.
-
-    Raises: InvalidType for a function that cannot be pickled; WorkerError if a worker cannot load it.
-    """
-    current_session("distribute").distribute()
-
-
-def shared(value: ArrayLike, name: str | None = None) -> Shared:
-    """A variable with a replica on every rank, which functions read and write.
-
-    Inside a function ``w.value`` is this rank's replica, an array: ``w[...] -= g`` writes into it (also
-    where it was read before), ``w.value = new`` replaces it.  Nothing is synchronized by itself.  Ranks
-    without rows (where a call has fewer rows than ranks) do not run, so their replicas stay as they are.
-
-    Args:
-        value: its first contents, on every rank; bools, integers, floats or complex numbers.
-        name: for messages, and for ``save`` and ``load``.
-
-    Raises: InvalidType; SharedMemoryError; NotForked.
-    """
-    return current_session("shared").shared(value, name)
+@contextlib.contextmanager
+@_taking(Session.trace)
+def trace(*args: Any, **kwargs: Any) -> Iterator[None]:
+    with current_session("trace").trace(*args, **kwargs):
+        yield
 
 
 # ── collectives: of the main process over variables, and inside functions over arrays ────────────────
@@ -213,7 +174,7 @@ def broadcast(value: Any, values: Any = None, *, root: int | None = None) -> Any
         _inside_only("broadcast", values=values)
         return group.broadcast(value, root)
     _main_only("broadcast", root=root)
-    return current_session("broadcast").variables.broadcast(value, values)
+    return current_session("broadcast").broadcast(value, values)
 
 
 def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | None = None) -> Any:
@@ -230,7 +191,7 @@ def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | No
         _inside_only("scatter", values=values, batch=batch)
         return group.scatter(value, root)
     _main_only("scatter", root=root)
-    return current_session("scatter").variables.scatter(value, values, batch)
+    return current_session("scatter").scatter(value, values, batch)
 
 
 def gather(value: Any, nd_up: int | None = None, *, root: int | None = None) -> Any:
@@ -248,7 +209,7 @@ def gather(value: Any, nd_up: int | None = None, *, root: int | None = None) -> 
     if (group := _group()) is not None:
         return group.gather(value, root, nd_up or 0)
     _main_only("gather", root=root)
-    return current_session("gather").variables.gather(value, 1 if nd_up is None else nd_up)
+    return current_session("gather").gather(value, 1 if nd_up is None else nd_up)
 
 
 def all_gather(value: Any, nd_up: int | None = None) -> Any:
@@ -263,7 +224,7 @@ def all_gather(value: Any, nd_up: int | None = None) -> Any:
     if (group := _group()) is not None:
         return group.all_gather(value, nd_up or 0)
     _main_only("all_gather", nd_up=nd_up)
-    return current_session("all_gather").variables.all_gather(value)
+    return current_session("all_gather").all_gather(value)
 
 
 def reduce(
@@ -283,7 +244,7 @@ def reduce(
         _inside_only("reduce", in_place=None if in_place is True else in_place)
         return group.reduce(value, op, root, weight)
     _main_only("reduce", root=root, weight=weight)
-    return current_session("reduce").variables.reduce(value, op, in_place)
+    return current_session("reduce").reduce(value, op, in_place)
 
 
 def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
@@ -302,63 +263,7 @@ def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
     if (group := _group()) is not None:
         return group.all_reduce(value, op, weight)
     _main_only("all_reduce", weight=weight)
-    return current_session("all_reduce").variables.all_reduce(value, op)
-
-
-def set_value(rank: int, variables: Any, values: Any, batch: Any = None) -> None:
-    """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
-    current_session("set_value").variables.set_value(rank, variables, values, batch)
-
-
-def get_value(rank: int, variables: Any) -> Any:
-    """The replica of one *rank*: an array, or a list of them for several variables."""
-    return current_session("get_value").variables.get_value(rank, variables)
-
-
-def get_lengths(variables: Any) -> Any:
-    """The number of rows of each rank's replica: a list, or a list of lists for several variables."""
-    return current_session("get_lengths").variables.get_lengths(variables)
-
-
-def get_shapes(variables: Any) -> Any:
-    """The shape of each rank's replica: a list, or a list of lists for several variables."""
-    return current_session("get_shapes").variables.get_shapes(variables)
-
-
-def save(path: str | os.PathLike[str]) -> None:
-    """Write all named variables, of all ranks, and the states of the ranks' generators to a file.
-
-    *path* gets the suffix ``.npz``, if it has another.  The file is complete or not there: a crash while
-    it is written leaves an older one of that name as it was.
-
-    Raises: OSError.
-    """
-    current_session("save").save(path)
-
-
-def load(path: str | os.PathLike[str]) -> None:
-    """Set all named variables and generators to what ``save(path)`` wrote; the session goes on as then.
-
-    The session needs the same number of workers and the same named variables.
-
-    Raises: InvalidValue if they are not; OSError.
-    """
-    current_session("load").load(path)
-
-
-def unused_name(label: str) -> str:
-    """*label*, with a number behind it if variables in use are named by it already."""
-    return current_session("shared").variables.unused_name(label)
-
-
-def worker_variable(variable: Any) -> Any:
-    """The worker variable that stands for a shared variable of PyTensor's."""
-    return current_session("shared").variables.check(variable, "a parameter")
-
-
-def name_variable(variable: Any, text: str) -> None:
-    """Name a variable that has no name."""
-    current_session("shared").variables.name(variable, text)
+    return current_session("all_reduce").all_reduce(value, op)
 
 
 # ── inside functions only ────────────────────────────────────────────────────────────────────────────
@@ -425,65 +330,7 @@ def barrier() -> None:
     _inside("barrier").barrier()
 
 
-# ── where the time goes ──────────────────────────────────────────────────────────────────────────────
-
-
-@contextlib.contextmanager
-def trace(path: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """Record what the main process and every rank do in the block, and write it to *path* after it.
-
-    ``with synk.trace("calls.json"): …`` writes a file in the Trace Event Format, which
-    https://ui.perfetto.dev and ``chrome://tracing`` open; without *path* the record is kept for
-    ``summary()`` and ``plot_timeline()`` only.  One lane shows the main process (plan, send, wait,
-    collect), and one each rank: wake, begin; inputs, compute and outputs, once a slice; collective,
-    store, reduce; and the wait for slower ranks.  Of each lane the last 200,000 steps are kept.  The
-    environment variable ``SYNKRO_TRACE``, a path, traces a whole session, from ``fork()`` to
-    ``close()``.
-
-    Raises: InvalidType, InvalidValue for a path that cannot be written, or while another trace goes on.
-    """
-    with current_session("trace").trace(path):
-        yield
-
-
-def summary() -> None:
-    """Print where the time of the traced calls went, a line a function.
-
-    ``compute`` is the function itself; ``transfer`` moves inputs and outputs; ``communication`` is
-    collectives, with the waiting in them, and reductions; ``waiting`` is for slower ranks, and
-    ``overhead`` all else.  They are shares of the calls' time, as means over the ranks; ``imbalance`` is
-    how much more than the mean the slowest rank computed.
-
-    Raises: UsageError if nothing was traced in this session.
-    """
-    current_session("summary").summary()
-
-
-def plot_timeline(path: str | os.PathLike[str], calls: int = 10) -> None:
-    """Draw the last traced *calls* as a picture (PNG, PDF, SVG … by *path*'s suffix), a lane a rank.
-
-    Raises: UsageError if nothing was traced; InvalidValue for a *path* that cannot be written;
-    NotAvailable without matplotlib.
-    """
-    current_session("plot_timeline").plot_timeline(path, calls)
-
-
-# ── where we are ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def current_session(verb: str) -> Session:
-    """The session that ``synkro.verb()`` is for.  Raises: NotForked, UsageError."""
-    if here.rank is not None:
-        raise UsageError(
-            f"{verb}() was called inside a worker: a function that runs on the workers is plain array "
-            f"code; call Synkro's functions in the main program."
-        )
-    if here.session is None:
-        raise NotForked(
-            f"there are no workers yet for {verb}(): call synkro.fork() first. (A Session of your own "
-            f"has methods of these names.)"
-        )
-    return here.session
+# ── inside a function, or in the main process ─────────────────────────────────────────────────────────
 
 
 def _group() -> Group | None:

@@ -1,7 +1,7 @@
 """Every error that Synkro raises on purpose, drawn as a tree.
 
 SynkroError
-├── UsageError            the call cannot mean anything; found before any worker is woken
+├── UsageError            a call that makes no sense; mostly found before any worker is woken
 │   ├── InvalidValue      … also a ValueError
 │   ├── InvalidType       … also a TypeError
 │   ├── InvalidIndex      … also an IndexError
@@ -15,8 +15,8 @@ SynkroError
 ├── WorkerDied            a worker process is gone; the session is broken
 ├── CallTimeout           some worker did not answer in time; also a TimeoutError
 ├── SharedMemoryError     no memory for a segment; also a MemoryError
-├── NotAvailable          promised, not built yet; also a NotImplementedError
-└── InternalError         our bug
+├── NotAvailable          not on this machine, or not yet; also a NotImplementedError
+└── InternalError         a bug in Synkro
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class SynkroError(Exception):
 
 
 class UsageError(SynkroError):
-    """The call cannot mean anything: says what was expected, what came and what to do."""
+    """A call that makes no sense; the message says what was expected, what came and what to do."""
 
 
 class InvalidValue(UsageError, ValueError):
-    """A value out of its range or of the wrong form."""
+    """A value that is out of range or has the wrong form."""
 
 
 class InvalidType(UsageError, TypeError):
-    """An argument of a type that cannot serve, or the wrong number or names of arguments."""
+    """An argument of a wrong type, or the wrong number or names of arguments."""
 
 
 class InvalidIndex(UsageError, IndexError):
@@ -47,10 +47,10 @@ class OutputError(UsageError, ValueError):
 
 
 class CollectiveError(UsageError, RuntimeError):
-    """A collective that not all ranks took part in, or not with arguments that fit together.
+    """A collective in which not all ranks took part, or in which their arguments did not fit.
 
     Attributes:
-        strays: whether another rank's own failure was the cause: then that one is reported.
+        strays: whether the failure of another rank was the cause; that one is reported then.
     """
 
     def __init__(self, message: str, strays: bool = False) -> None:
@@ -109,10 +109,10 @@ class WorkerError(SynkroError):
 
 
 class WorkerDied(SynkroError):
-    """A worker process ended although nobody asked it to.
+    """A worker process ended unexpectedly.
 
     Attributes:
-        rank, pid: which worker.
+        rank, pid: of the worker.
         exitcode: its exit code, or None if a signal ended it.
         signal: the number of that signal, or None.
         stderr: the last lines that it wrote to stderr.
@@ -139,7 +139,7 @@ class CallTimeout(SynkroError, TimeoutError):
     """Some ranks did not answer in time.
 
     Attributes:
-        ranks: those that did not answer.
+        ranks: the ranks that did not answer.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
@@ -152,7 +152,7 @@ class SharedMemoryError(SynkroError, MemoryError):
 
 
 class NotAvailable(SynkroError, NotImplementedError):
-    """A part of Synkro that is planned but not available yet."""
+    """Something that is not available on this machine, or not yet in Synkro."""
 
 
 class InternalError(SynkroError):

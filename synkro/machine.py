@@ -1,4 +1,4 @@
-"""Facts that no library knows: usable cores and memory, the processor's name, this interpreter."""
+"""Facts that no library offers: usable cores and memory, the processor's name, this interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _read(path: Path) -> str | None:
 def _cgroup_folders(controller: str) -> Iterator[Path]:
     """This process's cgroup folders (v2, or v1's *controller*), innermost first.
 
-    Inside a container the path of ``/proc/self/cgroup`` may not exist; then the root is ours.
+    Inside a container the path in ``/proc/self/cgroup`` may not exist; the root holds the limits then.
     """
     for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
         number, names, path = line.split(":", 2)

@@ -5,18 +5,18 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Start       → Started here is who you are and where you run
     Distribute  → Ack     load these functions
     Call        → Done    run a function on your rows
-    Keep        → Ack     outputs of the last call stay with you, as these variables
+    Keep        → Ack     keep outputs of the last call as these variables
     Create      → Ack     these variables exist from now on
     Write       → Ack     put these rows into your replicas
-    Read        → Done    show your replicas, as if a function had returned them
-    Inspect     → Shapes  what shapes have your replicas?
+    Read        → Done    return your replicas, as if they were outputs of a function
+    Inspect     → Shapes  return the shapes of your replicas
     Exchange    → Ack     take part in a collective over your replicas
-    Generator   → GeneratorState  what is, or from now on shall be, the state of your random generator?
-    Store       → Ack     copy outputs of the last call that wait with you into shared memory
+    Generator   → GeneratorState  return the state of your random generator, or set it
+    Store       → Ack     copy outputs of the last call into shared memory
     Reduce      → Ack     reduce your share of what all ranks have stored
     Deliver     → (the reply that was too long)
     Indirect    → (the reply to the command that it points to)
-    Release     → Ack     nothing but its housekeeping
+    Release     → Ack     do the housekeeping, and nothing else
     Exit        → no reply: the worker ends
 
 Any command may be answered by Failed, and a reply that does not fit its place by TooLong.
@@ -35,9 +35,9 @@ from .plan.split import Span
 
 
 class Phase(IntEnum):
-    """What a worker says that it does, for messages about time and for progress bars.
+    """What a worker is doing, for errors of time-outs and for progress bars.
 
-    From BEGINNING on they are said to traces only.
+    The phases from BEGINNING on appear in traces only.
     """
 
     WAITING = 0
@@ -53,7 +53,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Attach:
-    """Map the segment whose descriptor comes over the socket under this number."""
+    """Map a segment, whose descriptor comes over the socket, under this number."""
 
     segment: int
     nbytes: int
@@ -62,7 +62,7 @@ class Attach:
 
 @dataclass(frozen=True)
 class Housekeeping:
-    """What a worker does before it looks at the command itself."""
+    """What a worker does before it handles the command itself."""
 
     attach: tuple[Attach, ...] = ()
     drop_segments: tuple[int, ...] = ()

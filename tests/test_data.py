@@ -552,6 +552,34 @@ def test_asking_for_more_memory_than_there_is(session):
     assert rows_seen(session, x).tolist() == [0, 1, 2]
 
 
+VIEWS = [lambda x: x.data, lambda x: x[:], lambda x: x[1, ::2], lambda x: memoryview(x.data), iter]
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=["data", "slice", "part", "memoryview", "iterator"])
+@pytest.mark.parametrize("of_a_file", [False, True], ids=["memory", "file"])
+def test_its_copies_on_gpus_are_renewed_only_where_a_view_lived(
+    session, monkeypatch, tmp_path, view, of_a_file
+):
+    array = np.ones((3, 4))
+    if of_a_file:
+        np.save(tmp_path / "x.npy", array)
+        array = np.load(tmp_path / "x.npy", mmap_mode="r")
+    x = session.data(array)
+    touched = []
+    monkeypatch.setattr(session._engine, "touch", touched.append)
+
+    def renewed():
+        touched.clear()
+        x.touch_if_shared()
+        return touched != []
+
+    assert not renewed()
+    held = view(x)
+    assert [renewed(), renewed()] == [True, True]
+    del held
+    assert [renewed(), renewed(), renewed()] == [True, False, False]  # written to until it went, perhaps
+
+
 # ── whose it is ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -137,6 +137,23 @@ def test_a_function_may_return_the_same_buffer_for_every_slice(fresh, op, width)
             assert result[0, -1] == getattr(values, op)()
 
 
+def test_the_memory_of_a_result_is_used_again_when_it_is_dropped(fresh):
+    f = fresh.function(lambda x: x, outputs="gather")
+    x = fresh.data(np.ones((2, INLINE)))
+    first, second = f(x), f(x)
+    addresses = [result.ctypes.data for result in (first, second)]
+    del first
+    part = second[1:, :3]
+    del second
+    assert f(x).ctypes.data == addresses[0]
+    part[...] = 9
+    third = f(x)
+    assert third.ctypes.data == addresses[0]
+    assert f(x).ctypes.data not in addresses
+    assert (third == 1).all()
+    assert (part == 9).all()
+
+
 def test_very_many_outputs(fresh):
     result = fresh.function(lambda x: [x.sum() + i for i in range(3000)], outputs="max")(X[:1])
     assert result == [X[0].sum() + i for i in range(3000)]

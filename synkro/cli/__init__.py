@@ -3,7 +3,7 @@
 ::
 
     commands  the commands, and ``bench``
-    doctor    what works on this machine, tried out
+    doctor    checks that try out what works on this machine
     info      what this machine has
     ctrl_c    how a command ends when it is interrupted
 """

@@ -1,4 +1,4 @@
-"""Checks that start workers and prove that things work here; each says how to mend what does not."""
+"""Checks, with workers, that Synkro works on this machine; each says how to mend what does not."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..errors import SharedMemoryError, SynkroError
 from ..machine import available_cores, readable_bytes
 from ..memory.segment import SHM_FOLDER, Segment
 
-_DESCRIPTORS = 1024  # that a program with many arrays needs
-_REDUCED = 1 << 24  # elements of float32
-_SLOWEST = 0.25  # of the speed of copying, that a reduction should reach
-_REDUCING = 1.0  # seconds
-_CALLS = 200
+_DESCRIPTORS = 1024  # a program with many arrays needs so many
+_REDUCED = 1 << 24  # elements of float32 that are reduced
+_SLOWEST = 0.25  # the part of the speed of copying that a reduction should reach
+_REDUCING = 1.0  # seconds of reducing
+_CALLS = 200  # whose clocks are compared
 
 _MORE_MEMORY = (
     "Free memory, or raise the limit that is in the way (ulimit -v, or the container's); or use less "
@@ -33,7 +33,7 @@ _MORE_MEMORY = (
 )
 
 CHECKS = 9
-"""How many findings there are where nothing stands in the way."""
+"""The number of findings if the workers start."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def findings(nbytes: int, devices: str | None) -> Iterator[Finding]:
 
 
 def shared_memory(nbytes: int) -> Finding:
-    """Whether so much can be had, and where."""
+    """Whether *nbytes* of shared memory can be reserved, and where."""
     name = "shared memory"
     try:
         Segment.create(0, nbytes).close()
@@ -70,7 +70,7 @@ def shared_memory(nbytes: int) -> Finding:
         return Finding(name, "failure", str(error), _MORE_MEMORY)
     try:
         free = shutil.disk_usage(SHM_FOLDER).free
-    except OSError:  # there is none, which is no harm
+    except OSError:  # no such folder: anonymous files serve
         free = 0
     if free >= nbytes:
         return Finding(name, "ok", f"{readable_bytes(nbytes)} can be had in {SHM_FOLDER}")
@@ -178,7 +178,7 @@ def threads(session: Session) -> Finding:
 
 def _thread_caps() -> int:
     named = [
-        value.partition(",")[0].strip()  # OpenMP's have one for each level of nesting
+        value.partition(",")[0].strip()  # OpenMP's list one number for each level of nesting
         for name, value in os.environ.items()
         if name.endswith("_NUM_THREADS")
     ]
@@ -269,7 +269,7 @@ def pairs(count: int) -> Finding:
 
 
 def _pair_speed(session: Session) -> float:
-    """Bytes a second of an all-reduce whose result is right."""
+    """Bytes a second of an all-reduce, after a check of its result."""
     variable = session.shared(np.ones(_REDUCED, np.float32))
     session.variables.all_reduce(variable, "sum")
     if session.variables.get_value(1, variable)[-1] != 2:

@@ -22,7 +22,7 @@ _PATIENCE = 60.0  # seconds that an import may take
 
 
 def facts() -> dict[str, dict[str, str]]:
-    """Titles, and under each the facts by name."""
+    """Facts by name, by title."""
     return {
         "Versions": _versions(),
         "Extras": _extras(),
@@ -41,7 +41,7 @@ def _versions() -> dict[str, str]:
 
 
 def _extras() -> dict[str, str]:
-    """Which of them can be imported, each tried in a process of its own, all at once."""
+    """The versions of optional packages, each imported in a process of its own, all at once."""
     code = "import importlib, sys; print(getattr(importlib.import_module(argument), '__version__', '?'))"
     children = {
         name: subprocess.Popen(

@@ -3,13 +3,14 @@
 ::
 
     nccl       NCCL, under a watchdog
-    gpu        between GPUs: agreed upon through shared memory, moved by NCCL
+    gpu        the communicator of a rank on a GPU: which way arrays go
+    direct     from GPU to GPU: agreed upon through shared memory, moved by NCCL
     links      which ranks NCCL connects
     shm        through shared memory, for workers on CPUs
-    agreement  how the ranks find out whether all are in the same collective
-    records    what each of them says
+    agreement  how the ranks check that all are in the same collective
+    records    what a rank shows the others when it enters a collective
     meeting    where the ranks of a call meet
     base       the interface of a communicator
-    wire       what NCCL can carry, and how
+    wire       the dtypes and operations of NCCL, and casts to and from them
     ops        the reduce operations: how values accumulate, and in which dtype
 """

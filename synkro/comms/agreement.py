@@ -1,7 +1,7 @@
 """How the ranks agree on a collective before they enter it: each shows a record, and all compare them.
 
-Nobody begins to move data unless all are in the same collective with arrays that fit, so that a mistake,
-or an exception, never strands a rank in the middle.
+A rank moves data only when all are in the same collective, with arrays that fit: so a mistake, or an
+exception, never strands a rank in the middle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .records import KIND, Record, described, listed, manner, shapes_of
 
 
 class Agreement:
-    """One rank's end: its records, and what it thinks of the others'."""
+    """One rank's end: it shows its record, and checks those of the others."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
@@ -25,7 +25,7 @@ class Agreement:
         self._last: tuple[Record | None, bytes] = (None, b"")
 
     def enter(self, record: Record) -> list[Record]:
-        """Meet the others; returns all records, by place, if all are in the same collective.
+        """Show *record*; returns those of all ranks, by place, if all are in the same collective.
 
         Raises: CollectiveError.
         """
@@ -85,35 +85,35 @@ class Agreement:
                 self.refuse("a value without dimensions has no rows to give to the ranks")
 
     def refuse(self, reason: str) -> NoReturn:
-        """Leave the collective together with the others, who refuse it as well."""
+        """Leave the collective and raise a CollectiveError, as the other ranks do, too."""
         where = self.meeting.where()
         self.meeting.part()
         raise CollectiveError(f"{where}: {reason}.")
 
 
 class Guard:
-    """What a watchdog has to know of a collective whose data do not go through shared memory."""
+    """What a watchdog asks about a collective whose data do not go through shared memory."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
 
     def launched(self) -> None:
-        """This rank has begun to move data."""
+        """Say that this rank has begun to move data."""
         self._meeting.mark()
 
     def where(self) -> str:
         return self._meeting.where()
 
     def deserted(self) -> bool:
-        """Whether another rank's function has failed since."""
+        """Whether another rank's function has failed in this call."""
         return self._meeting.failed()
 
     def overtaken(self) -> bool:
-        """Whether another rank is done with it, or has given it up."""
+        """Whether another rank has finished the collective, or given it up."""
         return self._meeting.overtaken()
 
     def overdue(self, seconds: float) -> CollectiveError:
-        """What to raise if the collective is not complete after so many seconds."""
+        """The error of a collective that is not complete after so many seconds."""
         missing = self._meeting.behind()
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
         return CollectiveError(

@@ -1,10 +1,9 @@
 """The interface of a communicator: what one rank does in a collective.
 
-Every rank of a call calls the same methods in the same order.  Arrays are those of the communicator's
-device; a list of them is one collective.  Results are new arrays, the same on every rank that gets one;
-*lasting* ones lie where ``empty`` would put them.
-
-Who does not do what the others do gets a ``CollectiveError``, and so do they.
+Every rank of a call calls the same methods in the same order.  If ranks enter different collectives, all
+raise ``CollectiveError``.  Arrays are those of the communicator's device; a list of them is one
+collective.  Results are new arrays, the same on every rank that gets them.  With *lasting* they are
+allocated by ``empty``, so that later collectives can use them in place.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ class Communicator(ABC):
     """One rank's end of the collectives of a call.
 
     Attributes:
-        place, count: which of the ranks that take part this is, and how many they are.  Roots,
-            sources and destinations are such places.
+        place: the index of this rank among those that take part; roots, sources and destinations are
+            such indices.
+        count: the number of ranks that take part.
     """
 
     place: int
@@ -34,7 +34,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def end(self, failed: bool) -> None:
-        """The call is over on this rank, perhaps by an exception."""
+        """End the call on this rank; *failed* says whether by an exception."""
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -42,7 +42,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def tidy(self) -> None:
-        """Give memory back that nobody uses any more."""
+        """Give unused memory back."""
 
     @abstractmethod
     def reduce_share(
@@ -50,39 +50,39 @@ class Communicator(ABC):
     ) -> None:
         """Reduce this rank's share of the elements of *sources*, in their order, into *target*.
 
-        All ranks of the session together fill *target* (C-contiguous, of the sources' shape and dtype,
-        which may not overlap them).  A weighted operation's result is divided by *divisor*.
+        All ranks of the session together fill *target*, which is C-contiguous, of the sources' shape and
+        dtype, and does not overlap them.  A weighted operation's result is divided by *divisor*.
         """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
 
     @abstractmethod
     def all_reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
     ) -> list[Array]:
-        """Each array reduced over the ranks, in their order; all give the same shapes and dtypes.
+        """Reduce each array over the ranks, in rank order; shapes and dtypes are the same on all.
 
-        A mean counts a rank's arrays *weight* times.  *names*, what the arrays are, has to be the same
-        on all ranks.
+        In a mean, a rank's arrays count *weight* times.  *names* describes the arrays; it has to be the
+        same on all ranks.
         """
 
     @abstractmethod
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
-        """The same with weights of 1, written into *arrays*, which ``empty`` has made."""
+        """As ``all_reduce`` with weight 1, written into *arrays*, which ``empty`` has made."""
 
     @abstractmethod
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
-        """``all_reduce`` whose results only *root* gets."""
+        """As ``all_reduce``, but only *root* gets the results."""
 
     @abstractmethod
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
-        """This rank's rows of what ``all_reduce`` gives: those that ``scatter`` would give it."""
+        """This rank's rows of the results of ``all_reduce``, split as by ``scatter``."""
 
     @abstractmethod
     def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
@@ -94,22 +94,22 @@ class Communicator(ABC):
 
     @abstractmethod
     def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
-        """``all_gather`` whose results only *root* gets."""
+        """As ``all_gather``, but only *root* gets the results."""
 
     @abstractmethod
     def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
-        """This rank's rows of *root*'s arrays, split as evenly as can be; the others give None."""
+        """This rank's rows of *root*'s arrays, split as evenly as can be; the other ranks give None."""
 
     @abstractmethod
     def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
-        """The rows of all ranks that are for this one, in the order of the ranks.
+        """This rank's part of the rows of every rank, in rank order.
 
-        Each rank's rows are split over the ranks as ``scatter`` would split them.
+        Each rank's rows are split over the ranks as by ``scatter``.
         """
 
     @abstractmethod
     def send(self, array: Array, to: int) -> None:
-        """Leave a copy of *array* to rank *to*; waits only where several wait there already."""
+        """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread."""
 
     @abstractmethod
     def recv(self, source: int) -> Array:

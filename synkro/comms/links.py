@@ -1,8 +1,8 @@
-"""Which ranks NCCL connects, and how they come to agree on that.
+"""The links between GPUs, and how ranks agree on one.
 
-A *link* is made when the ranks of a call first need it, and is there for every later call of the same
-ranks.  After an error some of them may have given theirs up: records say which link a rank has, and
-where they differ all make a new one.
+A *link* is an NCCL communicator.  The ranks of a call make it when they first need it, and keep it for
+later calls of the same ranks.  After an error some ranks may have aborted theirs: each record carries
+the number of the rank's link, and where the numbers differ all ranks make a new link.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from .nccl import Link
 
     Connect = Callable[[bytes, int, int, Guard], Link]
-    """Makes this rank's end of a link: its identity, the rank's place of how many, and who watches."""
+    """Makes this rank's end of a link: of NCCL's unique id, place, number of ranks, and a guard."""
 
 _UNKNOWN, _IMPOSSIBLE, _ALONE = 0, -1, -2
-"""Numbers of no link: none yet; NCCL cannot; none is needed, as there is only one rank."""
+"""Numbers instead of a link's: there is none yet; NCCL cannot connect; one rank needs none."""
 
 
 class Links:
@@ -42,7 +42,7 @@ class Links:
         self._made = 0
 
     def agree(self, record: Record) -> tuple[list[Record], Link | None, bool]:
-        """Enter a collective; returns the records, the link if one is needed, and whether NCCL can."""
+        """Enter a collective; returns all records, the link if one is needed, and whether NCCL can."""
         while True:
             number, link = self._current()
             records = self._host.agreement.enter(record._replace(link=number))
@@ -62,7 +62,7 @@ class Links:
         return (_UNKNOWN, None) if link is not None and not link.alive else (number, link)
 
     def connect(self) -> str:
-        """With all ranks of this call, make a link; returns why that cannot be, or nothing."""
+        """Make a link, with all ranks of this call; returns why NCCL cannot, or an empty text."""
         if self._host.count == 1 or self._connect is None:
             return ""
         identity, problem = self._identity()
@@ -82,7 +82,7 @@ class Links:
         return problem
 
     def close(self) -> None:
-        """Give all links up: the process ends."""
+        """Abort all links, as the process ends."""
         for _, link in self._known.values():
             if link is not None:
                 with contextlib.suppress(Exception):  # what cannot be given back goes with the process
@@ -90,7 +90,7 @@ class Links:
         self._known.clear()
 
     def _identity(self) -> tuple[bytes, str]:
-        """What the first rank has made for all to find each other by; empty if it cannot."""
+        """NCCL's unique id, which the first rank makes; empty if it cannot, with the problem."""
         told, problem = None, ""
         if self._host.place == 0:
             from .nccl import unique_id  # noqa: PLC0415  where there is no GPU there is no CuPy
@@ -102,7 +102,7 @@ class Links:
         return self._host.broadcast(told, 0)[0].tobytes(), problem
 
     def _problem_of_any(self, problem: str) -> str:
-        """The first problem that a rank has, as all know it then."""
+        """The problem of the first rank that has one, told to all ranks."""
         text = np.frombuffer(problem.encode() + b"\0", np.uint8)
         problems = self._host.all_gather([text])[0].tobytes().decode()
         return next(filter(None, problems.split("\0")), "")

@@ -10,26 +10,24 @@ All state is in the *board*, at the beginning of the arena's file; each rank wri
     part   REACHED + 1, waits for all  (nobody reads another's memory any more)
 
 ``REACHED`` counts four steps a collective, whatever became of them, so that ranks that met an error
-stay in step.  Who ends its function says so in ``LEFT``, and who never came to the board in a call ends
-it by answering the main process: who waits for it sees that it will not come.  Nobody waits in vain:
-where all ranks wait and none of their conditions holds, nothing can change any more, and whoever
-notices says so.
+stay in step.  A rank whose function has ended says so in ``LEFT``.  A rank that used no collective
+writes nothing: its reply to the main process shows that it is done.  Nobody waits in vain: where all
+ranks wait and none of their conditions holds, nothing can change any more, and the first to notice
+raises an error.
 
-Waiting is polling for a moment, and then sleeping on the worker's eventfd.  A rank that goes to sleep
-says so and looks once more; a rank that writes looks afterwards who sleeps; fences stand between.
+A rank waits as ``ipc.waiting`` says: it polls for a moment, and then sleeps on its eventfd.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import threading
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..errors import CollectiveError
+from ..ipc.waiting import Fence, sleep_until, spin
 from ..memory.arena import Arena
 from ..values.cache import Cache
 
@@ -62,7 +60,6 @@ _AT, _OF_EPOCH, _NUMBER, _SLOT = 0, 1, 2, 3  # words of a slot, and how many the
 _BOX = _FIRST_SLOT + _SLOT * _SLOTS
 _NONE = (1 << 64) - 1  # the number of no message
 
-_SPIN = 100e-6  # seconds to poll before sleeping: about what being woken costs
 _NAP = 100  # milliseconds between looks whether anything can still change
 
 
@@ -119,7 +116,7 @@ class Meeting:
         self._unfinished = False
         self._posting: set[int] = set()  # the ranks that this call has sent something to
         self._name = ""
-        self._lock = threading.Lock()
+        self._fence = Fence()
 
     # ── a call ───────────────────────────────────────────────────────────────────────────────────
 
@@ -154,9 +151,9 @@ class Meeting:
 
     def _leave(self, how: int) -> None:
         self._words[self._line + _LEFT] = how
-        self._fence()
+        self._fence()  # LEFT (and REACHED) before EPOCH, which makes them count
         self._words[self._line + _EPOCH] = self._epoch
-        self._fence()
+        self._fence()  # EPOCH before the loads of who sleeps, in _rouse
 
     # ── a collective ─────────────────────────────────────────────────────────────────────────────
 
@@ -204,7 +201,7 @@ class Meeting:
     def mark(self) -> None:
         """Say that this rank has come one step further, without waiting for the others."""
         self._words[self._line + _REACHED] += 1
-        self._fence()
+        self._fence()  # REACHED before this rank begins to move data
 
     def behind(self) -> list[int]:
         """The ranks that have not come as far as this one."""
@@ -256,13 +253,13 @@ class Meeting:
         number = words[box + _SENT]
         slot = box + _FIRST_SLOT + _SLOT * (number % _SLOTS)
         words[slot + _NUMBER] = _NONE
-        self._fence()
+        self._fence()  # "no message" before its parts change; pairs with the last look in fetch
         words[slot + _AT], words[slot + _OF_EPOCH] = at, self._epoch
-        self._fence()
+        self._fence()  # the parts before the number that makes them count
         words[slot + _NUMBER] = number
-        self._fence()
+        self._fence()  # the slot before SENT, by which the receiver finds it
         words[box + _SENT] = number + 1
-        self._fence()
+        self._fence()  # SENT before the load of whether the receiver sleeps
         self._rouse([to])
         return number
 
@@ -278,23 +275,23 @@ class Meeting:
         self._name = f"recv from rank {source}"
         while True:
             self._until(lambda: words[box + _SENT] != words[box + _RECEIVED], _RECV, source)
-            self._fence()
+            self._fence()  # SENT is loaded before the slot
             number = words[box + _RECEIVED]
             slot = box + _FIRST_SLOT + _SLOT * (number % _SLOTS)
             fresh = words[slot + _NUMBER] == number
-            self._fence()
+            self._fence()  # the number is loaded before the parts
             fresh = fresh and words[slot + _OF_EPOCH] == self._epoch
             at = words[slot + _AT]
-            self._fence()
+            self._fence()  # the parts are loaded before the second look at the number
             if fresh and words[slot + _NUMBER] == number:
                 return at
             self.fetched(source)  # one of an earlier call, which nobody received
 
     def fetched(self, source: int) -> None:
         """The message has been read: its sender may have its memory back."""
-        self._fence()
+        self._fence()  # the message is read before RECEIVED gives its memory back
         self._words[self._box(source, self.rank) + _RECEIVED] += 1
-        self._fence()
+        self._fence()  # RECEIVED before the load of whether the sender sleeps
         self._rouse([source])
 
     def received(self, to: int) -> int:
@@ -309,13 +306,13 @@ class Meeting:
     def _reach_all(self, target: int, kind: int) -> None:
         self._words[self._line + _DOES] = kind
         self._words[self._line + _FOR] = target
-        self._fence()
+        self._fence()  # what this rank shows, and what it has read, before REACHED says so
         self._words[self._line + _REACHED] = target
-        self._fence()
+        self._fence()  # REACHED before the loads of who sleeps
         self._rouse(self.group)
         if not self._arrived(target):
             self._until(lambda: self._arrived(target), kind, target)
-        self._fence()
+        self._fence()  # the others' REACHED are loaded before what they show
 
     def _rouse(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -336,44 +333,30 @@ class Meeting:
 
     def _until(self, condition: Callable[[], bool], kind: int, wanted: int) -> None:
         """Wait for *condition*, which depends on what *kind* and *wanted* say to the others."""
-        give_up = time.perf_counter() + _SPIN
-        while not condition():
-            os.sched_yield()
-            if time.perf_counter() > give_up:
-                break
-        else:
+        if spin(condition):
             return
         words, line = self._words, self._line
         words[line + _DOES], words[line + _FOR] = kind, wanted
         poll = select.poll()
         poll.register(self._wakes[self.rank], select.POLLIN)
-        try:
-            while True:
-                words[line + _SLEEPS] = 1
-                self._fence()
+        one_to_one = kind in (_SEND, _RECV)
+
+        def doze() -> bool:
+            if one_to_one and self._left(wanted):
                 if condition():
-                    return
-                if kind in (_SEND, _RECV) and self._left(wanted):
-                    if condition():
-                        return
-                    raise self._stranded(wanted)
-                if poll.poll(_NAP):
-                    os.eventfd_read(self._wakes[self.rank])
-                    continue
-                for rank in self.group:
-                    if kind not in (_SEND, _RECV) and self._never_came(rank):
-                        raise self._stranded(rank)
-                if self._standstill():
-                    raise CollectiveError(self._who_waits())
-        finally:
-            words[line + _SLEEPS] = 0
+                    return True
+                raise self._stranded(wanted)
+            if poll.poll(_NAP):
+                os.eventfd_read(self._wakes[self.rank])
+                return False
+            for rank in self.group:
+                if not one_to_one and self._never_came(rank):
+                    raise self._stranded(rank)
+            if self._standstill():
+                raise CollectiveError(self._who_waits())
+            return False
 
-    def _fence(self) -> None:
-        """What was stored before is seen before anything that is read or stored after."""
-        with self._lock:
-            pass
-
-    # ── when it cannot come about ────────────────────────────────────────────────────────────────
+        sleep_until(condition, words, line + _SLEEPS, self._fence, doze)
 
     def _left(self, rank: int) -> bool:
         if self._words[rank * _LINE + _EPOCH] != self._epoch:
@@ -384,7 +367,7 @@ class Meeting:
         """Whether *rank* has ended this call without having come to the board."""
         if self._answered is None or not self._answered(rank, self._epoch):
             return False
-        self._fence()
+        self._fence()  # the answer is loaded before EPOCH, which was stored before it
         return self._words[rank * _LINE + _EPOCH] != self._epoch
 
     def _stranded(self, rank: int) -> CollectiveError:

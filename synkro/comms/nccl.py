@@ -1,18 +1,17 @@
 """Collectives over NVLink and PCIe: one rank's end of an NCCL communicator, through CuPy.
 
-Whoever calls these has agreed with the other ranks before (``agreement``), and all have the memory
-that they need: from then on nothing but the hardware, or the end of a process, can keep a rank away.
-Nobody waits for ever all the same:
+Before an operation begins, all ranks have agreed on it (``agreement``) and have the memory that it
+needs: only the hardware, or the end of a process, can then keep a rank away.  Still every wait ends:
 
     where a rank waits       who watches           what happens when it takes too long
     connecting, in C         the main thread       the thread that connects is left to itself
     groupEnd, abort, in C    a thread of its own   the process ends (WorkerDied)
     for the GPU              the main thread       the communicator is aborted (CollectiveError)
 
-An error of NCCL's aborts the communicator, too.  One of CUDA's ends the process: after it an abort, and
-whatever else waits for the GPU, may wait for ever.
+An error of NCCL aborts the communicator, too.  An error of CUDA ends the process: after it an abort, or
+anything else that waits for the GPU, may wait for ever.
 
-Everything runs on the current stream, and is complete when a method returns.
+Operations run on the current stream, and are complete when their method returns.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ PATIENCE = 120.0
 """Seconds that an operation, or the creation of a communicator, may take before it counts as stuck."""
 
 _SPIN = 200e-6  # seconds to poll without a pause
-_PAUSE = 20e-6  # … and between polls after it
-_CHECKED = 0.05  # seconds between looks at what NCCL and the others say
-_WATCHED = 0.5  # … and at a call into C
+_PAUSE = 20e-6  # seconds between polls after that
+_CHECKED = 0.05  # seconds between checks for errors of NCCL and failures of other ranks
+_WATCHED = 0.5  # seconds between checks of a call into C
 _GRACE = 2.0  # seconds that an operation has left when another rank has failed
-_SLOW_GRACE = 20.0  # … and connecting, where each rank counts as a host of its own
+_SLOW_GRACE = 20.0  # the same for connecting, where each rank counts as a host of its own
 _NOT_READY = 600  # cudaErrorNotReady
 
 _TYPES = {
@@ -67,14 +66,14 @@ _OPERATIONS = {
 
 
 def _said(error: BaseException) -> str:
-    """What NCCL reports by *error*, if anything.  CuPy raises KeyError for a status without a name."""
+    """What NCCL reports, or an empty text.  CuPy raises KeyError for a status without a name."""
     if isinstance(error, KeyError) and isinstance(error.args[0], int):
         return f"status {error.args[0]}, for which CuPy has no name"
     return str(error) if isinstance(error, nccl.NcclError) else ""
 
 
 class _Deadline:
-    """Until when something may take: *patience* seconds, or *grace* more once others have gone."""
+    """The end of a wait: *patience* seconds from now, or *grace* seconds after another rank is gone."""
 
     def __init__(self, patience: float, grace: float, gone: Callable[[], bool]) -> None:
         self.begun = time.monotonic()
@@ -89,7 +88,7 @@ class _Deadline:
         return now > self._until
 
     def seconds(self) -> float:
-        """Since it began."""
+        """The seconds since the wait began."""
         return time.monotonic() - self.begun
 
 
@@ -97,6 +96,7 @@ class _Watch:
     """A thread that ends the process if a call into C does not come back."""
 
     def __init__(self) -> None:
+        # written by the main thread, read by the watching one: always as a whole, so without a lock
         self._call: tuple[_Deadline, Guard, str] | None = None
         threading.Thread(target=self._run, name="synkro-watch", daemon=True).start()
 
@@ -124,7 +124,7 @@ _watch = functools.cache(_Watch)
 
 
 def unique_id(guard: Guard) -> bytes:
-    """What the ranks of a new link find each other by.  Raises: CollectiveError."""
+    """A new id, by which the ranks of a link find each other.  Raises: CollectiveError."""
     try:
         with _watch().over(guard, math.inf, "asked for the identity of a communicator"):
             identity = nccl.get_unique_id()
@@ -134,10 +134,10 @@ def unique_id(guard: Guard) -> bytes:
 
 
 class Link:
-    """A communicator of some ranks.  Arrays are contiguous; reduced ones are of ``wire.CARRIED``."""
+    """A communicator of some ranks.  Arrays are contiguous; those to reduce are of ``wire.CARRIED``."""
 
     def __init__(self, identity: bytes, place: int, count: int, guard: Guard, device: int) -> None:
-        """Be rank *place* of *count*; returns when all are there.
+        """Connect as rank *place* of *count*; returns when all ranks have connected.
 
         Raises: CollectiveError if that fails, if another rank gives up, or if it takes too long.
         """
@@ -151,7 +151,7 @@ class Link:
             except BaseException as error:
                 made.set_exception(error)
 
-        # NCCL waits for the others in C, where nothing can interrupt it: so in a thread that can be left
+        # NCCL waits for the others in C, uninterruptibly: so a thread does it, which can be abandoned
         threading.Thread(target=create, name="synkro-nccl", daemon=True).start()
         grace = _SLOW_GRACE if "NCCL_HOSTID" in os.environ else _GRACE
         deadline = _Deadline(PATIENCE, grace, guard.overtaken)
@@ -163,7 +163,7 @@ class Link:
                     )
             self._comm = made.result()
         except (CollectiveError, KeyboardInterrupt):
-            made.add_done_callback(_abort_made)  # by its own thread, should it come to an end
+            made.add_done_callback(_abort_made)  # in the abandoned thread, if it ever connects
             raise
         except Exception as error:
             raise CollectiveError(f"NCCL: {_said(error) or error}") from error
@@ -171,13 +171,13 @@ class Link:
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
     def all_reduce(self, vectors: Sequence[Any], operation: str, guard: Guard) -> None:
-        """Each vector reduced over all ranks, in place."""
+        """Reduce each vector over all ranks, in place."""
         with self._together(guard) as stream:
             for vector in vectors:
                 self._comm.allReduce(*_ends(vector, vector), *_kind(vector, operation), stream)
 
     def reduce(self, jobs: Sequence[tuple[Any, int]], operation: str, guard: Guard) -> None:
-        """Each vector reduced, in place, on the rank that stands beside it."""
+        """Reduce each vector, in place, on its root."""
         with self._together(guard) as stream:
             for vector, root in jobs:
                 self._comm.reduce(*_ends(vector, vector), *_kind(vector, operation), root, stream)
@@ -185,7 +185,7 @@ class Link:
     def reduce_scatter(
         self, jobs: Sequence[tuple[Any, Any]], operations: Sequence[str], guard: Guard
     ) -> None:
-        """Of each first vector, reduced, this rank's n-th part into the second one."""
+        """Reduce each first vector, this rank's n-th part of it into the second one."""
         with self._together(guard) as stream:
             for (vector, part), operation in zip(jobs, operations, strict=True):
                 ends = vector.data.ptr, part.data.ptr, part.size
@@ -194,7 +194,7 @@ class Link:
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
     def broadcast(self, jobs: Sequence[tuple[Any, int]], guard: Guard) -> None:
-        """The bytes of each array from the rank that stands beside it to all others, in place."""
+        """Copy each array from its root to all other ranks, in place."""
         with self._together(guard) as stream:
             for array, root in jobs:
                 if array.nbytes:
@@ -204,7 +204,7 @@ class Link:
     def exchange(
         self, sent: Sequence[tuple[Any, int]], received: Sequence[tuple[Any, int]], guard: Guard
     ) -> None:
-        """The bytes of arrays to, and into arrays from, the ranks that stand beside them."""
+        """Send arrays to their ranks, and receive arrays from theirs."""
         with self._together(guard) as stream:
             for array, peer in sent:
                 if array.nbytes:
@@ -217,9 +217,9 @@ class Link:
 
     @contextmanager
     def _together(self, guard: Guard) -> Iterator[int]:
-        """What is called in the block becomes one operation, which is complete after it.
+        """Make the NCCL calls of the block one operation, which is complete when the block ends.
 
-        Interrupts wait until then: they would leave the others in the middle.
+        Interrupts wait until then, as they would leave the other ranks in the middle.
         """
         stream = cupy.cuda.get_current_stream()
         with atomic:
@@ -228,7 +228,7 @@ class Link:
                 try:
                     yield stream.ptr
                     guard.launched()
-                finally:  # in an open group even an abort would wait for its end
+                finally:  # an abort waits for the end of an open group
                     with _watch().over(guard, _GRACE, "told to begin"):
                         nccl.groupEnd()
                 self._wait(stream, guard)
@@ -242,9 +242,12 @@ class Link:
                 raise
 
     def _wait(self, stream: Any, guard: Guard) -> None:
-        """Raises: CollectiveError if it takes too long, CUDARuntimeError, NcclError, KeyError."""
+        """Wait for all that is queued on *stream*.
+
+        Raises: CollectiveError if it takes too long, CUDARuntimeError, NcclError, KeyError.
+        """
         event = cupy.cuda.Event(disable_timing=True)
-        event.record(stream)
+        event.record(stream)  # happens when the operation, which is queued before it, is complete
         deadline = _Deadline(PATIENCE, _GRACE, guard.deserted)
         checked = deadline.begun
         while (status := runtime.eventQuery(event.ptr)) == _NOT_READY:
@@ -256,12 +259,12 @@ class Link:
                 self._comm.check_async_error()
                 if deadline.passed():
                     raise guard.overdue(deadline.seconds())
-        if status:  # which event.done does not tell
+        if status:  # an error, which event.done does not raise
             raise runtime.CUDARuntimeError(status)
         self._comm.check_async_error()
 
     def abort(self, why: str = "") -> None:
-        """End the communicator, whatever it is in; the second time nothing."""
+        """End the communicator, even in the middle of an operation; the second time do nothing."""
         comm, self._comm = self._comm, None
         if comm is not None:
             with _watch().over(self._guard, math.inf, f"told to give up{why}"):
@@ -284,7 +287,7 @@ def _abort_made(made: Future[Any]) -> None:
 
 
 def _given(identity: bytes) -> Any:
-    """The identity as this CuPy takes it: bytes since version 14, a tuple of ints before."""
+    """The identity in this CuPy's form: bytes since version 14, a tuple of ints before."""
     if int(cupy.__version__.partition(".")[0]) >= 14:
         return identity
     return tuple(byte - 256 if byte > 127 else byte for byte in identity)

@@ -2,9 +2,9 @@
 
 A value goes through three stages.  ``lift`` turns the output of one piece (a slice of a rank) into a
 *partial* in the accumulation dtype, for a mean multiplied by its weight, the number of its rows.
-Partials merge pairwise with ``merge``, always in the order of the rows.  ``finish`` turns the last
-one into the result, for a mean divided by all the weights together.  Weighting before and dividing
-after, rather than averaging averages, is what makes a mean exact for uneven pieces.
+``merge`` makes one partial of two, always in the order of the rows.  ``finish`` turns the last one into
+the result, for a mean divided by the sum of all weights: so a mean is exact for uneven pieces, which an
+average of averages is not.
 
 Arrays are NumPy's or a GPU's: NumPy's functions hand the latter to their own library.
 """
@@ -29,9 +29,9 @@ class Operation:
 
     Attributes:
         ufunc: merges two partials.
-        weighted: a partial counts as often as it has rows, and the result is divided by all of them.
-        accumulates: rounding or range can be lost in merging, so that bool is counted in int64 and
-            float16 and bfloat16 accumulate in float32, as in NumPy's own sums.
+        weighted: a partial is multiplied by its rows, and the result divided by the rows of all.
+        accumulates: merging can lose digits or range; so bools are counted in int64, and float16 and
+            bfloat16 accumulate in float32, as in NumPy's own sums.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Operation:
         """The dtype that outputs of *dtype* accumulate in."""
         if not self.accumulates:
             return dtype
-        if dtype.itemsize == 2 and dtype.kind in "fV":  # float16 and bfloat16: a name takes long
+        if dtype.itemsize == 2 and dtype.kind in "fV":  # float16 and bfloat16; dtype.name is slow
             return _SINGLE
         return self.result_dtype(dtype)
 
@@ -58,9 +58,9 @@ class Operation:
             return _LONG
         return dtype
 
-    def lift(self, value: Array, weight: int) -> Array:
-        """The partial of one piece's output; may be *value* itself."""
-        dtype = self.partial_dtype(value.dtype)
+    def lift(self, value: Array, weight: int, dtype: np.dtype[Any] | None = None) -> Array:
+        """The partial of one piece's output, of the partial *dtype*; may be *value* itself."""
+        dtype = dtype or self.partial_dtype(value.dtype)
         if self.weighted and weight != 1:
             return _array(np.multiply(value, weight, dtype=dtype))
         return value if value.dtype == dtype else value.astype(dtype)
@@ -77,7 +77,7 @@ class Operation:
 
 
 def _array(result: Any) -> Array:
-    """NumPy's functions make scalars of arrays without dimensions."""
+    """*result* as an array: NumPy's functions make scalars of arrays without dimensions."""
     return np.asarray(result) if isinstance(result, np.generic) else result
 
 

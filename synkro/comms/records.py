@@ -1,4 +1,4 @@
-"""What a rank says when it enters a collective: a record that all others read."""
+"""Records: what a rank shows all others when it enters a collective."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROOTED = (KIND["broadcast"], KIND["scatter"])
 
 
 class Shown(NamedTuple):
-    """An array that a rank shows: where it lies in the file."""
+    """An array that a rank shows, at this offset in the shared file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,18 +38,18 @@ class Record(NamedTuple):
     weight: float
     shown: tuple[Shown, ...] | None
     in_place: bool = False
-    given: tuple[tuple[tuple[int, ...], str], ...] = ()  # shapes and dtypes, where others are shown
+    given: tuple[tuple[tuple[int, ...], str], ...] = ()  # shapes and dtypes of arrays not in *shown*
     on_gpu: bool = False  # whether the arrays lie on a GPU
-    names: str = ""  # what the arrays are, where several are nested
-    link: int = 0  # the number of the connection between the GPUs, 0 where there is none yet
+    names: str = ""  # of the arrays, where several are nested
+    link: int = 0  # the number of the link between the GPUs; 0: none yet
 
 
 class PackedLayout(NamedTuple):
-    """The arrays of a reduction as vectors, one a partial dtype: their sizes, and each array's place."""
+    """The vectors that hold the arrays of a reduction, one for each partial dtype."""
 
     dtypes: tuple[np.dtype[Any], ...]
     sizes: tuple[tuple[int], ...]
-    places: tuple[tuple[int, int, int], ...]  # the number of its vector, from where to where
+    places: tuple[tuple[int, int, int], ...]  # of each array: its vector's number, start, stop
 
 
 def layout_of(record: Record) -> PackedLayout:
@@ -79,11 +79,11 @@ def given(arrays: Sequence[Array]) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 
 def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> None:
-    """Put partials of the arrays of a reduction into its vectors: each scaled and cast in one step."""
+    """Write the partials of *arrays* to *vectors*: scaled and cast in one step."""
     for array, (vector, start, stop) in zip(arrays, layout_of(record).places, strict=True):
         place = vectors[vector][start:stop].reshape(array.shape)
         if not record.weight:
-            place[...] = 0  # also where there are nans
+            place[...] = 0  # a nan times 0 would be a nan
         elif record.weight != 1:
             np.multiply(array, record.weight, out=place, dtype=place.dtype, casting="unsafe")
         else:
@@ -95,6 +95,7 @@ def shapes_of(record: Record) -> Sequence[tuple[tuple[int, ...], str]]:
 
 
 def listed(record: Record) -> str:
+    """The arrays, in words."""
     shown = [f"shape {shape} and dtype {np.dtype(dtype)}" for shape, dtype in shapes_of(record)]
     if len(shown) > 3:
         shown = [*shown[:3], f"{len(shown)} arrays in all"]
@@ -102,12 +103,14 @@ def listed(record: Record) -> str:
 
 
 def manner(record: Record) -> tuple[Any, ...]:
-    rooted = record.kind in _ROOTED  # only the root knows
+    """What has to be the same on all ranks, besides the arrays."""
+    rooted = record.kind in _ROOTED  # only the root knows where the arrays lie
     on_gpu = not rooted and record.on_gpu
     return record.kind, record.operation, record.root, record.in_place, on_gpu, record.names
 
 
 def described(record: Record) -> str:
+    """The collective, in words."""
     operation = f' with "{record.operation}"' if record.operation else ""
     root = f" from or to rank {record.root}" if record.root >= 0 else ""
     place = " in place" if record.in_place else ""

@@ -1,14 +1,14 @@
 """Collectives through shared memory, for workers on CPUs.
 
-What a rank has to show lies in its part of the arena: worker variables in place, other arrays copied to
-its *stage*, those to be reduced as one vector a dtype.  The others read it there.  A reduction is done
-by all, each its 1/n of the elements::
+A rank shows its arrays in its part of the arena: worker variables where they lie, other arrays as copies
+on its *stage*, those to be reduced as one vector a dtype.  The other ranks read them there.  Each of n
+ranks reduces 1/n of the elements::
 
     rank 0's stage [ a0 │ a1 ]            [ a0+b0 │  ·    ]
                                ─ reduce ▶                    ─ copy ▶ [ a0+b0 │ a1+b1 ] on every rank
     rank 1's stage [ b0 │ b1 ]            [  ·    │ a1+b1 ]
 
-so that n ranks read and write as much as one memory copy each, and always in the order of the ranks.
+so that each rank reads and writes as much as one memory copy does.  Elements merge in rank order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ShmCommunicator(Communicator):
     ) -> None:
         """One of *size* ranks that share the sparse *file*; *wakes* are the eventfds they sleep on.
 
-        *answered* tells whether a rank has ended the call of an epoch; without it ``end`` tells it.
+        *answered* tells whether a rank has ended the call of an epoch; None: ``end`` tells the others.
         """
         self.rank = rank
         self.size = size
@@ -75,7 +75,7 @@ class ShmCommunicator(Communicator):
         self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered)
         self.agreement = Agreement(self._meeting)
         self._stage: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._sent: dict[int, deque[tuple[int, Array]]] = {}
+        self._sent: dict[int, deque[tuple[int, Array]]] = {}  # by receiver: messages it may still read
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
         self._meeting.begin(epoch, ranks)
@@ -90,7 +90,7 @@ class ShmCommunicator(Communicator):
         return self._arena.empty(shape, dtype)
 
     def _new(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Memory for a result; for a large one, such as is used again and again."""
+        """Memory for a result; a large one lies in the arena, whose blocks are used again."""
         if prod(shape) * np.dtype(dtype).itemsize < _RECYCLED_FROM:
             return np.empty(shape, dtype)
         return self._arena.empty(shape, dtype)
@@ -159,7 +159,7 @@ class ShmCommunicator(Communicator):
         self._meeting.part()
 
     def _reduced(self, record: Record, arrays: Sequence[Array]) -> list[Record]:
-        """Enter with *arrays*, and reduce this rank's share of them in its stage."""
+        """Enter a reduction, and reduce this rank's share of the elements on its stage."""
         records = self._lifted(record, arrays)
         operation = OPERATIONS[record.operation]
         divisor = sum(record.weight for record in records)
@@ -182,7 +182,7 @@ class ShmCommunicator(Communicator):
         return records
 
     def _collected(self, records: list[Record], operation: Operation) -> list[Array]:
-        """The reduced arrays: each rank's share out of its stage."""
+        """The reduced arrays, put together of the shares on all stages."""
         layout = layout_of(records[0])
         vectors = []
         for index, dtype in enumerate(layout.dtypes):
@@ -272,7 +272,7 @@ class ShmCommunicator(Communicator):
         return self.receive(source)[0]
 
     def receive(self, source: int) -> tuple[Array, bool]:
-        """What ``recv`` gives, and whether it was sent from a GPU."""
+        """As ``recv``; also, whether the array was sent from a GPU."""
         rank = self._meeting.group[source]
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])
@@ -289,7 +289,7 @@ class ShmCommunicator(Communicator):
             aligned(prod(shape) * dtype.itemsize) for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         if sum(sizes) > len(self._stage) or not len(self._stage):
-            self._stage = np.empty(0, np.uint8)  # before more is asked for
+            self._stage = np.empty(0, np.uint8)  # freed before more is asked for
             self._stage = self._arena.empty((max(4096, sum(sizes)),), np.uint8)
         places, end = [], 0
         for shape, dtype, nbytes in zip(shapes, dtypes, sizes, strict=True):
@@ -379,6 +379,7 @@ def _reduce(
     into = [target.reshape(-1) for target in targets]
     start, stop = share
     step = max(1, _BLOCK_BYTES // sources[0].itemsize)
+    # a target that is a later source must not be written before that source is merged
     apart = len(sources) > 2 and any(target is source for target in targets for source in sources[2:])
     spare = np.empty(min(step, stop - start), sources[0].dtype) if apart else None
     for low in range(start, stop, step):

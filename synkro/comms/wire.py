@@ -1,13 +1,13 @@
-"""What NCCL can carry, and how: dtypes it lacks, operations it does otherwise than NumPy.
+"""How partials travel over NCCL: casts for dtypes that it lacks and operations that differ from NumPy's.
 
 NCCL reduces int8, int32, int64, their unsigned kin, float16, float32 and float64, and nothing else.
-Partials of other dtypes travel as one of those, so that the result is what NumPy gives:
+Partials of other dtypes travel as one of those, so that the result is NumPy's:
 
     sum, prod of int16, uint16     as int32: what overflows is cut off when it comes back, as in NumPy
     sum, mean of complex           as pairs of reals
     max, min of bool               as uint8
-    max, min of floats             as integers in the order of the floats, with nan before or behind all:
-                                   NCCL's own drop nan, NumPy's keep it
+    max, min of floats             as integers in the same order, nan the greatest or the least of all:
+                                   NCCL drops nan, NumPy keeps it
 
 Sums and means of float16 and bfloat16 need no entry: their partials are float32 (``ops``).  Products
 and orders of complex numbers, and long doubles, go through host memory.
@@ -33,7 +33,7 @@ _ORDERED = {"f2": "i4", "bfloat16": "i4", "f4": "i4", "f8": "i8"}
 _BITS = {"i4": (31, 0x7FFFFFFF), "i8": (63, 0x7FFFFFFFFFFFFFFF)}
 
 REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
-"""NCCL's name of each operation; partials of a mean are multiplied by their weights before."""
+"""NCCL's name of each operation; partials of a mean have been multiplied by their weights."""
 
 
 def carrier(operation: Operation, partial: np.dtype[Any]) -> str | None:
@@ -54,7 +54,7 @@ def carried_as_is(operation: Operation, partial: np.dtype[Any]) -> bool:
 
 
 def encode(operation: Operation, vector: Array) -> Array:
-    """A contiguous vector of partials as it travels; a view of it where that is possible."""
+    """*vector*, contiguous partials, in the dtype that travels; a view of it where possible."""
     code = _code(vector.dtype)
     wire = carrier(operation, vector.dtype)
     assert wire is not None
@@ -64,7 +64,7 @@ def encode(operation: Operation, vector: Array) -> Array:
 
 
 def decode(operation: Operation, carried: Array, dtype: np.dtype[Any]) -> Array:
-    """What ``encode`` made of a vector of *dtype*, after the reduction, as a vector of that dtype."""
+    """The inverse of ``encode``: the reduced vector, as *dtype*."""
     code = _code(dtype)
     if _reordered(operation, code):
         shift, mask = _BITS[carried.dtype.str[1:]]
@@ -75,7 +75,7 @@ def decode(operation: Operation, carried: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _code(dtype: np.dtype[Any]) -> str:
-    """A dtype's kind and size, whatever the byte order, which is the machine's."""
+    """A dtype's kind and size, without its byte order, which is the machine's."""
     return code_of(dtype).lstrip("<>|=")
 
 
@@ -84,10 +84,10 @@ def _reordered(operation: Operation, code: str) -> bool:
 
 
 def _ordered(vector: Array, wire: str, greatest: bool) -> Array:
-    """Floats as signed integers that compare as they do; nan as the greatest or the least of all."""
+    """Floats as signed integers in the same order; nan is the greatest or the least."""
     wide = vector.astype("f8" if wire == "i8" else "f4", copy=False)
     shift, mask = _BITS[wire]
     bits = wide.view(wire)
     keys: Array = bits ^ ((bits >> shift) & mask)
-    keys[wide != wide] = mask if greatest else -mask - 1  # noqa: PLR0124  nan alone is not itself
+    keys[wide != wide] = mask if greatest else -mask - 1  # noqa: PLR0124  only nan is not itself
     return keys

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
@@ -31,6 +30,7 @@ from ..values.arrays import (
     code_of,
 )
 from ..values.foreign import library_of
+from ..values.owners import sole_owner
 from .engine.engine import Engine, State
 from .outgoing import Outgoing, Placed, check_for_gpus
 
@@ -287,8 +287,8 @@ class Data(NDArrayOperatorsMixin):
         memory = self._memory
         if memory.placed is None:
             return
-        # the segment's own reference, our array's, and the argument's; ours, and the argument's
-        shared = sys.getrefcount(memory.placed.segment.base) > 3 or sys.getrefcount(memory.array) > 2
+        ours = sole_owner(getattr, memory, "array")
+        shared = not (ours and sole_owner(getattr, memory.placed.segment, "base", 2))  # the array's, too
         if shared or self._was_shared:  # what lived then may have been written to until it went
             memory.touch()
         self._was_shared = shared
@@ -332,7 +332,21 @@ def make_data(
     oversize: float = 1,
     name: str | None = None,
 ) -> Data:
-    """See ``api.data``."""
+    """An array in shared memory, an input of functions.
+
+    Args:
+        value: its contents, of any shape.  A memory-mapped array (``np.load(…, mmap_mode="r")``,
+            ``np.memmap``) is not copied: the workers map the same file, and the Data is read-only.
+        var: something with a ``dtype`` and an ``ndim`` (and perhaps a ``name``) to take them from.
+        dtype: bool, an integer, float or complex type; by default the value's, or float64.
+        ndim, shape: the number of dimensions, or all lengths, of one without a value: zeros.
+        minibatch: it holds just the rows of a batch: ``batch=`` is relative to its lowest index.
+        force_cast: allow casts that lose information.
+        oversize: how much more memory to take than is needed now, from 1 to 2.
+        name: for messages.
+
+    Raises: InvalidType, InvalidValue; SharedMemoryError.
+    """
     engine.require_ready()
     oversize = checked_oversize(oversize)
     if var is not None:

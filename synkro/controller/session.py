@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import os
 import sys
@@ -11,9 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from numpy.typing import ArrayLike, DTypeLike
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
 from ..devices.cpu import ALLOCATOR, thread_caps
@@ -28,7 +27,7 @@ from ..values.random import generator
 from .calls.distribution import Functions
 from .calls.function import Function
 from .calls.graphs import check_no_options, graph_function
-from .data import Data, make_data
+from .data import make_data
 from .engine.engine import Engine, State
 from .placement.choice import VARIABLE, choose
 from .placement.placement import Placement
@@ -36,8 +35,8 @@ from .progress import status_line
 from .results.transfer import Outputs
 from .tracing import timeline
 from .tracing.trace import Trace
+from .variables.collectives import Collectives, in_turn
 from .variables.registry import Variables, new_token
-from .variables.shared import Shared
 
 _OUTBOXES = 1 << 21
 """Bytes of all ranks' outboxes together.  Outputs that fit into their rank's are merged by the main
@@ -49,6 +48,34 @@ _traced_sessions = count(1)
 
 TRACE = "SYNKRO_TRACE"
 """The environment variable that names a file for the trace of a whole session."""
+
+
+Part = TypeVar("Part")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _method(
+    part: Callable[[Session], Part], function: Callable[Concatenate[Part, P], R], name: str | None = None
+) -> Callable[Concatenate[Session, P], R]:
+    """A method of ``Session``: *function* of a *part* of it, with the same signature and docstring."""
+
+    def method(self: Session, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return function(part(self), *args, **kwargs)
+
+    signature = inspect.signature(function)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [own, *list(signature.parameters.values())[1:]]
+    method.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    method.__doc__ = function.__doc__
+    method.__module__ = function.__module__  # where the names in annotations have their meanings
+    method.__name__ = name or function.__name__
+    method.__qualname__ = f"Session.{method.__name__}"
+    return method
+
+
+def _collectives(session: Session) -> Collectives:
+    return session.functions.variables.collectives
 
 
 class Session:
@@ -104,24 +131,26 @@ class Session:
             placement.environments(environment), timeout, verbose, bool(placement.gpus)
         )
         try:
-            self.functions = self._begin(placement, start_timeout, seed, profile_workers)
+            self.functions, problem = self._begin(placement, start_timeout, seed, profile_workers)
         except BaseException:
             self._engine.close()
             raise
-        for line in placement.after(self.master_rank):
+        for line in placement.after(self.master_rank, problem):
             say(line)
         self._recording = None if traced is None else timeline.Recording(self._engine, traced)
 
-    def _begin(self, placement: Placement, start_timeout: float, seed: int, profiled: bool) -> Functions:
-        """Tell the workers who they are; they answer when they have imported all that they need."""
+    def _begin(
+        self, placement: Placement, start_timeout: float, seed: int, profiled: bool
+    ) -> tuple[Functions, str]:
+        """Tell the workers who they are; they answer when they have imported all that they need.
+
+        Also returns why NCCL does not connect them, or an empty text.
+        """
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
-        outputs = Outputs(engine, segment.array(outbox))
-        # its own generator comes after the workers', and stays the same one
-        rng = functools.cache(functools.partial(generator, seed, engine.size))
-        variables = Variables(engine, outputs, new_token(), self.master_rank, rng)
+        token = new_token()
         segments, gpus = [(segment, Access.WRITE)], None
         if engine.versions is not None:
             segments.append((engine.versions.segment, Access.READ))
@@ -137,7 +166,7 @@ class Session:
                 f"(python -m pstats FILE shows one)"
             )
         start = Start(
-            variables.token,
+            token,
             seed,
             self.master_rank,
             outbox,
@@ -146,9 +175,13 @@ class Session:
             profiles,
         )
         replies = engine.run(start, segments, timeout=start_timeout)
-        placement.problem = placement.problem or replies[0].problem
-        outputs.linked = bool(placement.gpus) and not placement.problem
-        return Functions(engine, outputs, variables)
+        problem = placement.problem or replies[0].problem
+        linked = bool(placement.gpus) and not problem
+        outputs = Outputs(engine, segment.array(outbox), linked)
+        # its own generator comes after the workers', and stays the same one
+        rng = functools.cache(functools.partial(generator, seed, engine.size))
+        variables = Variables(engine, outputs, token, self.master_rank, rng)
+        return Functions(engine, outputs, variables), problem
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -188,25 +221,11 @@ class Session:
 
     # ── data and functions ───────────────────────────────────────────────────────────────────────
 
-    def data(
-        self,
-        value: ArrayLike | None = None,
-        var: Any = None,
-        dtype: DTypeLike | None = None,
-        ndim: int | None = None,
-        shape: Any = None,
-        minibatch: bool = False,
-        force_cast: bool = False,
-        oversize: float = 1,
-        name: str | None = None,
-    ) -> Data:
-        """An array in shared memory; see ``synkro.data``."""
-        return make_data(
-            self._engine, value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name
-        )
+    data = _method(lambda session: session._engine, make_data, "data")
 
     def function(
         self,
+        /,
         fn: Callable[..., Any] | None = None,
         inputs: str | Sequence[str] | None = None,
         outputs: Any = "mean",
@@ -217,7 +236,36 @@ class Session:
         name: str | None = None,
         **options: Any,
     ) -> Any:
-        """A ``Function``, or without *fn* a decorator that makes one; see ``synkro.function``."""
+        """A function that runs on all workers at once; without *fn*, a decorator that makes one.
+
+        Args:
+            fn: any callable over arrays that cloudpickle takes.
+            inputs: names of the parameters whose rows are scattered; by default all but bcast_inputs.
+            outputs: ``"mean"``, ``"sum"``, ``"prod"``, ``"max"``, ``"min"``: reduced over the ranks, a
+                mean weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows;
+                None: the list of every rank's (and slice's) value; ``"keep"``: left on the workers, a
+                handle is returned that other functions take as an input; ``[]``: nothing is returned.
+                One for all, or nested as the function's result, one for each.
+            bcast_inputs: names of the parameters that every rank sees whole.
+            updates: worker variables whose new values the function returns beside its outputs, as
+                ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*
+                merges the new values of several slices ("mean" by default, weighted by rows).  They are
+                put in place at the end of the call, so that all slices see the old values; each rank's
+                in its own replica: to make the ranks agree, use all_reduce in the function.
+            sliceable_shareds: worker variables whose rows take part in slicing and in ``batch_s=``:
+                inside the function their value is the rows of the running piece.
+            name: for messages; by default the function's own.
+
+        Inputs are read-only inside the function.
+
+        The classic form has no *fn* but the variables of a PyTensor graph: lists of them as *inputs* and
+        *bcast_inputs*; one, a pair ``(variable, op)`` or a list of them as *outputs*; *updates*, a dict
+        or pairs ``(shared variable, new value)``, or triples with the operation; *givens*; shared
+        variables as *sliceable_shareds*.  *options* go to ``pytensor.function``: ``mode``,
+        ``on_unused_input``, ``allow_input_downcast`` …
+
+        Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
+        """
         if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
             return graph_function(
                 self.functions,
@@ -249,37 +297,78 @@ class Session:
         return make
 
     def distribute(self) -> None:
-        """Send all functions that the workers do not have yet; see ``synkro.distribute``."""
+        """Send all functions that the workers do not have yet, pickled together.
+
+        What they share in this process (an array that two of them use) they share on every worker.  A
+        function that was not distributed is sent alone, at its first call.
+
+        Raises: InvalidType for a function that cannot be pickled; WorkerError if a worker cannot load
+        it.
+        """
         self.functions.distribute()
 
-    def shared(self, value: ArrayLike, name: str | None = None) -> Shared:
-        """A variable with a replica on every rank; see ``synkro.shared``."""
-        return self.variables.shared(value, name)
-
+    @in_turn  # all replicas are of one moment, also where calls go on in the background
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Named variables and generators to a file; see ``synkro.save``."""
+        """Write all named variables, of all ranks, and the states of the ranks' generators to a file.
+
+        *path* gets the suffix ``.npz``, if it has another.  The file is complete or not there: a crash
+        while it is written leaves an older one of that name as it was.
+
+        Raises: OSError.
+        """
         from .variables import saving  # noqa: PLC0415  what it imports takes 1 MB in every worker
 
-        with self._engine.lock:  # all of one moment, also where calls go on in the background
-            saving.save(self.variables, path)
+        saving.save(self.functions.variables, path)
 
+    @in_turn
     def load(self, path: str | os.PathLike[str]) -> None:
-        """… and back; see ``synkro.load``."""
+        """Set all named variables and generators to what ``save(path)`` wrote.
+
+        The session goes on as it would have then.  It needs the same number of workers, and the same
+        named variables.
+
+        Raises: InvalidValue if they are not; OSError.
+        """
         from .variables import saving  # noqa: PLC0415
 
-        with self._engine.lock:
-            saving.load(self.variables, path)
+        saving.load(self.functions.variables, path)
+
+    # ── variables, and the collectives over them ─────────────────────────────────────────────────
+
+    shared = _method(lambda session: session.functions.variables, Variables.shared)
+    set_value = _method(_collectives, Collectives.set_value)
+    get_value = _method(_collectives, Collectives.get_value)
+    get_lengths = _method(_collectives, Collectives.get_lengths)
+    get_shapes = _method(_collectives, Collectives.get_shapes)
+    broadcast = _method(_collectives, Collectives.broadcast)
+    scatter = _method(_collectives, Collectives.scatter)
+    gather = _method(_collectives, Collectives.gather)
+    all_gather = _method(_collectives, Collectives.all_gather)
+    reduce = _method(_collectives, Collectives.reduce)
+    all_reduce = _method(_collectives, Collectives.all_reduce)
 
     @property
-    def variables(self) -> Variables:
-        """The variables on the workers, and the collectives over them."""
-        return self.functions.variables
+    def variables(self) -> Session:
+        """The session: ``session.variables.all_reduce(w)`` is ``session.all_reduce(w)``."""
+        return self
 
     # ── where the time goes ──────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
-        """Record what all ranks do in the block; see ``synkro.trace``."""
+        """Record what the main process and every rank do in the block, and write it to *path* after it.
+
+        ``with synk.trace("calls.json"): …`` writes a file in the Trace Event Format, which
+        https://ui.perfetto.dev and ``chrome://tracing`` open; without *path* the record is kept for
+        ``summary()`` and ``plot_timeline()`` only.  One lane shows the main process (plan, send, wait,
+        collect), and one each rank: wake, begin; inputs, compute and outputs, once a slice; collective,
+        store, reduce; and the wait for slower ranks.  Of each lane the last 200,000 steps are kept.  The
+        environment variable ``SYNKRO_TRACE``, a path, traces a whole session, from ``fork()`` to
+        ``close()``.
+
+        Raises: InvalidType, InvalidValue for a path that cannot be written, or while another trace goes
+        on.
+        """
         checked = None if path is None else timeline.checked_path(path)
         self._recording = recording = timeline.Recording(self._engine, checked)
         try:
@@ -290,11 +379,23 @@ class Session:
         recording.end()
 
     def summary(self) -> None:
-        """Print where the time of the traced calls went; see ``synkro.summary``."""
+        """Print where the time of the traced calls went, a line a function.
+
+        ``compute`` is the function itself; ``transfer`` moves inputs and outputs; ``communication`` is
+        collectives, with the waiting in them, and reductions; ``waiting`` is for slower ranks, and
+        ``overhead`` all else.  They are shares of the calls' time, as means over the ranks;
+        ``imbalance`` is how much more than the mean the slowest rank computed.
+
+        Raises: UsageError if nothing was traced in this session.
+        """
         print(timeline.table(self._traced()))
 
     def plot_timeline(self, path: str | os.PathLike[str], calls: int = 10) -> None:
-        """Draw the last traced calls; see ``synkro.plot_timeline``."""
+        """Draw the last traced *calls* as a picture (PNG, PDF, SVG … by *path*'s suffix), a lane a rank.
+
+        Raises: UsageError if nothing was traced; InvalidValue for a *path* that cannot be written;
+        NotAvailable without matplotlib.
+        """
         timeline.plot(self._traced(), timeline.checked_path(path), checked_int(calls, "calls", 1))
 
     def _traced(self) -> Trace:

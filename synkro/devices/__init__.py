@@ -6,7 +6,7 @@
     cpu       NumPy in the worker's own memory
     portions  arrays that pass through small pinned buffers
     pins      which host memory is pinned
-    kept      which inputs the GPU still has a copy of
-    hints     what to do where arrays of the host and of the GPU met
+    kept      copies of inputs that stay on the GPU from call to call
+    hints     what to do after an error that comes of mixing arrays of host and GPU
     base      the interface of a device
 """

@@ -16,11 +16,10 @@ from ..values.arrays import Array
 
 
 class Source(NamedTuple):
-    """Rows of an input in host memory, which a piece of a call computes on.
+    """The rows of an input, in host memory, that a piece of a call computes on.
 
-    ``array`` is a view of the rows or, with *indices*, what they are to be taken from.  ``stamp``, the
-    number of its segment and another, changes when the contents may have changed; it is None where
-    nobody can tell.
+    ``array`` is a view of the rows or, with *indices*, the array to take them from.  ``stamp``, the
+    number of its segment and a version, changes when the contents may have changed; None: unknown.
     """
 
     array: Array
@@ -43,7 +42,7 @@ class Device(ABC):
     """Where a worker computes.
 
     Attributes:
-        pins: whether it wants inputs mapped writable, so that their pages can be pinned.
+        pins: whether inputs are mapped writable, so that their pages can be pinned.
     """
 
     pins: bool = False
@@ -61,19 +60,19 @@ class Device(ABC):
 
     @abstractmethod
     def adopt(self, value: Any) -> Array | None:
-        """*value*, if it lies on a device, as an array of this one's library; else None."""
+        """*value* as an array of this device's library, if it lies on a GPU; else None."""
 
     @abstractmethod
     def owns(self, array: Array) -> bool:
-        """Whether *array* lies on the device, in memory that is not another array's."""
+        """Whether *array* lies on the device, in memory of its own."""
 
     @abstractmethod
     def beside(self, array: Array, other: Array) -> Array:
-        """*array* where *other* lies: on the device, or in host memory."""
+        """*array*, copied to where *other* lies: to the device, or to host memory."""
 
     @abstractmethod
     def stow(self, array: Array) -> Array:
-        """A copy that a later piece can neither change nor crowd: in host memory."""
+        """A copy in host memory: later pieces neither overwrite it nor lack GPU memory for it."""
 
     @abstractmethod
     def assign(self, target: Array, source: Any) -> None:
@@ -85,47 +84,47 @@ class Device(ABC):
 
     @abstractmethod
     def welcome(self, things: Sequence[Any]) -> None:
-        """Let modules and optimizers of PyTorch's, which came with functions, live on the device."""
+        """Move PyTorch's modules and optimizers, which came with functions, to the device."""
 
     # ── between host and device ──────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
-        """Each piece with its sources replaced by arrays on the device; other values stay.
+        """Yield each piece with its sources replaced by arrays on the device; other values stay.
 
-        What a piece gets is valid until the next one is asked for.  Once it is closed, nobody reads the
-        sources any more.
+        The arrays are valid until the next piece is asked for.  Nothing reads the sources once the
+        generator is closed.
         """
 
     @abstractmethod
     def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
-        """Copy each second array into the first, which is in host memory; done when it returns."""
+        """Copy each second array into the first, in host memory; complete when it returns."""
 
     @abstractmethod
     def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
-        """The segment of this number has been mapped: inputs and results may lie in its *memory*."""
+        """Segment *number* has been mapped: inputs and results may lie in its *memory*."""
 
     @abstractmethod
     def forget(self, number: int) -> None:
-        """The segment of this number is about to be unmapped."""
+        """Segment *number* is about to be unmapped."""
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def resume(self) -> None:
-        """Be the current device again, whatever a function has made of that."""
+        """Make this the current device again, which a function may have changed."""
 
     @abstractmethod
     def settle(self) -> None:
-        """``resume``, and wait for what the device still computes; raises what went wrong with it."""
+        """``resume``, and wait for all that the device computes; raises its errors."""
 
     @abstractmethod
     def lost(self, error: BaseException) -> str | None:
-        """After *error*: what happened to the device, if it is of no more use to this process."""
+        """Why this process cannot use the device any more, after *error*; None if it can."""
 
     @abstractmethod
     def advice(self, error: BaseException, in_call: bool) -> str:
-        """What to do against *error*, if that is the device's to say, else an empty text.
+        """What to do about *error*, in brackets, or an empty text.
 
-        *in_call* says whether it came in the call of a function, whose rows can be sliced.
+        *in_call* says whether a function raised it, whose rows can be sliced.
         """

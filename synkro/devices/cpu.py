@@ -80,26 +80,26 @@ class CpuDevice(Device):
 
 
 THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",  # to which the next four libraries look where their own is not set
+    "OMP_NUM_THREADS",  # the next four libraries fall back on it
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-"""How many threads the libraries that functions use start."""
+"""Environment variables that limit how many threads libraries start."""
 
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-"""Where glibc's malloc ends up by itself in a process that has freed big arrays (mallopt(3)).  A fresh
-worker would give each temporary array back to the kernel, and fault it in again in the next call."""
+"""The thresholds that glibc's malloc reaches by itself when a process frees big arrays (mallopt(3)).
+Without them a fresh worker gives temporary arrays back to the kernel; the next call faults them in."""
 
 
 def thread_caps(threads: int, environment: dict[str, str], forced: bool) -> dict[str, str]:
     """The variables that keep BLAS and OpenMP to *threads* threads a worker.
 
-    What the user has set in *environment* wins, unless *forced*: an OMP_NUM_THREADS of theirs also
-    speaks for the libraries that fall back on it.
+    Unless *forced*, those that the user has set in *environment* stay; OMP_NUM_THREADS then also holds
+    for the libraries that fall back on it.
     """
     wanted = list(THREAD_VARIABLES)
     if forced:

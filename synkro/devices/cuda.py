@@ -5,10 +5,10 @@
     outbox, results (host, pinned) ◀───────────────────────────────────────────────────────┤
     other memory of the host ◀────────────────────────────────────────────────────── ring ◀┘
 
-Inputs come on a stream of their own, into two buffers in turn, so that a piece is copied while the one
-before computes.  Events keep copies and computation in order: what a function queues on the current
-stream waits for its piece, without the host.  Its outputs are taken when all that it has queued on the
-device is computed, on whatever streams.
+Inputs are copied on a stream of their own, into two buffers in turn: a piece is copied while the one
+before is computed on.  Events order copies and computation on the GPU, without the host: the current
+stream waits for a piece's copy, and a copy waits until its buffer is no longer computed on.  Outputs are
+taken when the device has computed all that the function queued, on any stream.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from .portions import empty, fill, portions
 _RING_BYTES = 1 << 23
 _RING_BUFFERS = 4
 _SOON = 1 << 20  # bytes that are copied through the ring while the main thread waits
-_THREADS = 4  # that fill and empty the buffers of a ring, at most
+_THREADS = 4  # at most so many fill and empty the buffers of a ring
 
 
 class CudaDevice(Device):
     """One GPU, current in this process from now on; the others stay untouched.
 
     Attributes:
-        kept: copies of inputs that are still there.
+        kept: copies of inputs that stay on the GPU from call to call.
     """
 
     pins = True
@@ -58,7 +58,7 @@ class CudaDevice(Device):
     def __init__(self, index: int, preallocate: float | None) -> None:
         """*preallocate* is the fraction of its memory that CuPy's pool takes at once.
 
-        Raises: NotAvailable if there is not so much.
+        Raises: NotAvailable if less is free.
         """
         self._device = cupy.cuda.Device(index)
         self._device.use()
@@ -73,7 +73,7 @@ class CudaDevice(Device):
     def _preallocate(self, fraction: float) -> None:
         free, total = self.memory()
         try:
-            cupy.get_default_memory_pool().malloc(int(total * fraction))  # given back at once, it stays
+            cupy.get_default_memory_pool().malloc(int(total * fraction))  # freed: it stays in the pool
         except cupy.cuda.memory.OutOfMemoryError:
             raise NotAvailable(
                 f"preallocate={fraction:g} of {readable_bytes(total)} on cuda:{self._device.id}, but "
@@ -86,7 +86,7 @@ class CudaDevice(Device):
         return cupy
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free on the GPU, and all that it has."""
+        """The free bytes of the GPU's memory, and all."""
         free, total = self._device.mem_info
         return free, total
 
@@ -173,18 +173,18 @@ class CudaDevice(Device):
             feeding.close()
 
     def _copy_in(self, source: Source, target: Array) -> None:
-        """Copy *source* into *target*, ordered with what the current stream does."""
+        """Copy *source* into *target*, between what the current stream did and will do with it."""
         stream = cupy.cuda.get_current_stream()
         with atomic:
-            self._inputs.wait_event(stream.record())
+            self._inputs.wait_event(stream.record())  # earlier uses of *target*, before the copy
             self.load(source, target)
-            stream.wait_event(self._inputs.record())
-            self._inputs.synchronize()  # from now on the host's memory may change, and *target* go
+            stream.wait_event(self._inputs.record())  # the copy, before later uses
+            self._inputs.synchronize()  # now the host's memory may change, and *target* be freed
 
     def load(self, source: Source, target: Any, over: threading.Event | None = None) -> None:
-        """Queue a copy of *source* into *target*, of its shape, on the stream of inputs.
+        """Queue a copy of *source* into *target*, of the same shape, on the stream of inputs.
 
-        Once it is *over*, no more of it has to be queued.
+        It may stop early once *over* is set.
         """
         if not target.nbytes:
             return
@@ -194,13 +194,13 @@ class CudaDevice(Device):
             self._incoming.load(source, target.data.ptr, self._inputs, over)
 
     def direct(self, source: Source) -> bool:
-        """Whether *source* is one pinned block, as the GPU takes it."""
+        """Whether *source* is one block of pinned memory, which the GPU can copy as it is."""
         array = source.array
         plain = source.indices is None and array.flags.c_contiguous and array.dtype.isnative
         return plain and self._pins.pinned(array)
 
     def load_later(self, loads: Sequence[tuple[Source, Array]], over: threading.Event) -> Future[None]:
-        """Do the loads in a thread of their own, until it is *over*."""
+        """Do the loads in a thread of their own, until *over* is set."""
         if self._loader is None:
             self._loader = ThreadPoolExecutor(1, "synkro-inputs", initializer=self._device.use)
 
@@ -219,7 +219,7 @@ class CudaDevice(Device):
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
     def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
-        with atomic:  # what is copied to may be another's when the call has failed
+        with atomic:  # when an interrupted call has ended, others may use the targets
             self._copy_out(pairs)
 
     def _copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
@@ -252,7 +252,7 @@ class CudaDevice(Device):
         try:
             runtime.hostRegister(address, nbytes, 0)
         except runtime.CUDARuntimeError:
-            return False  # it works without as well, through the ring
+            return False  # it is copied through the ring
         return True
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
@@ -268,7 +268,7 @@ class CudaDevice(Device):
     def lost(self, error: BaseException) -> str | None:
         try:
             self.settle()
-        except runtime.CUDARuntimeError as broken:  # an error that lasts: all that follows fails with it
+        except runtime.CUDARuntimeError as broken:  # it lasts: every later call of CUDA raises it
             return str(broken)
         return None
 
@@ -289,16 +289,17 @@ class _Feeding:
     def __init__(self, device: CudaDevice, pieces: Sequence[Sequence[Any]]) -> None:
         self._device = device
         self._pieces = pieces
-        self._whole: dict[int, Array] = {}  # the inputs that are the same for all pieces
-        self._missing: dict[int, Source] = {}  # … of them, those that have to be copied first
+        self._whole: dict[int, Array] = {}  # by column: inputs that are the same for all pieces
+        self._missing: dict[int, Source] = {}  # those of them that have to be copied first
         self._find_whole()
-        self._lent: dict[int, Array] = {}  # what functions get of it, as they may write to it
+        self._lent: dict[int, Array] = {}  # copies of them for functions, which may write to them
         self._buffers = self._allocated()
-        free = cupy.cuda.get_current_stream().record()  # when the new memory may be written
-        self._computed: list[Any] = [free, free]  # … by a later piece
-        self._arrived: list[Any] = [None, None]
+        # the pool gives memory that the current stream may still use: copies into it wait for this
+        free = cupy.cuda.get_current_stream().record()
+        self._computed: list[Any] = [free, free]  # by buffer: its last uses, before the next copy
+        self._arrived: list[Any] = [None, None]  # by buffer: its last copy, before the next uses
         self._pending: Future[None] | None = None
-        self._over = threading.Event()
+        self._over = threading.Event()  # set when the call ends: the loading thread stops early
 
     def _columns(self) -> Iterator[tuple[int, list[Source]]]:
         for column, value in enumerate(self._pieces[0]):
@@ -321,7 +322,7 @@ class _Feeding:
             self._whole[column] = original
 
     def _allocated(self) -> list[dict[int, Any]]:
-        """For each buffer, and each input that changes with the piece: memory for the largest."""
+        """Memory of each buffer, by column, for the largest piece of each input that changes."""
         sizes = {
             column: max(source.nbytes for source in sources)
             for column, sources in self._columns()
@@ -337,14 +338,14 @@ class _Feeding:
         self._begin(0, [(source, self._whole[column]) for column, source in self._missing.items()])
 
     def _begin(self, number: int, before: Sequence[tuple[Source, Array]] = ()) -> None:
-        """Queue the copies *before* a piece, and its own as soon as nobody computes on its buffer."""
+        """Queue the copies *before*, and those of a piece, when its buffer is no longer computed on."""
         device = self._device
         own = [
             (self._pieces[number][column], self._target(number, column))
             for column in self._buffers[number % 2]
         ]
         loads = [*before, *own]
-        with atomic:  # what another thread does is known to ``close``
+        with atomic:  # ``close`` has to know what another thread does
             device.inputs.wait_event(self._computed[number % 2])
             if all(device.direct(source) or source.nbytes <= _SOON for source, _ in loads):
                 for source, target in loads:
@@ -360,7 +361,7 @@ class _Feeding:
         return array
 
     def take(self, number: int) -> list[Any]:
-        """The arguments of a piece; what comes on the current stream waits for them."""
+        """The arguments of a piece; the current stream waits for their copies."""
         self._finish_pending(number)
         cupy.cuda.get_current_stream().wait_event(self._arrived[number % 2])
         if number + 1 < len(self._pieces):
@@ -382,7 +383,7 @@ class _Feeding:
         return self._lent[column]
 
     def computed(self, number: int) -> None:
-        """All that computes on the piece is queued."""
+        """Say that all that computes on the piece is queued."""
         self._computed[number % 2] = cupy.cuda.get_current_stream().record()
 
     def _finish_pending(self, number: int) -> None:
@@ -395,25 +396,26 @@ class _Feeding:
             self._device.kept.add(source, self._whole[column])
 
     def close(self) -> None:
-        """Nobody reads the inputs any more, or writes to the buffers."""
+        """Wait until nothing reads the inputs or writes to the buffers any more."""
         with atomic:
             self._over.set()
             if self._pending is not None:
                 self._pending.exception()
-            with contextlib.suppress(runtime.CUDARuntimeError):  # it lasts, and is told soon enough
+            with contextlib.suppress(runtime.CUDARuntimeError):  # it lasts: the next call reports it
                 self._device.inputs.synchronize()
 
 
 class _Ring:
-    """Small pinned buffers, used in turn: the way between the GPU and memory that is not pinned.
+    """Small pinned buffers, used in turn, through which memory that is not pinned is copied.
 
     Threads fill or empty one buffer while others are copied.  They are made when they are first used.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the order of the buffers, and the one being filled
         self._workers = max(1, min(_THREADS, len(os.sched_getaffinity(0))))
         self._threads = ThreadPoolExecutor(self._workers, "synkro-rows")
+        # each with an event, its last copy to or from the GPU, before it is filled or emptied
         self._buffers: deque[tuple[NDArray[np.uint8], Any]] = deque()
 
     def load(
@@ -421,12 +423,12 @@ class _Ring:
     ) -> None:
         """Queue copies of the rows of *source*, in native byte order, to *address* on the GPU.
 
-        Once it is *over*, no more of them.
+        It stops early once *over* is set.
         """
         for portion in portions(source, _RING_BYTES):
             if over is not None and over.is_set():
                 return
-            with self._lock:  # portions of another thread may come in between
+            with self._lock:  # another thread's portions may come between two of these
                 buffer, copied = self._take()
                 try:
                     fill(buffer, portion, self._threads, self._workers)
@@ -436,7 +438,7 @@ class _Ring:
             address += portion.nbytes
 
     def unload(self, address: int, target: Array, stream: Any) -> None:
-        """Copy what lies at *address* on the GPU into *target*; done when it returns."""
+        """Copy what lies at *address* on the GPU into *target*; complete when it returns."""
         with self._lock:
             under_way: deque[tuple[Source, NDArray[np.uint8], Any]] = deque()
             for portion in portions(Source(target), _RING_BYTES):
@@ -457,7 +459,7 @@ class _Ring:
         empty(buffer, portion, self._threads, self._workers)
 
     def _take(self) -> tuple[NDArray[np.uint8], Any]:
-        """The buffer that was used the longest ago, and the event of its last copy, which is over."""
+        """The least recently used buffer, whose last copy is complete, and its event."""
         if not self._buffers:
             memory = [cupy.cuda.alloc_pinned_memory(_RING_BYTES) for _ in range(_RING_BUFFERS)]
             made = [np.frombuffer(each, np.uint8, _RING_BYTES) for each in memory]

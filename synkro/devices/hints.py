@@ -1,10 +1,10 @@
-"""What to do where arrays of the host and of the GPU met."""
+"""What to do after an error that comes of mixing arrays of the host and of the GPU."""
 
 from __future__ import annotations
 
 
 def hint(error: BaseException) -> str:
-    """What to do against *error*, in brackets, or an empty text."""
+    """What to do about *error*, in brackets, or an empty text."""
     said = str(error)
     hints = (what for kind, words, what in _HINTS if isinstance(error, kind) and words in said)
     return next((f" ({what})" for what in hints), "")
@@ -40,4 +40,4 @@ _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
         ".to(x.device), or make them arguments",
     ),
 )
-"""What to do against an error of this kind with such words in it."""
+"""The class of an error, words in its text, and what to do about it."""

@@ -1,4 +1,4 @@
-"""Which inputs a GPU still has a copy of, from an earlier call."""
+"""Copies of inputs that stay on a GPU from call to call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class KeptInputs:
     """Copies of broadcast inputs on the device, by where they lie in host memory.
 
     Attributes:
-        limit: how many bytes they may have together; larger inputs are not kept.
+        limit: the bytes that they may have together; larger inputs are not kept.
     """
 
     def __init__(self, limit: int) -> None:
@@ -30,13 +30,13 @@ class KeptInputs:
         if source.stamp is None or array.nbytes > self.limit:
             return
         now = source.stamp
-        self._drop(lambda stamp: stamp[0] == now[0] and stamp != now)  # what it was in the past
+        self._drop(lambda stamp: stamp[0] == now[0] and stamp != now)  # copies of its former contents
         while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self.limit:
             del self._copies[next(iter(self._copies))]  # the oldest
         self._copies[_place(source)] = (source.stamp, array)
 
     def forget(self, number: int) -> None:
-        """The segment of this number goes."""
+        """Drop the copies of inputs in segment *number*."""
         self._drop(lambda stamp: stamp[0] == number)
 
     def _drop(self, goes: Callable[[tuple[int, int]], bool]) -> None:

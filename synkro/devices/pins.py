@@ -19,15 +19,13 @@ PINNED_FROM = 1 << 16
 
 
 class Pins:
-    """The mapped segments of this process, by address, and which of them are pinned.
-
-    Threads that copy inputs ask beside the one that maps segments.
-    """
+    """The mapped segments of this process, by address, and which of them are pinned."""
 
     def __init__(self, register: Callable[[int, int], bool], unregister: Callable[[int], None]) -> None:
         """*register* pins so many bytes from an address, or returns False; *unregister* undoes it."""
         self._register = register
         self._unregister = unregister
+        # guards all that follows: segments are mapped in one thread, and inputs copied in another
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._numbers: dict[int, int] = {}  # segment at each start
@@ -35,7 +33,7 @@ class Pins:
         self._pinned: dict[int, bool] = {}  # by start; False where it was tried in vain
 
     def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
-        """A segment has been mapped.  What is mapped read-only, such as a file, is never pinned."""
+        """A segment has been mapped.  Memory that is mapped read-only is never pinned."""
         start: int = memory.ctypes.data
         with self._lock:
             insort(self._starts, start)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..plan.split import split
 from .base import Source
 
-_THREAD_BYTES = 1 << 20  # that a thread should have to copy, at least
+_THREAD_BYTES = 1 << 20  # each thread copies at least so much
 
 
 def portions(source: Source, limit: int) -> Iterator[Source]:
@@ -88,4 +88,4 @@ def _share(copy: Callable[[Any], None], portion: Source, threads: Executor, work
             done.result()
     finally:
         wait(waiting)
-        over.set()  # for what is queued although no thread could be started for it
+        over.set()  # submit() may queue a part and then fail to start a thread: it must not run later

@@ -1,14 +1,14 @@
 """Update rules, and training steps that are one call.
 
-A rule works on all parameters at once, as one flat vector: so does the all-reduce of their gradients.
-::
+A rule works on all parameters at once, as one flat vector, and so does the all-reduce of their
+gradients::
 
     rule = adam([w, b], learning_rate=0.01)
     train = make_train_function(loss_and_grad, [w, b], rule)
     loss = train(x, y, batch=rows)
 
 where ``loss_and_grad(x, y)`` reads ``w.value`` and ``b.value`` and returns the mean loss over its rows,
-and a list of the gradients.  Of a PyTensor graph the loss suffices::
+and a list of the gradients.  For a PyTensor graph the loss suffices::
 
     train = make_train_function(loss, [w, b], x, y, rule)
 

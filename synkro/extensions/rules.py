@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import api
+from ..controller.variables.registry import Variables
+from ..controller.variables.shared import Shared
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_shared
 from ..values.variable import Variable
@@ -24,7 +26,7 @@ class Rule(ABC):
     Called with the flat gradient, on the workers, it changes the parameters.
 
     Attributes:
-        name: what the variables of its state are named by, in files: that of the rule, made unique.
+        name: the unique name of the rule, with which the names of its state's variables begin.
         params: the parameters, worker variables of floats (for PyTensor's shared variables, those that
             stand for them).  Those without a name get one.
     """
@@ -33,20 +35,21 @@ class Rule(ABC):
         self, params: Sequence[Any], learning_rate: float | Variable, *states: str, name: str | None
     ) -> None:
         self.params = _checked(params)
+        variables = session_variables()
         if is_graph_shared(learning_rate):
-            learning_rate = api.worker_variable(learning_rate)
+            learning_rate = variables.check(learning_rate, "a learning rate")
         self._rate = learning_rate
         self._dtype = np.result_type(*[param.dtype for param in self.params])
-        self.name = label = api.unused_name(name or type(self).__name__)
+        self.name = label = variables.unused_name(name or type(self).__name__)
         for index, param in enumerate(self.params):
-            if param.name is None:  # so that all of a training is saved, or nothing
-                api.name_variable(param, f"{label}.param{index}")
+            if param.name is None:  # a training is saved as a whole, or not at all
+                variables.name(param, f"{label}.param{index}")
         size = sum(prod(param.shape) for param in self.params)
         self.states = [api.shared(np.zeros(size, self._dtype), f"{label}.{state}") for state in states]
 
     @property
     def learning_rate(self) -> Any:
-        """A number, or a variable without dimensions, to be changed between calls."""
+        """A number, or a variable without dimensions, which can be changed between calls."""
         return self._rate
 
     @learning_rate.setter
@@ -74,7 +77,7 @@ class Rule(ABC):
 
     @abstractmethod
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        """What is to be added to the parameters; changes *states* in place."""
+        """The change of the parameters, to be added to them; changes *states* in place."""
 
 
 class sgd(Rule):  # noqa: N801 - the rules have the names that they have everywhere
@@ -195,7 +198,7 @@ class adadelta(Rule):  # noqa: N801
 
 
 class _Adaptive(Rule):
-    """What Adam and AdaMax have in common: two moments, and a count of the steps."""
+    """The base of Adam and AdaMax: two moments, and a count of the steps."""
 
     def __init__(
         self,
@@ -264,16 +267,24 @@ class adamax(_Adaptive):  # noqa: N801
 
 
 def parameters(params: Sequence[Any]) -> list[Any]:
-    """The parameters, PyTensor's shared variables as the worker variables that stand for them."""
+    """The parameters, with PyTensor's shared variables replaced by their worker variables."""
     if not isinstance(params, list | tuple) or not params:
         raise InvalidType(f"params must be a list of worker variables, at least one; got {params!r}.")
-    return [api.worker_variable(param) if is_graph_shared(param) else param for param in params]
+    return [
+        session_variables().check(param, "a parameter") if is_graph_shared(param) else param
+        for param in params
+    ]
 
 
-def _checked(params: Sequence[Any]) -> list[Variable]:
+def session_variables() -> Variables:
+    """Those of the current session.  Raises: NotForked, UsageError."""
+    return api.current_session("shared").functions.variables
+
+
+def _checked(params: Sequence[Any]) -> list[Shared]:
     found = parameters(params)
     for param in found:
-        if not isinstance(param, Variable):
+        if not isinstance(param, Shared):
             raise InvalidType(f"params must be worker variables, made by shared(); got {param!r}.")
         if param.dtype.kind != "f":
             raise InvalidType(f"{param.called()} holds {param.dtype}: what is trained must be floats.")

@@ -16,7 +16,7 @@ from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_variable
 from ..values.variable import Variable
-from .rules import Rule, Vector, parameters
+from .rules import Rule, Vector, parameters, session_variables
 
 
 def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
@@ -55,18 +55,18 @@ def make_train_function(
     Args:
         loss: a function that returns ``(loss, gradients)``: a mean over its rows (or more, as *outputs*
             says), and a gradient of that mean for each parameter, in their order.  Or a variable of a
-            graph, such a mean without dimensions, whose gradient PyTensor finds.
+            graph: such a mean, without dimensions, of which PyTensor derives the gradients.
         params: the worker variables that are trained, or the shared variables of the graph.
-        inputs_and_rule: the inputs of the graph that are scattered, if there is one, and last what
-            ``sgd(params, …)`` and its like have made for the same *params*.
+        inputs_and_rule: the scattered inputs of the graph, if *loss* is of one; and last the rule, made
+            by ``sgd(params, …)`` or its like for the same *params*.
         inputs, bcast_inputs, sliceable_shareds, name: as for ``function()``.
-        outputs: the operation on the loss, or as for ``function()``: of a Python function operations,
-            nested as its loss; of a graph variables.
-        options: of a graph, for ``pytensor.function``, and ``givens=``.
+        outputs: the operation on the loss, or as for ``function()``: operations nested as the loss of a
+            Python function, or variables of the graph.
+        options: for a graph, those of ``pytensor.function``, and ``givens=``.
 
-    The call takes ``batch=``, ``batch_s=`` and ``num_slices=`` as any other.  Ranks and slices count by
-    their rows, so that a step is the one that serial code makes on the whole batch; ranks without
-    rows make it as well.  It returns the loss.
+    The call takes ``batch=``, ``batch_s=`` and ``num_slices=`` as any other, and returns the loss.
+    Ranks and slices are weighted by their rows, so that a step is the one that serial code makes on the
+    whole batch; ranks without rows make it as well.
 
     Raises: InvalidType, InvalidValue; NotForked.
     """
@@ -98,7 +98,7 @@ def make_train_function(
 
 
 def _step(rule: Rule, gradient: Variable) -> Callable[[int], None]:
-    """What every rank does at the end of a call, with the gradient of its rows."""
+    """The end of a call on every rank: it reduces the *gradient* and applies the rule."""
 
     def step(weight: int) -> None:
         mine = gradient.value if weight else np.zeros_like(gradient.value)
@@ -128,7 +128,7 @@ def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[s
 def _of_graph(
     loss: Any, params: Sequence[Any], rule: Rule, keywords: dict[str, Any], options: dict[str, Any]
 ) -> Function:
-    """The same of a graph; the parameters come to the workers before a call, and back after it."""
+    """A step of a graph; the parameters are copied to the workers before a call, and back after it."""
     from ..packing.pytensor import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
 
     target, flat = flat_gradient(loss, params)
@@ -140,7 +140,7 @@ def _of_graph(
         updates=[(target, flat)],
         givens=options.pop("givens", None),
         options=options,
-        finish=_step(rule, api.worker_variable(target)),
+        finish=_step(rule, session_variables().check(target, "a gradient")),
         used=[*rates, *rule.params],
         changed=rule.params,
         **keywords,

@@ -7,6 +7,6 @@
     arena       memory that the workers share with each other
     mapping     how memory is mapped, and its huge pages
     files       which file a memory-mapped array maps
-    departures  what happens when an object is gone
-    interrupts  Ctrl-C, put off while a resource has no owner yet
+    departures  what is done when an object is gone
+    interrupts  Ctrl-C, deferred while steps belong together
 """

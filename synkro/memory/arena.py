@@ -1,13 +1,13 @@
-"""Memory that a worker shares with the other workers, taken and given back without asking anybody.
+"""Memory that a worker shares with the other workers, reserved and freed without asking anybody.
 
 All ranks hold one sparse file, in which each has a part of its own::
 
     │ board │   …   │ blocks of rank 0   …   │ blocks of rank 1   …   │
     0               PART                     2 · PART
 
-A rank reserves *blocks* in its part.  The offset of a block in the file is its name: any rank that is
-told it maps the block and reads it, or writes to it, in place.  Parts are so long that no offset is
-ever used for two blocks.
+A rank reserves *blocks* in its part.  The offset of a block in the file is its name: any rank that
+learns it can map the block, and read and write it in place.  Parts are so long that no offset is ever
+used for two blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PART = 1 << 50
 """Bytes of the file from one rank's part to the next; only what is reserved takes memory."""
 
 _SPARE = 4  # freed blocks that are kept, as fresh pages cost more than a copy into old ones
-_SPARE_BYTES = 1 << 28  # … and of how many bytes together, at most
+_SPARE_BYTES = 1 << 28  # of all these blocks together, at most
 _VIEWS = 256  # blocks of other ranks that are kept mapped
 
 
@@ -82,7 +82,7 @@ class Arena:
         return owner
 
     def locate(self, array: Array) -> int | None:
-        """The file's offset of a C-contiguous *array* in this rank's memory; None if it is elsewhere."""
+        """The offset of a C-contiguous *array* in the file; None if it is not in this rank's memory."""
         address = array.__array_interface__["data"][0]
         index = bisect_right(self._live, address, key=lambda block: block.address) - 1
         if index < 0 or not array.flags.c_contiguous:
@@ -92,7 +92,7 @@ class Arena:
         return block.offset + address - block.address if inside else None
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """An array in any rank's memory, at an *offset* that ``locate`` told its owner."""
+        """An array in any rank's memory, at an *offset* that its owner got from ``locate``."""
         dtype = np.dtype(dtype)
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = offset + max(1, prod(shape) * dtype.itemsize)
@@ -113,7 +113,7 @@ class Arena:
         return memory
 
     def tidy(self) -> None:
-        """Give the memory of arrays that are gone back, but for a little that is kept for the next."""
+        """Give back the memory of arrays that are gone, but for a few blocks that are kept for reuse."""
         with atomic:
             self._collect()
             self._trim()

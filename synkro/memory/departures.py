@@ -1,7 +1,7 @@
-"""What happens when an object is gone, without a line of Python.
+"""What is done when an object is gone, by callbacks that are C functions.
 
-An exception in a weak reference's callback is printed and dropped, and so would Ctrl-C be that arrives
-while one runs.  Between two bytecodes only can it arrive: these callbacks have none.
+Python prints and drops an exception in a weak reference's callback, and so would drop Ctrl-C.  But
+SIGINT is delivered between bytecodes only, and C functions have none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 Payload = TypeVar("Payload")
 
-_awaited: dict[int, tuple[weakref.ref[Any], ...]] = {}  # references live as long as their objects
+_awaited: dict[int, tuple[weakref.ref[Any], ...]] = {}  # a reference that is dropped calls nothing
 
 
 def call_with_last(owner: Any, function: Callable[..., Any], *args: Any) -> int:
@@ -26,29 +26,30 @@ def call_with_last(owner: Any, function: Callable[..., Any], *args: Any) -> int:
 
 
 def call_off(handle: int) -> bool:
-    """Do not call it any more; whether it would still have been called."""
+    """Cancel the call; returns whether it was still to come."""
     return _awaited.pop(handle, None) is not None
 
 
 class Departures(Generic[Payload]):
-    """The payloads of watched objects that are gone, in the order in which they went."""
+    """The payloads of watched objects that are gone, in the order in which they went.
+
+    Attributes:
+        gone: the references of those objects, until they are forgotten; empty if there are none.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[int, tuple[weakref.ref[Any], Payload]] = {}
-        self._gone: deque[weakref.ref[Any]] = deque()
+        self.gone: deque[weakref.ref[Any]] = deque()
 
     def watch(self, owner: Any, payload: Payload) -> None:
-        reference = weakref.ref(owner, self._gone.append)
+        reference = weakref.ref(owner, self.gone.append)
         self._watched[id(reference)] = (reference, payload)
 
-    def __len__(self) -> int:
-        return len(self._gone)
-
     def payloads(self) -> tuple[Payload, ...]:
-        """Those of all that are gone and were not forgotten."""
-        return tuple(self._watched[id(reference)][1] for reference in tuple(self._gone))
+        """The payloads of objects that are gone, but for those forgotten."""
+        return tuple(self._watched[id(reference)][1] for reference in tuple(self.gone))
 
     def forget(self, count: int) -> None:
-        """The first *count* of them have been dealt with."""
+        """Drop the first *count* of them."""
         for _ in range(count):
-            del self._watched[id(self._gone.popleft())]
+            del self._watched[id(self.gone.popleft())]

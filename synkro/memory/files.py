@@ -13,8 +13,8 @@ import numpy as np
 def file_of(array: np.memmap[Any, Any]) -> tuple[int, int] | None:
     """A descriptor of the file that *array* maps, and the offset of its first element there.
 
-    None where the file's contents may not be the array's (a copy-on-write map, a file that was
-    replaced), where it has no name, or where the array's strides are not those of a plain walk.
+    None if the file's contents may differ from the array's (a copy-on-write map, a replaced file), if
+    it has no name, or if a stride is not positive.
     """
     handle = getattr(array, "_mmap", None)
     if array.filename is None or not isinstance(handle, mmap.mmap) or array.mode == "c":

@@ -1,4 +1,4 @@
-"""Ctrl-C, put off while a resource has no owner yet."""
+"""Ctrl-C, deferred while steps belong together or a resource has no owner yet."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import FrameType
 
 
 class Atomic:
-    """A worker's steps that belong together: an interrupt among them is put off until after them.
+    """Steps of a worker that belong together: an interrupt among them is deferred until after them.
 
-    The worker's handler asks for ``depth`` and sets ``pending``; that costs nothing to speak of.
+    The worker's handler of SIGINT reads ``depth`` and sets ``pending``.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ atomic = Atomic()
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put SIGINT off until the end of the block; Python delivers it to the main thread only."""
+    """Defer SIGINT to the end of the block; Python delivers it to the main thread only."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

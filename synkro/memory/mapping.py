@@ -1,9 +1,10 @@
 """Mappings of shared memory at addresses where huge pages can serve, and the huge pages themselves.
 
-Small pages are what large arrays cost most by: each is zeroed, charged and mapped on its own, and rows
-picked at random need a translation each.  In pages of 2 MB, 1 GB is created, filled and freed in a
-seventh of the time.  tmpfs takes them only from who asks (``MADV_COLLAPSE``, Linux 6.1, madvise(2)),
-and maps them only where address and offset agree, which Python's own ``mmap`` does not offer.
+The small pages of large arrays are expensive: the kernel zeroes, charges and maps each by itself, and
+rows picked at random need an address translation each.  In pages of 2 MB, 1 GB is created, filled and
+freed in a seventh of the time.  tmpfs makes them only on request (``MADV_COLLAPSE``, Linux 6.1,
+madvise(2)), and maps them only where address and offset agree modulo 2 MB; Python's ``mmap`` takes no
+address.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HUGE = 1 << 21
 _MADV_COLLAPSE = 25  # what the standard library has no names for
 _MAP_FIXED = 0x10
 _PROT_NONE = 0
-_PUNCH_HOLE = 0x03  # and keep the file's size
+_PUNCH_HOLE = 0x03  # FALLOC_FL_PUNCH_HOLE, which keeps the file's size
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,7 +36,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-_unmap = ctypes.CDLL(None)["munmap"]  # as a callback it gets a third argument, which it does not look at
+_unmap = ctypes.CDLL(None)["munmap"]  # it ignores the third argument that callbacks get
 _unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object]
 
 _PROTECTION = {
@@ -58,16 +59,16 @@ def map_file(fd: int, nbytes: int, access: Access, offset: int = 0) -> NDArray[n
 
 
 def take_huge_pages(fd: int, nbytes: int, offset: int = 0) -> None:
-    """Fill whole pages of 2 MB of an empty part of the file with such pages of zeros, if the kernel can.
+    """Give an empty part of the file huge pages of zeros, as many as it holds, if the kernel can.
 
     *offset*, where the part begins, is a multiple of 2 MB.
     """
     whole = nbytes // HUGE * HUGE
     if not whole:
         return
-    with contextlib.suppress(OSError):  # without it the file works as well, with small pages
+    with contextlib.suppress(OSError):  # the file works with small pages, too
         for page in range(offset, offset + whole, HUGE):
-            os.posix_fallocate(fd, page, 1)  # what has no page at all is not collapsed
+            os.posix_fallocate(fd, page, 1)  # only what has a page is collapsed
         address = _map(fd, whole, Access.WRITE, offset)
         _libc.madvise(address, whole, mmap.MADV_HUGEPAGE)
         _libc.madvise(address, whole, _MADV_COLLAPSE)
@@ -75,7 +76,7 @@ def take_huge_pages(fd: int, nbytes: int, offset: int = 0) -> None:
 
 
 def give_back(fd: int, offset: int, nbytes: int) -> None:
-    """Free the memory of a part of the file (fallocate(2)); it stays, as a hole."""
+    """Free the memory of a part of the file, which becomes a hole (fallocate(2))."""
     _libc.fallocate(fd, _PUNCH_HOLE, offset, nbytes)
 
 

@@ -1,4 +1,4 @@
-"""Shared memory without a name: nothing to clean up, whatever dies and in whatever order.
+"""Shared memory without a name: whichever process dies, nothing is left to clean up.
 
 A segment is an unnamed file in ``/dev/shm`` (``O_TMPFILE``, mode 0600) or, where that is too small
 (Docker's default is 64 MB), a memfd.  Only descriptors of it exist, and the kernel frees it with the
@@ -26,11 +26,11 @@ SHM_FOLDER = "/dev/shm"
 ALIGNMENT = 64
 """Every array begins at a multiple of this: a cache line, and what JAX needs to take it as it is."""
 
-_close = ctypes.CDLL(None)["close"]  # as a callback it gets a second argument
+_close = ctypes.CDLL(None)["close"]  # it ignores the second argument that callbacks get
 _close.argtypes = [ctypes.c_int, ctypes.py_object]
 
 _MEASURED_FROM = 1 << 20
-"""Smaller requests are not held against the memory that is left: asking costs more than they do."""
+"""Smaller requests are made without a look at the free memory, which would cost more than they do."""
 
 
 def aligned(nbytes: int) -> int:
@@ -39,7 +39,7 @@ def aligned(nbytes: int) -> int:
 
 
 class Segment:
-    """One mapping of shared memory, and the descriptor that others get it by.
+    """One mapping of shared memory, and the descriptor by which other processes map it.
 
     Attributes:
         number: its name in commands.
@@ -65,7 +65,7 @@ class Segment:
     def create(cls, number: int, nbytes: int) -> Segment:
         """Reserve *nbytes* (at least one) of zeroed memory.
 
-        Raises: SharedMemoryError if there is not so much.
+        Raises: SharedMemoryError if there is less.
         """
         nbytes = max(nbytes, 1)
         with uninterrupted():
@@ -122,7 +122,7 @@ def _reserve(nbytes: int) -> int:
 
 
 def require_memory(nbytes: int) -> None:
-    """Raises: SharedMemoryError if the machine has not so much memory left."""
+    """Raises: SharedMemoryError if the machine has less memory left."""
     if nbytes >= _MEASURED_FROM and nbytes > (available := available_memory()):
         raise SharedMemoryError(
             f"{readable_bytes(nbytes)} of shared memory were asked for, but the machine has "
@@ -155,7 +155,7 @@ def _reserved(fd: int, nbytes: int) -> int:
 
 
 def explained(error: OSError, nbytes: int) -> SharedMemoryError:
-    """What to say when *nbytes* could not be reserved or mapped."""
+    """The error for *nbytes* that could not be reserved or mapped."""
     what = f"{readable_bytes(nbytes)} of shared memory could not be had"
     why = os.strerror(error.errno or 0)
     if error.errno in (errno.EMFILE, errno.ENFILE):

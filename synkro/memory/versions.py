@@ -1,4 +1,4 @@
-"""Numbers in shared memory by which workers on GPUs tell whether an input has changed."""
+"""Versions of segments, in shared memory, which tell workers on GPUs whether an input has changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Versions:
     one.
 
     Attributes:
-        segment, region: where the versions lie.
+        segment, region: the memory of the versions.
     """
 
     NBYTES = 8 * _COUNT
@@ -26,5 +26,5 @@ class Versions:
         self._numbers = segment.array(self.region)
 
     def touch(self, number: int) -> None:
-        """The contents of segment *number* may have changed since the last call."""
+        """Say that the contents of segment *number* may have changed since the last call."""
         self._numbers[number % _COUNT] += 1

@@ -1,10 +1,10 @@
-"""A user's function made ready to travel, and a callable again on the other side.
+"""A user's function pickled for the workers, and a callable again there.
 
 ::
 
     pickles   any Python callable over arrays, by cloudpickle
     pytensor  graphs of PyTensor
     numba     functions of numba, compiled once for all workers
-    refused   what cannot travel, and what to do instead
-    settings  what the user has set in the libraries
+    refused   what cannot be sent to the workers, and what to do instead
+    settings  settings of libraries, which the workers take over
 """

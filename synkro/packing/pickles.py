@@ -27,10 +27,10 @@ class Packer:
     def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[memoryview]]:
         """All *specs* (by number) in one stream of pickles, and their big buffers beside it.
 
-        Objects that several specs share stay shared.  The modules and optimizers of PyTorch's that the
-        functions bring along come last in the stream.
+        Objects that several specs share stay shared.  PyTorch's modules and optimizers that functions
+        bring along come last in the stream.
 
-        Raises: InvalidType naming the function and the object that cannot be pickled.
+        Raises: InvalidType, which names the function and the object that cannot be pickled.
         """
         buffers: list[memoryview] = []
         along: list[Any] = []
@@ -69,7 +69,7 @@ class Packer:
         return self._compilations.reduced(obj)
 
     def close(self) -> None:
-        """Give back what packing took."""
+        """Close the file of numba's machine code, if there is one."""
         if self._compilations is not None:
             self._compilations.close()
             self._compilations = None
@@ -80,7 +80,7 @@ def unpack(
 ) -> tuple[dict[int, Any], list[Any]]:
     """The inverse of ``pack``, in a worker: the specs, and PyTorch's modules and optimizers.
 
-    *loading* hears how many specs are done before each.
+    *loading* is called before each spec, with the number of those that are loaded.
     """
     pickles = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)
     specs = {}
@@ -92,12 +92,14 @@ def unpack(
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    reduced: Callable[[Any], Any]
+    def __init__(self, reduced: Callable[[Any], Any], file: io.BytesIO, **options: Any) -> None:
+        super().__init__(file, protocol=5, **options)
+        self._reduced = reduced
 
     def reducer_override(self, obj: Any) -> Any:
         if is_open_file(obj):
             raise TypeError(f"cannot send the open file {obj!r}")
-        reduced = self.reduced(obj)
+        reduced = self._reduced(obj)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
@@ -108,18 +110,17 @@ def _pickled(
 ) -> bytes:
     """*values*, one pickle after the other, in which shared objects stay shared.
 
-    *reduced* says how some objects are pickled, NotImplemented for the others.
+    *reduced* returns how an object is pickled, or NotImplemented: as cloudpickle does it.
     """
     stream = io.BytesIO()
-    pickler = _Pickler(stream, protocol=5, buffer_callback=buffer_callback)
-    pickler.reduced = reduced
+    pickler = _Pickler(reduced, stream, buffer_callback=buffer_callback)
     for value in values:
         pickler.dump(value)
     return stream.getvalue()
 
 
 def _explain(spec: Any, error: Exception) -> None:
-    """Raise an InvalidType that names the function of *spec*, if it is one that cannot be pickled."""
+    """Raise an InvalidType that names the function of *spec*, if that cannot be pickled."""
     if _pickles(spec.fn):
         return
     if isinstance(error, InvalidType):  # it says itself what to do
@@ -145,7 +146,7 @@ def _pickles(value: Any) -> bool:
 
 
 def _parts(fn: Any) -> Iterator[tuple[str, Any]]:
-    """What a callable carries along, each with its name in a sentence."""
+    """The objects that a callable carries along, each with its name in a sentence."""
     for name in ("__self__", "func"):  # a bound method's object, a partial's function
         if hasattr(fn, name):
             part = getattr(fn, name)

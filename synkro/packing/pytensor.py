@@ -4,9 +4,9 @@
                                                                                        │
     on a rank:  arguments of the call, and the rank's replicas of the variables ──▶ outputs, new values
 
-The compiled function is pure: what ``updates=`` give comes out as new values, which Synkro merges over
-slices and puts into the replicas.  It is compiled in the main process, so that all workers find the
-result in PyTensor's cache on the disk, and none compiles it twice.
+The compiled function is pure: it returns the new values of ``updates=``, which Synkro merges over slices
+and writes to the replicas.  It is compiled once, in the main process; the workers find the result in
+PyTensor's cache on the disk.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ..values.foreign import handed
 
 
 class InputType(NamedTuple):
-    """What an input has to be.
+    """The type that an input has to have.
 
-    *shape* has None where any length will do, and *downcast* says whether casts may lose digits.
+    *shape* has None where any length fits, and *downcast* says whether casts may lose digits.
     """
 
     dtype: np.dtype[Any]
@@ -49,8 +49,8 @@ class Graph:
     """A function of a graph, checked.
 
     Attributes:
-        names: of the inputs, the scattered ones first: those of the variables, where they can be.
-        scattered: how many they are.
+        names: the names of the inputs as parameters, the scattered ones first.
+        scattered: the number of scattered inputs.
         modes: the operation of each output, or one for a single output.
         updates: the shared variables that get new values, each with its operation.
         shared: all shared variables that it uses.
@@ -65,7 +65,7 @@ class Graph:
         givens: Any,
         name: str | None,
     ) -> None:
-        """Raises: InvalidType, InvalidValue for what is no graph."""
+        """Raises: InvalidType, InvalidValue unless the arguments describe a graph."""
         self.name = name or "graph"
         scattered, broadcast = _listed(inputs), _listed(bcast_inputs)
         self.inputs = [*scattered, *broadcast]
@@ -132,16 +132,16 @@ class Graph:
             )
 
     def types(self, downcast: bool) -> dict[str, InputType]:
-        """What each input has to be, by name."""
+        """The type of each input, by name."""
         return {
             name: InputType(np.dtype(v.type.dtype), v.type.shape, downcast)
             for name, v in zip(self.names, self.inputs, strict=True)
         }
 
     def compiled(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
-        """The function, which takes the values of shared variables from their *replicas*.
+        """The function; it takes the values of shared variables from their *replicas*.
 
-        Raises: InvalidValue for inputs that the graph does not use, or variables that it lacks.
+        Raises: InvalidValue if the graph does not use an input, or needs a variable that is none.
         """
         return self._with(replicas, self._built(*self._pure(), options), options)
 
@@ -184,7 +184,7 @@ class Graph:
         return Compiled(self, types, function, variables, recipe)
 
     def _pure(self) -> tuple[list[Any], list[Any]]:
-        """The inputs and the results of the graph, where shared variables have become inputs."""
+        """The inputs and the results of the graph, with shared variables replaced by inputs."""
         stand_ins = {variable: variable.type(variable.name) for variable in self.shared}
         targets = clone_replace(self._targets, replace=stand_ins) if self._targets else []
         return [pytensor.In(v, borrow=True) for v in (*self.inputs, *stand_ins.values())], targets
@@ -204,7 +204,7 @@ class Graph:
 class Compiled:
     """A compiled graph: in the main process a function of whole arrays, on a rank of its rows.
 
-    It returns the outputs, and beside them the new values of variables if there are updates.
+    It returns the outputs or, if there are updates, the outputs and the new values of variables.
     """
 
     def __init__(
@@ -215,8 +215,10 @@ class Compiled:
         variables: Sequence[Any],
         recipe: Recipe = None,
     ) -> None:
-        """*types* are those of the inputs, in their order; of a *recipe*, arguments of
-        ``pytensor.function``, workers make another function than this one."""
+        """*types* are those of the inputs, in their order.
+
+        With a *recipe*, workers compile that instead of taking over *function*.
+        """
         self.__name__ = graph.name
         self.names = tuple(types)
         self.input_types = types
@@ -243,7 +245,7 @@ class Compiled:
         return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._trusted:  # what comes has been checked; PyTensor need not look again
+        if not self._trusted:  # arguments have been checked: PyTensor need not do it again
             self._function.trust_input = self._trusted = True
         given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
         arrays = [_typed(v, t.dtype) for v, t in zip(given, self.input_types.values(), strict=True)]
@@ -252,7 +254,7 @@ class Compiled:
         return (outputs, list(results[self._count :])) if self._updates else outputs
 
     def warm(self) -> None:
-        """Let PyTensor compile what it compiles only when arrays come, as rows of shared memory do.
+        """Let PyTensor compile what it compiles only in a call: with read-only arrays, as rows are.
 
         They are as empty as they can be, so that there is nothing to compute.
         """
@@ -267,9 +269,9 @@ class Compiled:
 
 
 def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, GraphVariable]:
-    """The gradient of *loss* by shared variables as one vector, and a shared variable to hold it.
+    """A shared variable for the gradient of *loss* by *params*, and that gradient as one vector.
 
-    Raises: InvalidType for what is no loss, InvalidValue where it does not depend on a parameter.
+    Raises: InvalidType unless *loss* is a loss, InvalidValue if it does not depend on a parameter.
     """
     kind = getattr(loss, "type", None)
     if not isinstance(kind, TensorType) or kind.ndim or not kind.dtype.startswith("float"):
@@ -295,7 +297,7 @@ def _listed(variables: Any) -> list[Any]:
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    """A parameter's name for each variable: its own where it is fit for one."""
+    """A parameter's name for each variable: its own name where that is valid and new."""
     names: list[str] = []
     for position, variable in enumerate(variables):
         own = variable.name
@@ -361,7 +363,7 @@ def _updates(updates: Any) -> list[tuple[Any, Any, str]]:
 
 
 def _typed(array: Any, dtype: Any = None) -> Any:
-    """*array* of *dtype* (None: as it is), NumPy's, or JAX's where it lies on a GPU."""
+    """*array*, cast to *dtype* if that is given, as NumPy's; as JAX's where it lies on a GPU."""
     if hasattr(array, "__cuda_array_interface__"):
         return handed(array if dtype is None else array.astype(dtype, copy=False), "jax")
     return np.asarray(array, dtype)

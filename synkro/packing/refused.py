@@ -1,4 +1,4 @@
-"""What cannot travel to the workers, and what to do instead."""
+"""What cannot be sent to the workers, and what to do instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_open_file(value: Any) -> bool:
 
 
 def known(value: Any) -> bool:
-    """Whether *value* is one of the things that have an advice of their own."""
+    """Whether there is special advice for *value*."""
     return _kind(value) in _ADVICE
 
 

@@ -1,9 +1,9 @@
-"""What the user has set in libraries that functions use, carried over to the workers.
+"""Settings of libraries that functions use, which the workers take over from the main process.
 
-A worker is a fresh interpreter: what the main process changed at run time (JAX's 64-bit mode,
-PyTensor's floatX, PyTorch's default dtype) it would not know.  Here it is read off the libraries that
-are imported, and set in the worker: in those that it has imported, and for the others in the variables
-that they will look at.
+A worker is a fresh interpreter, without what the main process has changed at run time (JAX's 64-bit
+mode, PyTensor's floatX, PyTorch's default dtype).  Here these settings are read from the imported
+libraries, and set in the worker: in libraries that it has imported, and for the others in the
+environment variables that they read when they are imported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def collected() -> dict[str, dict[str, Any]]:
 
 
 def changing() -> tuple[Any, ...]:
-    """Those settings that programs change between calls, and that change what a call computes."""
+    """The settings that programs may change between calls and that change what a call computes."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
     if jax is None and torch is None:
         return ()
@@ -44,7 +44,7 @@ def changing() -> tuple[Any, ...]:
 
 
 def apply(settings: dict[str, dict[str, Any]]) -> None:
-    """Set here what ``collected`` found there."""
+    """Set in this worker what ``collected`` found in the main process."""
     if "torch" in settings or "torch" in sys.modules:
         torch = importlib.import_module("torch")
         name = settings.get("torch", {}).get("default_dtype", "float32")

@@ -4,7 +4,7 @@ Nothing in here knows a process, a device or a session.
 
 ::
 
-    binding  arguments beside the parameters of a function
+    binding  the arguments of a call, bound to a function's parameters
     call     the records that describe one call
     outputs  nested outputs as flat leaves, and the reduction of each
     batch    what a user's ``batch=`` selects

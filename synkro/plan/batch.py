@@ -1,4 +1,4 @@
-"""What a user's ``batch=`` selects: checked against the number of rows, in one of two forms."""
+"""The rows that a user's ``batch=`` selects, checked against their number, in one of two forms."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def select_each(batch_s: Any, rows: Sequence[int]) -> list[Selection]:
     """The rows that *batch_s* selects on each rank, where rank r holds ``rows[r]``.
 
     *batch_s* is None (all), one selection for all ranks, in any form that ``select`` takes, or a list
-    (or a 2-d array) of such selections, one a rank.  A rank may be left without rows, not all.
+    (or a 2-d array) of such selections, one a rank.  Some ranks may have no rows, but not all.
 
     Raises: as ``select``; InvalidValue for a wrong number of selections, or if no rank has a row.
     """
@@ -84,8 +84,8 @@ def select(batch: Any, rows: int) -> Selection:
     the ends), or a list, tuple or 1-d array of ints (negative ones count from the end) or of bools
     (one a row).
 
-    Raises: InvalidType for anything else; InvalidIndex for rows that are not there; InvalidValue
-    for a mask of the wrong length or a selection of no row.
+    Raises: InvalidType for anything else; InvalidIndex for rows that do not exist; InvalidValue
+    for a mask of the wrong length or an empty selection.
     """
     selection = select_any(batch, rows, "batch")
     if selection.count == 0:
@@ -97,7 +97,7 @@ def select(batch: Any, rows: int) -> Selection:
 
 
 def select_any(batch: Any, rows: int, name: str) -> Selection:
-    """As ``select``, for the keyword *name*, but a selection of no row is one, too."""
+    """As ``select``, but the selection may be empty; errors call the keyword *name*."""
     if batch is None:
         return Strided(0, 1, rows)
     if isinstance(batch, slice):

@@ -1,4 +1,4 @@
-"""A call's arguments beside the function's parameters: which are scattered, which broadcast."""
+"""The arguments of a call, bound to the function's parameters: scattered ones and broadcast ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 @dataclass(frozen=True)
 class Bound:
-    """One argument: what messages call it, whether every rank sees it whole, and its value.
+    """One argument: its name in errors, whether every rank sees it whole, and its value.
 
-    The function takes it as an array of *library* ("numpy": also what comes from another), or as it
-    comes.
+    The function takes it as an array of *library* (None: as it comes; "numpy": arrays of others, too,
+    are made NumPy's).
     """
 
     name: str
@@ -94,7 +94,7 @@ class Binder:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Bound], dict[str, Bound]]:
-        """The arguments, positional and by keyword as they were given.
+        """The arguments, positional and by keyword, as they were given.
 
         Raises: InvalidType for a wrong number or unknown names of arguments.
         """
@@ -149,14 +149,14 @@ def _names(names: Any, keyword: str) -> tuple[str, ...]:
 
 
 def _signature(fn: Callable[..., Any], listed: list[str]) -> inspect.Signature:
-    """*fn*'s signature; for builtins without one, the *listed* names, then as many as come."""
-    if module_of(fn) is fn:  # whose own signature says nothing
+    """*fn*'s signature; for builtins without one, the *listed* names and ``*args``."""
+    if module_of(fn) is fn:  # its own signature is (*args, **kwargs)
         module: Any = fn
         fn = getattr(module, "_orig_mod", module).forward
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
-        if isinstance(fn, np.ufunc):  # older NumPy does not tell what its documentation says
+        if isinstance(fn, np.ufunc):  # older versions of NumPy give them no signature
             listed = ["x"] if fn.nin == 1 else [f"x{number + 1}" for number in range(fn.nin)]
         parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in listed]
         return inspect.Signature([*parameters, Parameter("args", Parameter.VAR_POSITIONAL)])

@@ -1,4 +1,4 @@
-"""The records that describe one call: what every rank has to know to do its part of it.
+"""The records that describe one call: all that a rank needs to do its part of it.
 
 Data is named by the number of its segment, never by a pointer, so that a plan can travel.
 """
@@ -51,14 +51,14 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Held:
-    """An input that the workers hold already: every rank computes on rows of its own replica."""
+    """A worker variable as an input by rows: every rank computes on rows of its own replica."""
 
     variable: int
 
 
 @dataclass(frozen=True)
 class Replicated:
-    """A worker variable that every rank sees whole, its own replica of it."""
+    """A worker variable as a whole: every rank sees its own replica."""
 
     variable: int
 
@@ -94,7 +94,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Form:
-    """How arguments are made of inputs: the nesting of each, and the library of each leaf."""
+    """How inputs, which are leaves, become arguments: each one's nesting, and each leaf's library."""
 
     trees: tuple[Tree, ...]
     libraries: tuple[str | None, ...]
@@ -110,12 +110,12 @@ class CallPlan:
     """One call of one function.
 
     ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces; ``unit`` is the
-    number of rows that weigh 1 in a mean.  ``selection`` says which rows of scattered inputs these are,
-    ``held[r]`` which rows of what rank r holds itself: of held inputs, and of the variables ``sliced``.
-    Where there is neither, every rank runs once.
+    number of rows that weigh 1 in a mean.  ``selection`` maps these rows to rows of scattered inputs,
+    ``held[r]`` to rows of rank r's replicas: of held inputs, and of the variables ``sliced``.  Without
+    both, every rank runs once.
 
-    The last arguments go by ``keywords``.  Inputs are the arguments themselves; with a ``form`` they are
-    leaves, which it makes arguments of.
+    The last arguments are passed by ``keywords``.  Inputs are the arguments themselves or, with a
+    ``form``, leaves of them.
     """
 
     function: int
@@ -132,19 +132,19 @@ class CallPlan:
 
     @property
     def by_rows(self) -> bool:
-        """Whether the call goes over rows, or every rank just runs."""
+        """Whether the call is split by rows; otherwise every rank runs the function once."""
         return self.selection is not None or self.held is not None
 
     @property
     def total_weight(self) -> int:
-        """The weights of all pieces together: what a weighted sum is divided by for a mean."""
+        """The sum of the weights of all pieces, by which a mean divides the weighted sum."""
         if not self.by_rows:
             return len(self.spans)
         return (self.spans[-1][1] - self.spans[0][0]) // self.unit
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """The ranks that have something to do."""
+        """The ranks that have rows, or all if the call has none."""
         if not self.by_rows:
             return tuple(range(len(self.spans)))
         return tuple(rank for rank, (start, stop) in enumerate(self.spans) if stop > start)
@@ -152,7 +152,7 @@ class CallPlan:
 
 @dataclass(frozen=True)
 class Survey:
-    """What is collected from the ranks without a call: the values of variables on *participants*."""
+    """A plan for collecting the values of variables from *participants*, without a call."""
 
     participants: tuple[int, ...]
     subset: tuple[Any, ...] | None = None

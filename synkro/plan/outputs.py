@@ -57,7 +57,7 @@ def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]] | 
 
 
 def flatten(value: Any, opens: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree]:
-    """The leaves of *value*, from left to right, and its tree; what does not *open* is a leaf."""
+    """The leaves of *value*, from left to right, and its tree; *opens* may make a container a leaf."""
     if not isinstance(value, _CONTAINERS) or (opens is not None and not opens(value)):
         return [value], None
     parts = _children(value)
@@ -92,9 +92,9 @@ def leaf_paths(tree: Tree, path: str = "") -> list[str]:
 
 @lru_cache(64)
 def by_name(tree: Tree) -> tuple[tuple[int, ...], str]:
-    """The leaves in the order of their names, whatever the order of dicts, and the names in one text.
+    """The leaves sorted by name, whatever the order of dicts, and all names in one text.
 
-    Two values have the same text if they have the same leaves; it is empty for a leaf by itself.
+    Values with the same leaves have the same text; it is empty for a leaf by itself.
     """
     names = leaf_paths(tree)
     order = tuple(sorted(range(len(names)), key=names.__getitem__))
@@ -107,7 +107,7 @@ def by_name(tree: Tree) -> tuple[tuple[int, ...], str]:
 def check_modes(spec: Any) -> Any:
     """The user's ``outputs=`` with every operation checked and aliases resolved.
 
-    Raises: InvalidValue for an unknown operation, InvalidType for something that is none.
+    Raises: InvalidValue for an unknown operation, InvalidType for other objects.
     """
     parts = _children(spec)
     if parts is not None:
@@ -202,9 +202,9 @@ def check_subset(subset: Any) -> tuple[Any, ...] | None:
 
 
 def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
-    """Only the children *subset* of *value* (a result, or the ``outputs=`` for it), in that order.
+    """The children *subset* of *value* (a result, or the ``outputs=`` for it), in that order.
 
-    Raises: OutputError if *value* has no children, InvalidIndex for one that is not there.
+    Raises: OutputError if *value* has no children, InvalidIndex for a child that does not exist.
     """
     if not isinstance(value, tuple | list | dict):
         raise OutputError(f"output_subset={list(subset)} chooses among outputs, but {noun} is one.")

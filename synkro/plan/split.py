@@ -21,15 +21,15 @@ def split(start: int, stop: int, parts: int) -> tuple[Span, ...]:
 
 
 def slices_of(span: Span, slices: int) -> tuple[Span, ...]:
-    """One rank's rows in *slices* pieces, in fewer if there are fewer rows; none is empty."""
+    """One rank's rows in *slices* pieces, or in fewer if there are fewer rows: none is empty."""
     start, stop = span
     return split(start, stop, min(slices, stop - start)) if stop > start else ()
 
 
 def equal_slices(spans: tuple[Span, ...], slices: int) -> int:
-    """In how many pieces every rank that has rows can compute them: *slices*, or fewer.
+    """The number of pieces, *slices* or fewer, that every rank with rows can make of them.
 
-    All run equally many, so that their collectives fit each other.
+    All ranks compute equally many, so that their collectives match.
     """
     return min([slices, *(stop - start for start, stop in spans if stop > start)])
 

@@ -2,9 +2,10 @@
 
 ::
 
-    variable  what every variable is, in the user's process and on a worker
-    arrays    values as arrays that have arithmetic: checks and casts
-    foreign   objects of other libraries, told apart without importing them
+    variable  the base of all variables, in the user's process and on a worker
+    arrays    values as arrays of numbers: checks and casts
+    foreign   objects of other libraries, recognized without importing these
     cache     a bounded cache
+    owners    whether an object has other owners than the one that asks
     random    the random generators of the ranks
 """

@@ -1,4 +1,4 @@
-"""Values as arrays that have arithmetic: checks and casts with errors that name who asked."""
+"""Values as arrays of numbers: checks and casts; errors call the value what *called* says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .foreign import host_array, is_key
 Array = NDArray[Any]
 
 NUMERIC_KINDS = "biufc"
-"""The kinds of dtype that arrays may have: bool, integers, floats and complex numbers."""
+"""The kinds of dtype that arrays may have: bools, integers, floats and complex numbers."""
 
 _ELSEWHERE = "(Other things can be fixed in a function with functools.partial.)"
 
@@ -31,7 +31,7 @@ def native(array: Array) -> Array:
 
 
 def code_of(dtype: np.dtype[Any]) -> str:
-    """What a dtype is called between processes: ``np.dtype`` understands it wherever it arrives."""
+    """The name of a dtype in messages: every process can give it to ``np.dtype``."""
     return dtype.str if dtype.kind in NUMERIC_KINDS else _Extension(dtype.name)
 
 
@@ -147,7 +147,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
 def checked_int(value: Any, called: str, low: int, high: int | None = None, instead: str = "") -> int:
     """*value* as an int from *low* to *high*; *instead* says what else could have been given.
 
-    Raises: InvalidType for what is no int, InvalidValue for one that is out of bounds.
+    Raises: InvalidType unless it is an int, InvalidValue if it is out of bounds.
     """
     bounds = f"{low} or more" if high is None else f"from {low} to {high}"
     try:

@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class Cache(dict[Key, Value]):
-    """A dict of at most *size* entries: it is emptied when another one would be too many."""
+    """A dict of at most *size* entries; when it is full, a new entry empties it first."""
 
     def __init__(self, size: int = 64) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Objects of libraries that the user has imported, told apart without importing any of them."""
+"""Objects of libraries that the user may have imported, recognized without importing them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def is_graph_shared(value: Any) -> bool:
 
 
 def has_graph_variables(*values: Any) -> bool:
-    """Whether there are variables of a PyTensor graph among *values*, nested as they may be."""
+    """Whether there are variables of a PyTensor graph in *values*, at any depth."""
     if "pytensor" not in sys.modules:
         return False
     stack = list(values)
-    opened = set()  # what contains itself is opened once
+    opened = set()  # a container may contain itself
     while stack:
         value = stack.pop()
         if is_graph_variable(value):
@@ -46,19 +46,19 @@ def is_numba(value: Any) -> bool:
 
 
 def library_of(value: Any) -> str | None:
-    """Whose array *value* is: "torch", "jax", or None for all others."""
+    """The library of an array: "torch", "jax", or None for all others."""
     if _is(value, "torch", "Tensor"):
         return "torch"
     return "jax" if _is(value, "jax", "Array") else None
 
 
 def is_key(value: Any) -> bool:
-    """Whether *value* is an array of JAX's random keys, which are no numbers."""
+    """Whether *value* is an array of JAX's random keys, which are not numbers."""
     return _is(value, "jax", "Array") and str(value.dtype).startswith("key<")
 
 
 def module_of(fn: Any) -> Any:
-    """The module of PyTorch's that *fn* is, or a method of; None for all others."""
+    """PyTorch's module that *fn* is, or is a method of; None for all others."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     fn = getattr(fn, "__self__", fn)
@@ -66,20 +66,20 @@ def module_of(fn: Any) -> Any:
 
 
 def library_instead(fn: Any) -> str | None:
-    """Whose arrays *fn* takes instead of CuPy's: as ``library_of_function``, and "jax" (functions of
-    ``jax.jit``, which take NumPy's on the CPU)."""
+    """The library whose arrays *fn* takes on GPUs instead of CuPy's: that of ``library_of_function``,
+    or "jax" for functions of ``jax.jit``."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return "jax" if _is(fn, "jax.stages", "Wrapped") else library_of_function(fn)
 
 
 def is_movable(value: Any) -> bool:
-    """Whether *value* is what ``move`` takes: a module of PyTorch's, or an optimizer."""
+    """Whether ``move`` takes *value*: a module or an optimizer of PyTorch's."""
     return _is(value, "torch.nn", "Module") or _is(value, "torch.optim", "Optimizer")
 
 
 def move(things: Sequence[Any], device: Any) -> None:
-    """Move modules and optimizers, with their parameters and what they remember of them, to *device*.
+    """Move modules and optimizers, with their parameters and state, to *device*.
 
     Parameters stay the same objects, so that optimizers keep them.  Modules without values, on PyTorch's
     device "meta", stay there.  Raises: InvalidType.
@@ -113,7 +113,7 @@ def _move_optimizer(optimizer: Any, device: Any) -> None:
     for group in optimizer.param_groups:
         counts_there = group.get("capturable") or group.get("fused")
         for parameter in group["params"]:
-            if parameter.device != device and not parameter.is_meta:  # one that no module has
+            if parameter.device != device and not parameter.is_meta:  # a parameter of no module
                 parameter.data = parameter.data.to(device)
             state = optimizer.state.get(parameter, {})
             for key, value in state.items():
@@ -122,10 +122,10 @@ def _move_optimizer(optimizer: Any, device: Any) -> None:
 
 
 def exposed(value: Any) -> tuple[Any, Any]:
-    """An array of another library as one whose ``__cuda_array_interface__`` tells the truth, and the
-    dtype to take it as (None: as it says); None if it lies on no GPU.
+    """*value* as an array with a correct ``__cuda_array_interface__`` (None: it lies on no GPU), and the
+    dtype to view it as (None: its own).
 
-    PyTorch's does not tell what is negated or conjugated only when it is read, nor what bfloat16 is.
+    PyTorch's interface leaves out lazy negation and conjugation, and knows no bfloat16.
     """
     dtype = None
     if _is(value, "torch", "Tensor"):
@@ -144,16 +144,16 @@ def bfloat16() -> Any:
 
 
 def library_of_function(fn: Any) -> str | None:
-    """Whose arrays *fn* takes, if nothing else can be meant: "torch" (modules, compiled or not),
-    "numpy" (functions of numba's), or None."""
+    """The library whose arrays *fn* certainly takes: "torch" (modules, compiled or not), "numpy"
+    (functions of numba's), or None."""
     if module_of(fn) is not None or hasattr(fn, "_torchdynamo_orig_callable"):
         return "torch"
     return "numpy" if is_numba(fn) else None
 
 
 def library_named(annotation: Any) -> str | None:
-    """Whose arrays a parameter takes, as its annotation says: ``torch.Tensor`` or ``jax.Array``, also
-    where it may be None."""
+    """The library whose arrays a parameter takes by its annotation: ``torch.Tensor`` or ``jax.Array``,
+    or an optional one."""
     if isinstance(annotation, str):
         words = annotation.replace("[", " ").replace("]", " ").replace("|", " ").split()
         named = {"torch.Tensor": "torch", "jax.Array": "jax"}
@@ -170,7 +170,7 @@ def library_named(annotation: Any) -> str | None:
 def host_array(value: Any) -> Any:
     """A tensor of PyTorch's as an array in host memory, without its history; anything else as it is.
 
-    Raises: TypeError for tensors that NumPy has no array for, and for what JAX traces; ImportError for
+    Raises: TypeError for tensors that NumPy has no array for, and for JAX's tracers; ImportError for
     bfloat16 without ml_dtypes.
     """
     if _is(value, "jax.core", "Tracer"):
@@ -196,8 +196,8 @@ def host_array(value: Any) -> Any:
 
 
 def handed(array: Any, library: str | None) -> Any:
-    """*array*, NumPy's or CuPy's, as an array of *library* (None: as it is), over the same memory where
-    that can be.  PyTorch and JAX know the machine's byte order only."""
+    """*array*, NumPy's or CuPy's, as an array of *library* (None: as it is), in the same memory where
+    possible.  PyTorch and JAX know only the machine's byte order."""
     if library in ("torch", "jax") and not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if library == "numpy" and hasattr(array, "__cuda_array_interface__"):
@@ -226,6 +226,6 @@ def _tensor(array: Any) -> Any:
 
 
 def _is(value: Any, module: str, name: str) -> bool:
-    """Whether *value* is an instance of a class that nobody has one of unless it is imported."""
+    """``isinstance`` without an import: a module that is not imported has no instances."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def generator(seed: int | None, stream: int) -> np.random.Generator:
-    """Random generator number *stream* of those that spring from *seed*, all independent.
+    """Random generator number *stream* of *seed*; all are independent.
 
     Source: the spawning of ``numpy.random.SeedSequence`` (M. O'Neill's seed_seq_fe).
     """

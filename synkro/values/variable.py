@@ -1,4 +1,4 @@
-"""What every variable is, in the main process and on a worker: something with a ``value``."""
+"""The base of all variables, in the main process and on a worker: an object with a ``value``."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Variable(NDArrayOperatorsMixin, ABC):
         return prod(self.shape)
 
     def __hash__(self) -> int:
-        return object.__hash__(self)  # arithmetic is elementwise, as of arrays; a key it is by identity
+        return object.__hash__(self)  # == is elementwise, as of arrays
 
     def __getattr__(self, name: str) -> Any:
         hint = f": use its value, .value.{name}" if hasattr(np.ndarray, name) else ""
         raise AttributeError(f"a worker variable has no attribute {name!r}{hint}")
 
     def called(self) -> str:
-        """What messages call it."""
+        """Its name in errors."""
         return f"the variable {self.name!r}" if self.name else "a variable"
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ inputs, running computes them piece by piece, merges the outputs and lays them o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,8 +59,8 @@ class PreparedCall:
         self._outputs = self._spec.outputs
         if plan.subset is not None and isinstance(self._outputs, tuple | list | dict):
             self._outputs = take_subset(plan.subset, self._outputs, "outputs=")
-        self._participants = plan.participants
         self._everyone = tuple(range(len(plan.spans)))
+        self._ranks = self._everyone if self._spec.finish else plan.participants
         self._spans = _pieces(plan, rank.number)
         self._sliced = [rank.variables[number] for number in plan.sliced]
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
@@ -69,61 +69,88 @@ class PreparedCall:
         changing = isinstance(plan.selection, Picked) or rank.device.pins
         self._pieces = None if changing else self._sources()
         self._fixed = list(self._arguments()) if self._stands() else None
+        self._numbers = list(self._numbers_among(self._fixed or []))
+        self._merger = Merger(self._spec.name, self._outputs, len(self._spans) > 1)
         self._layout = Layout()
 
     def _stands(self) -> bool:
-        """Whether the arguments are the same in every call: views of shared memory, and constants."""
-        plan = self._plan
-        changing = any(isinstance(argument, Held | Replicated | Number) for argument in plan.inputs)
-        return self._pieces is not None and not changing and plan.form is None
+        """Whether the arguments are the same in every call, but for numbers."""
+        changing = any(isinstance(argument, Held | Replicated) for argument in self._plan.inputs)
+        return self._pieces is not None and not changing and self._plan.form is None
+
+    def _numbers_among(
+        self, fixed: list[tuple[list[Any], dict[str, Any], int]]
+    ) -> Iterator[tuple[Any, Any, Number]]:
+        """The numbers among *fixed* arguments, each by the list or dict that it is in, and its place."""
+        keywords = self._plan.keywords
+        for args, kwargs, _ in fixed:
+            for index, argument in enumerate(self._plan.inputs):
+                if isinstance(argument, Number):
+                    if index < len(args):
+                        yield args, index, argument
+                    else:
+                        yield kwargs, keywords[index - len(args)], argument
 
     def run(self) -> Done:
         """Compute all pieces, merge them, and lay the outputs out."""
         rank, spec = self._rank, self._spec
         rank.function = spec.name
         if not self._spans:
-            rank.keep([])
-            if spec.finish is not None:
-                rank.begin(self._everyone)
-                if spec.updates:
-                    rank.comm.barrier()  # the others' before they update
-                self._finish(0)
-            return Done(None, None)
-        rank.begin(self._participants if spec.finish is None else self._everyone)
-        several = len(self._spans) > 1
-        merger = Merger(spec.name, self._outputs, several)
-        updates = Updates(spec, several) if spec.updates else None
+            return self._run_without_rows()
+        rank.begin(self._ranks)
+        merger = self._merger
+        updates = Updates(spec, len(self._spans) > 1) if spec.updates else None
         rank.mark(Phase.FEEDING)
+        for place, key, number in self._numbers:
+            place[key] = self._value_of(number)
         arguments = self._fixed or self._arguments()
         try:
-            for number, (args, kwargs, weight) in enumerate(arguments):
-                rank.report(Phase.RUNNING, number)
-                for variable in self._sliced:
-                    variable.show(self._rows_held(self._spans[number]))
-                rank.in_function = True
-                value = spec.fn(*args, **kwargs)
-                rank.in_function = False
-                rank.device.settle()
-                rank.mark(Phase.MERGING)
-                if updates is not None:
-                    value = updates.add(value, weight, rank.device)
-                if self._plan.subset is not None:
-                    value = take_subset(self._plan.subset, value, f"the result of {spec.name!r}")
-                merger.add(value, weight, rank.device)
-                if number + 1 < len(self._spans):
-                    rank.mark(Phase.FEEDING)
+            try:
+                self._compute(arguments, updates)
+            finally:
+                self._let_go(arguments)
+            if updates is not None:
+                rank.mark(Phase.COMMUNICATING)
+                updates.apply(rank.comm)
+            if spec.finish is not None:
+                start, stop = self._plan.spans[rank.number]
+                self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
+            rank.report(Phase.MERGING, len(self._spans))
+            done = self._layout.place(merger, rank.outbox, rank.device)
+            rank.keep(merger.leaves if self._layout.keeps else [])
         finally:
-            self._let_go(arguments)
-        if updates is not None:
-            rank.mark(Phase.COMMUNICATING)
-            updates.apply(rank.comm)
-        if spec.finish is not None:
-            start, stop = self._plan.spans[rank.number]
-            self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
-        rank.report(Phase.MERGING, len(self._spans))
-        done = self._layout.place(merger, rank.outbox, rank.device)
-        rank.keep(merger.leaves if self._layout.keeps else [])
+            merger.reset()
         return done
+
+    def _run_without_rows(self) -> Done:
+        rank, spec = self._rank, self._spec
+        rank.keep([])
+        if spec.finish is not None:
+            rank.begin(self._everyone)
+            if spec.updates:
+                rank.comm.barrier()  # the others' before they update
+            self._finish(0)
+        return Done(None, None)
+
+    def _compute(self, arguments: Any, updates: Updates | None) -> None:
+        """Run the function on each piece, and merge what it returns."""
+        rank, spec, subset = self._rank, self._spec, self._plan.subset
+        for number, (args, kwargs, weight) in enumerate(arguments):
+            rank.report(Phase.RUNNING, number)
+            for variable in self._sliced:
+                variable.show(self._rows_held(self._spans[number]))
+            rank.in_function = True
+            value = spec.fn(*args, **kwargs)
+            rank.in_function = False
+            rank.device.settle()
+            rank.mark(Phase.MERGING)
+            if updates is not None:
+                value = updates.add(value, weight, rank.device)
+            if subset is not None:
+                value = take_subset(subset, value, f"the result of {spec.name!r}")
+            self._merger.add(value, weight, rank.device)
+            if number + 1 < len(self._spans):
+                rank.mark(Phase.FEEDING)
 
     def _let_go(self, arguments: Any) -> None:
         """The pieces are computed, or one has failed: of the inputs nothing is needed any more."""
@@ -166,14 +193,17 @@ class PreparedCall:
             case Constant():
                 return argument.value
             case Number():
-                number = rank.array(argument.region)
-                return number.item() if argument.plain else number[()]
+                return self._value_of(argument)
             case Replicated():
                 value = read_only(rank.variables[argument.variable].whole.view())
             case Held():
                 rows = self._rows_held(span)(rank.variables[argument.variable].whole)
                 value = read_only(rows.view())
         return handed(value, library)
+
+    def _value_of(self, number: Number) -> Any:
+        array = self._rank.array(number.region)
+        return array.item() if number.plain else array[()]
 
     def _sources(self) -> list[list[Source | None]]:
         """Of each piece, where those of its arguments come from that lie in shared memory."""

@@ -70,14 +70,24 @@ class Group:
         rng: Callable[[], np.random.Generator],
         device: Device | None = None,
         mark: Callable[[int], None] = lambda phase: None,
+        master_rank: int = 0,
     ) -> None:
         """*rng* makes the generator; *mark* tells whoever traces what this rank does."""
         self.comm = comm
         self.mark = mark
         self.device = device or CpuDevice()
-        self._rng = rng
         self.master = 0
+        self._rng = rng
+        self._master_rank = master_rank
+        self._ranks: tuple[int, ...] = ()
         self.stand_ins: dict[int, StandIn] = {}
+
+    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
+        """A call begins, in which *ranks* take part."""
+        self.comm.begin(epoch, ranks)
+        if ranks is not self._ranks:
+            self._ranks = ranks
+            self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
 
     @functools.cached_property
     def rng(self) -> np.random.Generator:

@@ -36,7 +36,10 @@ def main(fds: str) -> None:
     rank, size, sock, lifeline, block, arena, *eventfds = map(int, fds.split(","))
     wake_main, wake_workers, *wakes = eventfds
     hold_on_to(lifeline)
-    faulthandler.enable()
+    if sys.version_info >= (3, 14):  # whose stack in C would push all else out of the message
+        faulthandler.enable(c_stack=False)
+    else:
+        faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
@@ -57,7 +60,8 @@ class Worker:
         self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
         self._too_long = b""
-        self._pid = os.getpid()
+        self._forked = False
+        os.register_at_fork(after_in_child=self._on_fork)
         self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))
         here.rank = self._rank
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -71,7 +75,7 @@ class Worker:
             except _Leave:
                 self._rank.close()
                 return
-            if os.getpid() != self._pid:  # the function forked, and this is the child: no rank
+            if self._forked:  # by the function, and this is the child: no rank
                 os._exit(0)
             payload = self._encoded(reply)
             self._listener.report(Phase.WAITING, 0)
@@ -158,6 +162,9 @@ class Worker:
             usage=usage,
             strays=isinstance(error, CollectiveError) and error.strays,
         )
+
+    def _on_fork(self) -> None:
+        self._forked = True
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interruptible and atomic.depth:

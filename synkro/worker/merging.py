@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comms.ops import OPERATIONS
+from ..comms.ops import OPERATIONS, Operation
 from ..devices.base import Device
 from ..errors import OutputError
 from ..memory.segment import aligned
@@ -20,24 +20,53 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 
 
 class Merger:
-    """Merges the outputs of one rank's pieces, leaf by leaf.
+    """Merges the outputs of one rank's pieces, leaf by leaf; serves one call after the other.
 
-    ``leaves`` holds, for each leaf, its merged partial, or its pieces where they do not merge.
+    Attributes:
+        tree, modes, dtypes: how the outputs are nested; of each leaf the operation and the dtype.
+        leaves: of each leaf its merged partial, or its pieces where they do not merge.
     """
 
     def __init__(self, name: str, outputs: Any, several: bool) -> None:
+        """*several* says whether there is more than one piece."""
         self.tree: Tree = None
         self.modes: list[str | None] = []
         self.dtypes: list[np.dtype[Any]] = []
         self.leaves: list[list[Array]] = []
+        self._operations: list[Operation | None] = []
+        self._partials: list[np.dtype[Any] | None] = []  # the dtypes that leaves accumulate in
         self._name = name
         self._outputs = outputs
+        self._nothing = isinstance(outputs, tuple | list | dict) and not outputs
         self._several = several
-        self._first = True
+
+    def reset(self) -> None:
+        """A call is over: hold nothing of its outputs any more."""
+        self.leaves = []
 
     def add(self, value: Any, weight: int, device: Device) -> None:
-        if isinstance(self._outputs, tuple | list | dict) and not self._outputs:
+        """Merge what the function has returned for a piece that counts *weight* times.
+
+        Raises: OutputError for what is no array, or does not fit what other pieces gave.
+        """
+        if self._nothing:
             return  # outputs=[]: what the function returns is of no use
+        if self._is_known(value):
+            arrays = [np.asarray(value)]
+        else:
+            arrays = self._arrays(value, device)
+        if not self.leaves:
+            self.leaves = [[] for _ in arrays]
+        for index, array in enumerate(arrays):
+            self._merge(index, array, weight, device)
+
+    def _is_known(self, value: Any) -> bool:
+        """Whether *value* is one array or number of NumPy's, of the dtype of the last one."""
+        if type(value) is not np.ndarray and not isinstance(value, np.generic):
+            return False
+        return self.tree is None and len(self.dtypes) == 1 and value.dtype == self.dtypes[0]
+
+    def _arrays(self, value: Any, device: Device) -> list[Array]:
         values, tree = flatten(value)
         arrays = []
         for index, leaf in enumerate(values):
@@ -46,35 +75,39 @@ class Merger:
                 arrays.append(_output(leaf if array is None else array))
             except OutputError as error:
                 raise self._error(tree, index, str(error)) from None
-        if self._first:
-            self._begin(tree, arrays)
+        if not self.leaves:
+            self._learn(tree, arrays)
         elif tree != self.tree:
             raise OutputError(
                 f"the function {self._name!r} returned {describe(self.tree)} for one slice and "
                 f"{describe(tree)} for another: it must return the same for every slice."
             )
-        for index, array in enumerate(arrays):
-            self._merge(index, array, weight, device)
-        self._first = False
+        return arrays
 
-    def _begin(self, tree: Tree, arrays: list[Array]) -> None:
-        self.tree = tree
+    def _learn(self, tree: Tree, arrays: list[Array]) -> None:
+        """The first piece of a call is nested like *tree*."""
+        self.tree, self.dtypes = tree, []
         try:
             self.modes = leaf_modes(self._outputs, tree)
         except OutputError as error:
             raise OutputError(f"the function {self._name!r}: {error}") from None
+        self._operations = [OPERATIONS.get(mode or "") for mode in self.modes]
         self.dtypes = [array.dtype for array in arrays]
-        self.leaves = [[] for _ in arrays]
+        self._partials = [
+            None if operation is None else operation.partial_dtype(dtype)
+            for operation, dtype in zip(self._operations, self.dtypes, strict=True)
+        ]
 
     def _merge(self, index: int, array: Array, weight: int, device: Device) -> None:
-        mode, pieces = self.modes[index], self.leaves[index]
+        operation, pieces = self._operations[index], self.leaves[index]
         if array.dtype != self.dtypes[index]:
             raise self._error(
                 self.tree,
                 index,
                 f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another",
             )
-        if mode not in OPERATIONS:
+        if operation is None:
+            mode = self.modes[index]
             if mode is not None and array.ndim == 0:
                 advice = "return an array, or say outputs=None"
                 raise self._error(
@@ -84,21 +117,20 @@ class Merger:
                 array = array.copy() if mode == "keep" else device.stow(array)
             pieces.append(array)
             return
-        operation = OPERATIONS[mode]
-        partial = operation.lift(array, weight)
-        if pieces:  # which may be in host memory for one slice, on the device for another
-            partial = device.beside(partial, pieces[0])
+        partial = operation.lift(array, weight, self._partials[index])
         if not pieces:
             # the function may hand out the same array for every slice
             pieces.append(partial.copy() if self._several and partial is array else partial)
-        elif partial.shape != pieces[0].shape:
+            return
+        partial = device.beside(partial, pieces[0])  # in host memory, or on the device
+        if partial.shape != pieces[0].shape:
             raise self._error(
                 self.tree,
                 index,
                 f"shape {pieces[0].shape} for one slice and {partial.shape} for another cannot be "
-                f'reduced with "{mode}"; "gather" concatenates',
+                f'reduced with "{self.modes[index]}"; "gather" concatenates',
             )
-        elif partial.ndim == 0:
+        if partial.ndim == 0:
             pieces[0] = operation.merge(pieces[0], partial)
         else:
             operation.merge(pieces[0], partial, out=pieces[0])
@@ -108,26 +140,47 @@ class Merger:
 
 
 class Layout:
-    """Where the outputs of a call lie; kept while they stay the same from call to call."""
+    """Where the outputs of a call lie; kept while they stay the same from call to call.
+
+    Attributes:
+        keeps: whether some outputs do not fit, or are to stay with the rank.
+    """
 
     def __init__(self) -> None:
         self.keeps = False
-        self._key: Any = None
+        self._tree: Tree = None
+        self._seen: list[tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # of each piece
+        self._counts: list[int] = []  # pieces of each leaf
         self._done = Done(None, None)
-        self._slots: list[tuple[int, int, Array]] = []
+        self._slots: list[tuple[int, Array]] = []  # pieces that fit, by their number, and where
 
     def place(self, merger: Merger, outbox: NDArray[np.uint8], device: Device) -> Done:
         """Copy what fits into the outbox, and say what lies where."""
-        key = (merger.tree, [[(a.dtype, a.shape) for a in pieces] for pieces in merger.leaves])
-        if key != self._key:
-            self._key = None  # an interrupt may leave the arrangement half-done
+        pieces = [piece for leaf in merger.leaves for piece in leaf]
+        if not self._fits(merger, pieces):
+            self._seen = None  # an interrupt may leave the arrangement half-done
             self._arrange(merger, outbox)
-            self._key = key
-        device.copy_out((slot, merger.leaves[leaf][piece]) for leaf, piece, slot in self._slots)
+            self._tree, self._counts = merger.tree, [len(leaf) for leaf in merger.leaves]
+            self._seen = [(piece.shape, piece.dtype) for piece in pieces]
+        device.copy_out([(slot, pieces[number]) for number, slot in self._slots])
         return self._done
+
+    def _fits(self, merger: Merger, pieces: list[Array]) -> bool:
+        """Whether the outputs are like the last ones."""
+        seen = self._seen
+        if seen is None or len(seen) != len(pieces) or merger.tree != self._tree:
+            return False
+        for piece, (shape, dtype) in zip(pieces, seen, strict=True):
+            if piece.shape != shape or piece.dtype != dtype:
+                return False
+        return len(pieces) == len(merger.leaves) or self._counts == [len(n) for n in merger.leaves]
 
     def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:
         offsets: dict[tuple[int, int], int] = {}
+        numbers: dict[tuple[int, int], int] = {}
+        for leaf, arrays in enumerate(merger.leaves):
+            for piece in range(len(arrays)):
+                numbers[leaf, piece] = len(numbers)
         self._slots = []
         end = 0
         # Reduced leaves first: they are of one size on all ranks, and so find the same place.
@@ -137,7 +190,7 @@ class Layout:
                 if merger.modes[leaf] != "keep" and end + array.nbytes <= len(outbox):
                     offsets[leaf, piece] = end
                     slot: Array = np.ndarray(array.shape, array.dtype, buffer=outbox, offset=end)
-                    self._slots.append((leaf, piece, slot))
+                    self._slots.append((numbers[leaf, piece], slot))
                     end += aligned(array.nbytes)
         self._done = Done(
             merger.tree,

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +60,7 @@ from ..packing import settings
 from ..packing.pickles import unpack
 from ..plan.call import Access, Region
 from ..values.arrays import Array
+from ..values.owners import sole_owner
 from ..values.random import generator
 from .call import PreparedCall, taken
 from .group import Group, fitted
@@ -105,13 +107,13 @@ class Rank:
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.report = report
         self.mark = mark
-        self.group = self._new_group(None)
         self.token = ""
         self._descriptor = descriptor
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, tuple[int, Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
+        self.group = self._new_group(None)
         self._profile: Any = None
         self._profile_path = ""
         self._stamps: NDArray[Any] = np.empty(0, np.uint64)
@@ -170,8 +172,7 @@ class Rank:
 
     def begin(self, ranks: tuple[int, ...]) -> None:
         """From here on the others of *ranks* may wait for this one in collectives."""
-        self.comm.begin(self.epoch, ranks)
-        self.group.master = ranks.index(self._master) if self._master in ranks else 0
+        self.group.begin(self.epoch, ranks)
         self.in_call = True
 
     def end(self, failed: bool) -> None:
@@ -232,7 +233,7 @@ class Rank:
 
     def _new_group(self, seed: Any) -> Group:
         rng = functools.partial(generator, seed, self.number)
-        return Group(self.comm, rng, self.device, self.mark)
+        return Group(self.comm, rng, self.device, self.mark, self._master)
 
     def _move_to_gpu(self, gpus: Gpus) -> str:
         """Compute on this rank's GPU from now on; returns why NCCL does not connect it to the others."""
@@ -330,8 +331,8 @@ class Rank:
             pieces: list[Array] = []
             if self._kept:
                 pieces, self._kept[kept.leaf] = self._kept[kept.leaf], []
-            # referred to by this list and getrefcount's argument alone: nobody can change it any more
-            alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sys.getrefcount(pieces[0]) <= 2
+            # what nobody else refers to, nobody can change any more
+            alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
             array = pieces[0] if alone else self._joined(pieces, kept)
             self.variables[kept.number] = self._replica(None, array, shared=not alone)
         return Ack()

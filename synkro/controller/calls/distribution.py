@@ -134,7 +134,7 @@ class Functions:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self._packer.close()
         self.outputs.close()
-        self.variables.close()
+        self.variables.collectives.close()
 
 
 def _quiet(text: str) -> None:

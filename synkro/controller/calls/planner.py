@@ -133,11 +133,11 @@ class Planner:
         if simple:
             values = (*args, *kwargs.values()) if kwargs else args
             try:
-                regions: Any = map(_region_of, values)
+                again = self.arguments.again(values) if self.arguments.copied else None
+                regions: Any = again or map(_region_of, values)
                 found = self._found.get((slices, *kwargs, *regions))
             except AttributeError:  # not all of them are Data
-                regions = self.arguments.again(values)
-                found = None if regions is None else self._found.get((slices, *kwargs, *regions))
+                found = None
             if found is not None:
                 return found
         self._engine.require_ready()

@@ -1,8 +1,8 @@
-"""Which devices a session uses, and what its workers get to know of that.
+"""Which devices a session uses, and what the workers and the user learn of it.
 
 ::
 
-    placement  what each worker gets to know, and what the user reads
+    placement  the device and the environment of each worker, and status lines
     choice     ``devices=``, ``SYNKRO_DEVICES`` and context-name maps
-    gpus       which GPUs there are, found out without touching them here
+    gpus       which GPUs there are, found by another process
 """

@@ -28,7 +28,7 @@ class Assignment:
 
     @property
     def core(self) -> int | None:
-        """The core that the worker is kept on: that of ``cpu3``; None for plain ``cpu``, and GPUs."""
+        """The core that the worker stays on, as for ``cpu3``; None for plain ``cpu``, and GPUs."""
         index = self.device.removeprefix("cpu")
         return sorted(os.sched_getaffinity(0))[int(index)] if index.isdigit() else None
 
@@ -42,11 +42,11 @@ def choose(
 ) -> list[Assignment]:
     """One assignment a worker, in the order of ranks.
 
-    *n_parallel* is ``fork``'s; *devices* its ``devices=``, instead of which *environment_value*
-    (of ``SYNKRO_DEVICES``) counts where it is None.
+    *n_parallel* and *devices* are arguments of ``fork``.  If *devices* is None, *environment_value*, the
+    value of ``SYNKRO_DEVICES``, takes its place.
 
-    Raises: InvalidType, InvalidValue for what is no number of workers or no list of devices,
-    NotAvailable for GPUs that are not there.
+    Raises: InvalidType, InvalidValue for a wrong number of workers or wrong devices, NotAvailable
+    for GPUs that do not exist.
     """
     count = n_parallel
     if count is not None:
@@ -104,7 +104,7 @@ def _parse(devices: str | Sequence[str], source: str) -> list[Assignment]:
 
 
 def _parse_map(text: str, source: str) -> list[Assignment]:
-    """A map of context names, ``name->device`` separated by semicolons, as in Theano's contexts."""
+    """A map of context names: ``name->device``, separated by semicolons, as Theano had them."""
     assignments: list[Assignment] = []
     for entry in text.split(";"):
         name, arrow, device = (part.strip() for part in entry.partition("->"))
@@ -151,7 +151,7 @@ def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
 
 
 def _gpus(wish: str) -> Visible:
-    """Raises: NotAvailable if there are none for the *wish*."""
+    """The visible GPUs.  Raises: NotAvailable if there are none; *wish* says what asks for them."""
     found = visible()
     if not found.gpus:
         raise NotAvailable(f'{wish}, but {found.reason}: use "cpu".')

@@ -1,4 +1,4 @@
-"""Which GPUs there are.  The main process never touches them: another process looks, and tells."""
+"""Which GPUs there are.  The main process never touches them: another process looks for them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from ...machine import interpreter
 
 _PATIENCE = 60.0  # seconds that CUDA may take to come up
-_ENDING = 5.0  # … and a process to end that was killed
+_ENDING = 5.0  # seconds that a killed process may take to end
 _INSUFFICIENT = "cudaErrorInsufficientDriver"
 _SEVERAL_RANKS = 23_000
-"""NCCL's version from which on ranks may share a GPU …"""
+"""NCCL's version from which on ranks may share a GPU."""
 
 _CROWD = 2
-"""… and how many: the kernels of more may wait for each other, as they need not run at the same time."""
+"""Ranks that may share a GPU: kernels of more need not run at once, and may wait for each other."""
 
 SOCKETS = "SYNKRO_NCCL_SOCKETS"
-"""Set to 1: several ranks on a GPU use NCCL over loopback sockets also where it is older.  For tests."""
+"""Set to 1, it lets ranks that share a GPU use an older NCCL, over loopback sockets.  For tests."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Visible:
 
 
 def visible() -> Visible:
-    """What CuPy finds in a process like this one."""
+    """The GPUs that CuPy finds in a process like this one."""
     try:
         found = importlib.util.find_spec("cupy") is not None
     except (ImportError, ValueError):
@@ -94,7 +94,7 @@ def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Vi
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a process, if it has not ended; one that is stuck in a driver may never end."""
+    """Kill a process; one that is stuck in a driver may never end."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_ENDING)
@@ -118,7 +118,7 @@ def _why_no_driver(driver: int, runtime: int) -> str:
 
 
 def why_not_nccl(gpus: Sequence[Gpu], version: int, environment: Mapping[str, str]) -> str:
-    """Why NCCL cannot connect ranks on these GPUs, one a rank; an empty text if it can."""
+    """Why NCCL cannot connect ranks on these GPUs, one for each rank; an empty text if it can."""
     if not version:
         return "CuPy finds no NCCL (pip install nvidia-nccl-cu12 or nvidia-nccl-cu13)"
     crowd = max(Counter(gpu.address for gpu in gpus).values())
@@ -131,14 +131,14 @@ def why_not_nccl(gpus: Sequence[Gpu], version: int, environment: Mapping[str, st
 
 
 def nccl_environment(gpus: Sequence[Gpu], version: int, rank: int) -> dict[str, str]:
-    """The variables by which NCCL serves this rank (NCCL's user guide, "Environment Variables").
+    """The environment variables that NCCL needs on *rank* (its user guide, "Environment Variables").
 
-    Its ranks find each other through sockets: these stay on the machine's loopback interface.
+    NCCL's ranks find each other through sockets, which stay on the loopback interface.
     """
     wanted = {
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_COMM_BLOCKING": "1",
-        "NCCL_RUNTIME_CONNECT": "0",  # connect at the start, in a thread that can be left
+        "NCCL_RUNTIME_CONNECT": "0",  # connect at the start, in a thread that can be abandoned
     }
     if len({gpu.address for gpu in gpus}) == len(gpus):
         return wanted

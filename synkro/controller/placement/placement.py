@@ -1,4 +1,4 @@
-"""Where the workers of a session run: what each of them gets to know, and what the user reads of it."""
+"""Where the workers of a session run: their devices, their environments, and status lines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Placement:
 
     Attributes:
         assignments: the device of each rank.
-        gpus, indices: its GPU, and which of the visible ones that is; empty on CPUs.
+        gpus: the GPU of each rank; empty on CPUs.
+        indices: the index of each rank's GPU among the visible ones; empty on CPUs.
         preallocate: the fraction of a GPU's memory that its worker takes at once, or None.
-        problem: why NCCL does not connect the ranks, or an empty text.
+        problem: why NCCL cannot connect the ranks, or an empty text.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Placement:
     ) -> None:
         """*asked* says whether the user has chosen the devices.
 
-        Raises: InvalidType, InvalidValue for what is no fraction, or on CPUs.
+        Raises: InvalidType, InvalidValue if *preallocate* is no fraction, or the devices are CPUs.
         """
         self.assignments = tuple(assignments)
         self.gpus: tuple[Gpu, ...] = tuple([each.gpu for each in assignments if each.gpu is not None])
@@ -51,9 +52,10 @@ class Placement:
         return len(self.gpus) > 1 and not self.problem
 
     def environments(self, common: Mapping[str, str]) -> list[dict[str, str]]:
-        """The environment of each worker: *common*, and for GPUs what libraries need, unless it is set.
+        """The environment of each worker: *common*, and on GPUs variables that it does not set.
 
-        JAX is to see no other GPU than the worker's own, and to take memory as it needs it.
+        With these NCCL serves the ranks, and JAX sees only the worker's own GPU and takes memory as it
+        needs it.
         """
         if not self.gpus:
             return [dict(common) for _ in self.assignments]
@@ -69,7 +71,7 @@ class Placement:
         ]
 
     def before(self) -> Iterator[str]:
-        """Status lines for before the workers start."""
+        """The status lines before the workers start."""
         count = len(self.assignments)
         if not self.gpus:
             cores = available_cores()
@@ -86,15 +88,15 @@ class Placement:
                 part = int(total * self.preallocate)
                 yield f"Preallocating {part}/{total} MB ({self.preallocate:.3f}) on {assignment.device}"
 
-    def after(self, master_rank: int) -> Iterator[str]:
-        """Status lines for when they have started."""
+    def after(self, master_rank: int, problem: str) -> Iterator[str]:
+        """The status lines when they have started; *problem* says why NCCL does not connect them."""
         for rank, assignment in enumerate(self.assignments):
             if assignment.name is not None:
                 yield f"Mapped name {assignment.name} to {assignment}"
             elif self.gpus:
                 yield f"Rank {rank} is on {assignment}"
-        if self.problem:
-            yield f"Synkro: outputs and variables are reduced through host memory, as {self.problem}"
+        if problem:
+            yield f"Synkro: outputs and variables are reduced through host memory, as {problem}"
         kind = "GPU" if self.gpus else "CPU"
         yield f"Synkro: {len(self.assignments)} {kind} workers initialized, master rank: {master_rank}"
 
@@ -102,14 +104,11 @@ class Placement:
 def _fraction(preallocate: float | None, on_gpus: bool) -> float | None:
     if preallocate is None:
         return None
+    wrong = f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {preallocate!r}."
     if isinstance(preallocate, bool) or not isinstance(preallocate, int | float):
-        raise InvalidType(
-            f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {preallocate!r}."
-        )
+        raise InvalidType(wrong)
     if not 0 <= preallocate <= 1:
-        raise InvalidValue(
-            f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {preallocate!r}."
-        )
+        raise InvalidValue(wrong)
     if not on_gpus:
         raise InvalidValue("preallocate= is for GPUs, and the workers are on CPUs: leave it out.")
     return float(preallocate) or None

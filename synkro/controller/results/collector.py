@@ -53,12 +53,15 @@ class Collection:
         for output in self._outputs:
             if not output.waits:
                 output.views = [self._in_outbox(rank, piece) for rank, _, piece in output.pieces]
+        self._total_weight = plan.total_weight
         self._transfer: Transfer | None = None
         self._keep = keep
         self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
         self._waiting = [
             index for index, output in enumerate(self._outputs) if output.waits and output.mode != "keep"
         ]
+        one = self._tree is None and spec is not None and not self._nothing
+        self._one = self._outputs[0] if one and self._outputs[0].views else None
 
     def _match(self) -> list[Leaves]:
         first = self._plan.participants[0]
@@ -114,11 +117,11 @@ class Collection:
 
     def result(self) -> Any:
         """Merge what the ranks have left, into new memory, and nest it as the function did."""
+        if self._one is not None:
+            return self._merge(self._one)
         if self._nothing:
             return None
-        merged: list[Any] = [
-            None if output.waits else self._merge(output, output.views) for output in self._outputs
-        ]
+        merged: list[Any] = [None if output.waits else self._merge(output) for output in self._outputs]
         if self._kept and self._keep is not None:
             pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
             wanted = [
@@ -134,18 +137,24 @@ class Collection:
             return merged[0]
         return assemble(self._spec, self._tree, iter(merged))
 
-    def _merge(self, output: Leaves, views: list[Array]) -> Any:
+    def _merge(self, output: Leaves) -> Any:
         """A leaf whose pieces lie in outboxes."""
-        if output.mode is None:
-            return [view.copy()[()] for view in views]
-        operation = output.operation
+        operation, views = output.operation, output.views
         if operation is None:
-            return np.concatenate(views)
-        value = views[0] if len(views) > 1 else views[0].copy()
-        for number, view in enumerate(views[1:]):
-            value = operation.merge(value, view, out=value if number and value.ndim else None)
-        value = operation.finish(value, self._plan.total_weight, out=value if value.ndim else None)
-        return value.astype(operation.result_dtype(output.dtype), copy=False)[()]
+            return np.concatenate(views) if output.mode else [view.copy()[()] for view in views]
+        value: Any = views[0]
+        if not value.ndim:  # NumPy makes scalars of arrays without dimensions by itself
+            value = value[()]
+            for view in views[1:]:
+                value = operation.ufunc(value, view)
+            if operation.weighted and self._total_weight != 1:
+                value = np.true_divide(value, self._total_weight)
+            return value if value.dtype == output.result else output.result.type(value)
+        value = operation.merge(value, views[1]) if len(views) > 1 else value.copy()
+        for view in views[2:]:
+            operation.merge(value, view, out=value)
+        value = operation.finish(value, self._total_weight, out=value)
+        return value.astype(output.result, copy=False)
 
     def _fetch(self) -> list[Any]:
         """The leaves that still wait in the workers: through shared memory, by all ranks."""
@@ -155,14 +164,13 @@ class Collection:
         for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
             output = self._outputs[index]
             if output.operation is not None:
-                dtype = output.operation.result_dtype(output.dtype)
-                results.append(arrays[0].astype(dtype, copy=False))
+                results.append(arrays[0].astype(output.result, copy=False))
             else:
                 results.append(arrays if output.mode is None else arrays[0])
         return results
 
     def _planned_transfer(self) -> Transfer:
-        transfer = Transfer(self._home, self._plan.total_weight, self._plan.participants)
+        transfer = Transfer(self._home, self._total_weight, self._plan.participants)
         for index in self._waiting:
             output = self._outputs[index]
             inline = {

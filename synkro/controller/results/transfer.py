@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...plan.call import Access, Region
 from ...values.arrays import Array
+from ...values.owners import sole_owner
 from ..engine.engine import Engine
 
 _SHARED_RESULTS = 4
@@ -25,13 +25,15 @@ _SHARED_RESULTS = 4
 class Outputs:
     """The memory of a session that outputs pass through.
 
-    ``outbox[r]`` is where rank r leaves its small outputs.
+    Attributes:
+        outbox: ``outbox[r]`` is where rank r leaves its small outputs.
+        linked: whether the ranks' GPUs reduce by themselves what waits on them.
     """
 
-    def __init__(self, engine: Engine, outbox: Array) -> None:
+    def __init__(self, engine: Engine, outbox: Array, linked: bool) -> None:
         self.engine = engine
         self.outbox = outbox
-        self.linked = False  # whether GPUs reduce what waits on them by themselves
+        self.linked = linked
         self._stages: list[Segment | None] = [None] * engine.size
         self._results: list[Segment] = []
         self._spill: Segment | None = None
@@ -72,21 +74,24 @@ class Outputs:
 
 
 def _in_use(segment: Segment) -> bool:
-    return sys.getrefcount(segment.base) > 2  # the segment's own reference, and the argument's
+    return not sole_owner(getattr, segment, "base")
 
 
 @dataclass
 class Leaves:
-    """One leaf of the result, on its way: its pieces on all ranks, in the order of the rows."""
+    """One leaf of the result, on its way: its pieces on all ranks, in the order of the rows.
+
+    ``result`` is the dtype of the result, and ``dtype`` that of what the function returned.
+    """
 
     mode: str | None
     dtype: np.dtype[Any]
     pieces: list[tuple[int, int, Piece]]  # rank, number of the piece there, piece
     views: list[Array] = field(default_factory=list)  # where all lie in outboxes
 
-    @property
-    def operation(self) -> Operation | None:
-        return None if self.mode is None else OPERATIONS.get(self.mode)
+    def __post_init__(self) -> None:
+        self.operation: Operation | None = OPERATIONS.get(self.mode or "")
+        self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
     @property
     def waits(self) -> bool:

@@ -23,7 +23,7 @@ SHARES = {
     "communication": ("collective", "reduce"),
     "waiting": ("wait for others",),
 }
-"""What counts as what in the table; what is left of a call is overhead."""
+"""The columns of the table, and the spans that each counts; the rest of a call is overhead."""
 
 _COLOURS = {
     "compute": "tab:green",
@@ -44,11 +44,11 @@ _COLOURS = {
 }
 
 
-_LETTERS = 130  # that fit beside each other over the picture
+_LETTERS = 130  # the width of the picture
 
 
 def checked_path(path: Any) -> Path:
-    """Raises: InvalidType, InvalidValue for what no file can be written to."""
+    """*path*, absolute.  Raises: InvalidType, InvalidValue unless a file can be written there."""
     try:
         checked = Path(path)
     except TypeError:
@@ -63,7 +63,7 @@ def checked_path(path: Any) -> Path:
 
 
 class Recording:
-    """A trace of an engine's calls, from here to ``end``, which writes it to *path*, if there is one.
+    """A trace of an engine's calls, from now to ``end``, which writes it to *path*, if that is given.
 
     Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
     """
@@ -75,7 +75,7 @@ class Recording:
         self.trace = engine.start_trace(self.end_quietly)
 
     def end(self) -> None:
-        """The second time, and in a fork of this process, it does nothing.
+        """End the trace; the second time, and in a fork of this process, do nothing.
 
         Raises: InvalidValue if it cannot be written.
         """
@@ -88,7 +88,7 @@ class Recording:
                 raise InvalidValue(f"the trace could not be written to {self._path}: {error}") from None
 
     def end_quietly(self) -> None:
-        """Where an error would hinder what matters more, print it."""
+        """``end``, but print an error instead of raising it."""
         try:
             self.end()
         except InvalidValue as error:

@@ -28,8 +28,8 @@ from ...messages import Phase
 MAIN = -1
 """The main process's lane; those of the ranks are their numbers."""
 
-_KEPT = 200_000  # marks a lane; older ones give way
-_ENOUGH = MARKS // 4  # marks of a rank to be fetched at once
+_KEPT = 200_000  # marks a lane; newer ones replace older ones
+_ENOUGH = MARKS // 4  # unfetched marks of a rank at which they are fetched
 
 _NAMES = {
     Phase.LOADING: "load",
@@ -78,7 +78,7 @@ class Trace:
 
     Attributes:
         size: how many ranks there are.
-        calls: what was called, in its order; what was refused before any worker heard of it is not.
+        calls: the calls, in their order, but for those that failed before anything was sent.
         within: whether a call is going on.
     """
 
@@ -128,7 +128,7 @@ class Trace:
                 self.fetch()
 
     def fetch(self) -> None:
-        """Bring what the ranks have marked until now."""
+        """Copy the ranks' new marks out of the shared block."""
         for rank, lane in enumerate(self._ranks if self._on else ()):
             end = self._marks.marked(rank)
             fetched = self._marks.marks(rank, self._seen[rank])
@@ -138,14 +138,14 @@ class Trace:
             lane.extend(fetched)
 
     def gaps(self) -> list[tuple[int, int, int]]:
-        """Lanes, with from when to when their marks are missing: too old, or too many at once."""
+        """Where marks are missing, as they were too old or too many: lane, from when, until when."""
         gaps = list(self._gaps)
         if len(self._main) == _KEPT:
             gaps.append((MAIN, 0, self._main[0][0]))
         return gaps + [(n, 0, lane[0][0]) for n, lane in enumerate(self._ranks) if len(lane) == _KEPT]
 
     def whole(self) -> list[bool]:
-        """Of each call, whether all of its marks are there."""
+        """For each call, whether all of its marks are there."""
         gaps = self.gaps()
         return [not any(a < c.stop and c.start < b for _, a, b in gaps) for c in self.calls]
 
@@ -161,7 +161,7 @@ class Trace:
             elif what == "wait":
                 commands.append((sent, stop))
         begun = [start for start, _ in commands]
-        answered = [0] * len(commands)  # when the last rank had
+        answered = [0] * len(commands)  # when the last rank answered each
         for lane in self._ranks:
             for time_of, phase, _ in lane:
                 if phase == Phase.WAITING and (at := bisect_right(begun, time_of) - 1) >= 0:
@@ -177,7 +177,7 @@ def _rank_spans(
     commands: list[tuple[int, int]],
     answered: list[int],
 ) -> Iterator[Span]:
-    """One rank's spans; after its answer it waits until the last has answered, and later is woken."""
+    """One rank's spans; after its answer it waits for the last rank's, and then for the next command."""
     for index, (start, phase, number) in enumerate(marks):
         at = bisect_right(begun, start) - 1
         if phase == Phase.WAITING:
@@ -188,6 +188,6 @@ def _rank_spans(
             yield Span(rank, begun[at], start, "wake")
         if index + 1 < len(marks):
             stop = marks[index + 1][0]
-        else:  # it never answered: it died, or nobody waited for it any longer
+        else:  # it never answered: it died, or the main process gave it up
             stop = commands[at][1] if at >= 0 else start
         yield Span(rank, start, max(start, stop), _NAMES[Phase(phase)], number)

@@ -8,7 +8,8 @@ it: the master rank's replica, as if the master had computed by itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Linked:
         pair = self._pairs.get(id(theirs))
         if pair is None or pair.theirs() is not theirs:
             value = np.array(theirs.get_value(borrow=True))
-            pair = Pair(theirs, self._home.shared(value, None), value)
+            pair = Pair(theirs, self._home.shared(value), value)
             self._pairs[id(theirs)] = pair
             self._by_number[pair.ours.number] = pair
             weakref.finalize(theirs, self._forget, id(theirs), pair.ours.number)
@@ -79,7 +80,7 @@ class Linked:
             held = theirs.get_value(borrow=True)
             if pair.was_set(held):
                 pair.doubtful = True  # until the workers have it
-                self._home.send([pair.ours], [np.asarray(held)])
+                self._home.collectives.send([pair.ours], [np.asarray(held)])
                 pair.value, pair.held, pair.doubtful = np.array(held), held, False
             elif pair.doubtful:
                 unsettled.append(pair.ours)
@@ -90,12 +91,20 @@ class Linked:
         for pair, _ in self._found(variables):
             pair.doubtful = True
 
+    @contextmanager
+    def changing(self, variables: Sequence[Shared]) -> Iterator[None]:
+        """The block changes the replicas; where it succeeds, they are in the main process after it."""
+        self.doubt(variables)
+        yield
+        self.pull(variables)
+
     def pull(self, variables: Iterable[Shared]) -> None:
         """Bring the master rank's replicas to the main process."""
         found = list(self._found(variables))
         if not found:
             return
-        values = self._home.fetch([pair.ours for pair, _ in found])
+        collectives = self._home.collectives
+        values = collectives.fetch([pair.ours for pair, _ in found], (collectives.master_rank,))
         for (pair, theirs), value in zip(found, values, strict=True):
             copy = np.array(value)
             try:

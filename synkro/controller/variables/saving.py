@@ -28,11 +28,12 @@ _FORMAT = 1
 
 def save(variables: Variables, path: str | os.PathLike[str]) -> None:
     """Write the file under another name, and give it its own when it is complete on the disk."""
-    target = _npz(path)
+    target, collectives = _npz(path), variables.collectives
+    ranks = range(collectives.size)
     entries: dict[str, Any] = {"synkro": None}
     places: dict[str, list[str]] = {}
     for name, variable in _by_name(variables).items():
-        replicas = [np.asarray(variables.get_value(rank, variable)) for rank in range(variables.size)]
+        replicas = [np.asarray(collectives.get_value(rank, variable)) for rank in ranks]
         alike = all(_same(replicas[0], replica) for replica in replicas[1:])
         places[name] = []
         for rank, replica in enumerate(replicas[:1] if alike else replicas):
@@ -41,8 +42,8 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
             places[name].append(entry)
     header = {
         "format": _FORMAT,
-        "ranks": variables.size,
-        "generators": variables.generators(),
+        "ranks": len(ranks),
+        "generators": collectives.generators(),
         "own": variables.rng().bit_generator.state,
         "places": places,
     }
@@ -72,7 +73,7 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
 
     Raises: InvalidValue if it is no file of ``save()``, or does not fit the session; OSError.
     """
-    source = _npz(path)
+    source, collectives = _npz(path), variables.collectives
     try:
         with source.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             entries = dict(file)
@@ -85,9 +86,9 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
         raise
     except Exception as error:  # whatever a damaged file makes of the libraries that read it
         raise InvalidValue(f"{source} is no file that synkro.save() wrote, or damaged.") from error
-    if ranks != variables.size:
+    if ranks != collectives.size:
         raise InvalidValue(
-            f"{source} was saved by {ranks} workers, and this session has {variables.size}: "
+            f"{source} was saved by {ranks} workers, and this session has {collectives.size}: "
             f"fork as many."
         )
     known = _by_name(variables)
@@ -104,8 +105,8 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
             _check_fit(known[name], replica)
     for name, replicas in stored.items():
         for rank, replica in enumerate(replicas):
-            variables.set_value(rank, known[name], replica)
-    variables.generators(tuple(generators))
+            collectives.set_value(rank, known[name], replica)
+    collectives.generators(tuple(generators))
     if "own" in header:
         variables.rng().bit_generator.state = header["own"]
 

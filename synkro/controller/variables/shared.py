@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ... import here
+from ...errors import InvalidValue
 from ...values.arrays import Array
 from ...values.variable import Variable
 
 if TYPE_CHECKING:
-    from .registry import Variables
+    from .collectives import Collectives
 
 
 class Shared(Variable):
@@ -24,7 +26,7 @@ class Shared(Variable):
     """
 
     def __init__(
-        self, home: Variables, number: int, dtype: np.dtype[Any], ndim: int, name: str | None
+        self, home: Collectives, number: int, dtype: np.dtype[Any], ndim: int, name: str | None
     ) -> None:
         """Made by ``shared()``."""
         self.name = name
@@ -76,8 +78,8 @@ class Shared(Variable):
         group = here.group.get()
         return None if group is None else group.stand_in(self)
 
-    def belongs_to(self, home: Variables) -> bool:
-        """Whether it is one of these variables, and not of another session."""
+    def belongs_to(self, home: Collectives) -> bool:
+        """Whether it is a variable of this session, and not of another."""
         return self._home is home
 
     def __copy__(self) -> Shared:
@@ -87,7 +89,7 @@ class Shared(Variable):
         return self
 
     def __reduce__(self) -> Any:
-        return here.replica, (self.number, self._home.token)
+        return here.replica, (self.number, self._home.variables.token)
 
 
 class Kept(Shared):
@@ -112,10 +114,21 @@ class Kept(Shared):
 
     def gather(self) -> Array:
         """All rows, of all ranks."""
-        array: Array = self._home.gather(self, nd_up=0)
-        return array
+        return np.asarray(self._home.gather(self, nd_up=0))
 
     get_value = gather
 
     def _stand_in(self) -> None:
         return None
+
+
+def check_rows(variable: Shared, verb: str) -> None:
+    """Raises: InvalidValue if the variable, which is an argument of a *verb*, has no rows."""
+    if variable.ndim == 0:
+        raise InvalidValue(f"{verb}: {variable.called()} has no dimensions, so it has no rows.")
+
+
+def check_once(variables: Sequence[Shared], keyword: str) -> None:
+    """Raises: InvalidValue if *variables*, of a *keyword*, name one twice."""
+    if len({id(variable) for variable in variables}) < len(variables):
+        raise InvalidValue(f"{keyword} names a variable twice: name each once.")

@@ -1,0 +1,347 @@
+"""The collectives of the main process over variables, and how values get to replicas and back.
+
+Values that go to the workers travel like inputs, through a segment from which every rank takes its rows;
+values that come back travel like outputs.  Collectives among the replicas move nothing through the
+main process.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from typing import cast as cast_type
+
+import numpy as np
+
+from ...comms.ops import operation_named
+from ...errors import CollectiveError, InvalidValue
+from ...messages import Exchange, Fill, Generator, Inspect, Read, Write
+from ...plan.batch import Indexed, Strided, select_any
+from ...plan.call import Access, Picked, Survey
+from ...plan.split import Span, split
+from ...values.arrays import Array, cast, checked_int
+from ..data import Data
+from ..engine.engine import Engine
+from ..outgoing import Outgoing
+from ..results.collector import Collection
+from ..results.transfer import Outputs
+from .shared import Shared, check_once, check_rows
+
+if TYPE_CHECKING:
+    from .registry import Variables
+
+_SMALL = 1 << 16  # bytes of a value that stays in shared memory after it was sent, for the next one
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def in_turn(method: Method) -> Method:
+    """A method of what has an ``_engine``: while it runs, the calls of other threads wait."""
+
+    @functools.wraps(method)
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._engine.lock:
+            return method(self, *args, **kwargs)
+
+    return cast_type("Method", alone)
+
+
+class Collectives:
+    """The collectives of the main process over the variables of a session.
+
+    ``Session`` has those that users call as its methods.  They take one variable, or a list of them.
+
+    Attributes:
+        variables: those of the session.
+        master_rank: the root of collectives that have one.
+    """
+
+    def __init__(self, variables: Variables, engine: Engine, outputs: Outputs, master_rank: int) -> None:
+        self.variables = variables
+        self.master_rank = master_rank
+        self._engine = engine
+        self._outputs = outputs
+        self._buffers: dict[int, Outgoing] = {}  # by variable: what brought its last value, if small
+
+    # ── from the main process to the replicas ────────────────────────────────────────────────────
+
+    @in_turn
+    def broadcast(self, variables: Any, values: Any = None) -> None:
+        """Write *values* (arrays or ``Data``, one a variable) to all replicas.
+
+        Without them, write the master rank's replica to the others.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        targets, _ = self._checked(variables)
+        if values is None:
+            self._exchange("broadcast", targets, "")
+            return
+        arrays = self._values(targets, values)
+        with self.variables.linked.changing(targets):
+            self.send(targets, arrays)
+
+    @in_turn
+    def scatter(self, variables: Any, values: Any, batch: Any = None) -> None:
+        """Make each replica its rank's rows of *values*, or of the rows of them that *batch* selects.
+
+        The rows are split as evenly as can be, the first ranks having one more.  Ranks may get none.
+
+        Raises: InvalidType, InvalidValue, InvalidIndex.
+        """
+        targets, _ = self._checked(variables, "scatter")
+        arrays = self._values(targets, values)
+        with self.variables.linked.changing(targets):
+            self.send(targets, arrays, lambda n: split(0, n, self._engine.size), batch, by_rows=True)
+
+    @in_turn
+    def set_value(self, rank: int, variables: Any, values: Any, batch: Any = None) -> None:
+        """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
+        place = self._place(rank)
+        targets, _ = self._checked(variables)
+        arrays = self._values(targets, values)
+
+        def rows(length: int) -> list[Span | None]:
+            return [(0, length) if r == place else None for r in range(self._engine.size)]
+
+        with self.variables.linked.changing(targets):
+            self.send(targets, arrays, rows, batch, by_rows=batch is not None)
+
+    # ── from the replicas to the main process ────────────────────────────────────────────────────
+
+    @in_turn
+    def get_value(self, rank: int, variables: Any) -> Any:
+        """The replica of one *rank*: an array, or a list of them for several variables."""
+        place = self._place(rank)
+        targets, single = self._checked(variables)
+        return _one_or_all(self.fetch(targets, (place,)), single)
+
+    @in_turn
+    def gather(self, variables: Any, nd_up: int = 1) -> Any:
+        """The replicas of all ranks, in their order.
+
+        They are stacked along a new first axis (``nd_up=1``: they need the same shape) or concatenated
+        along the first (``nd_up=0``: they may differ in their rows).
+
+        Raises: InvalidType, InvalidValue.
+        """
+        targets, single = self._checked(variables)
+        if nd_up not in (0, 1) or isinstance(nd_up, bool):
+            raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+        if nd_up:
+            self._check_alike(targets, "gather with nd_up=1", "nd_up=0 concatenates")
+        else:
+            for target in targets:
+                check_rows(target, "gather with nd_up=0")
+            self._check_alike(targets, "gather", "", rows_may_differ=True)
+        return _one_or_all(self.fetch(targets, None, "gather", raised=bool(nd_up)), single)
+
+    @in_turn
+    def reduce(self, variables: Any, op: str = "mean", in_place: bool = True) -> Any:
+        """Make the master rank's replica the plain mean, "sum", "prod", "max" or "min" of all.
+
+        With ``in_place=False``, return that instead.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        operation = operation_named(op)
+        targets, single = self._checked(variables)
+        if in_place:
+            self._exchange("reduce", targets, operation.name)
+            return None
+        self._check_alike(targets, "reduce", "")
+        return _one_or_all(self.fetch(targets, None, operation.name), single)
+
+    @in_turn
+    def get_shapes(self, variables: Any) -> Any:
+        """The shape of each rank's replica: a list, or a list of lists for several."""
+        targets, single = self._checked(variables)
+        return _one_or_all(self.shapes(targets), single)
+
+    @in_turn
+    def get_lengths(self, variables: Any) -> Any:
+        """The number of rows of each rank's replica: a list, or a list of lists for several."""
+        targets, single = self._checked(variables, "get_lengths")
+        lengths = [[shape[0] for shape in shapes] for shapes in self.shapes(targets)]
+        return _one_or_all(lengths, single)
+
+    # ── among the replicas ───────────────────────────────────────────────────────────────────────
+
+    @in_turn
+    def all_reduce(self, variables: Any, op: str = "mean") -> None:
+        """Make every replica the plain mean, "sum", "prod", "max" or "min" of all.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        self._exchange("all_reduce", self._checked(variables)[0], operation_named(op).name)
+
+    @in_turn
+    def all_gather(self, variables: Any) -> None:
+        """Make every replica the concatenation of all, along axis 0 in the order of the ranks.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        self._exchange("all_gather", self._checked(variables, "all_gather")[0], "")
+
+    # ── transport, of variables and values that were checked ─────────────────────────────────────
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._engine.size
+
+    def send(
+        self,
+        targets: Sequence[Shared],
+        arrays: Sequence[Array],
+        rows: Callable[[int], Sequence[Span | None]] | None = None,
+        batch: Any = None,
+        by_rows: bool = False,
+    ) -> None:
+        """Put *arrays* into replicas of *targets*: whole, or *by_rows* the rows that *batch* selects.
+
+        ``rows(n)`` says which of so many rows each rank takes, or None for one whose replica stays as
+        it is; by default all replicas change.
+        """
+        self._engine.require_ready()
+        if self._engine.interrupted:
+            self._engine.settle()
+        fills, segments, buffers = [], [], []
+        for target, array in zip(targets, arrays, strict=True):
+            buffer = self._buffers.get(target.number) or Outgoing(self._engine)
+            buffers.append(buffer)
+            region, segment = buffer.put(array, target.called())
+            segments.append((segment, Access.READ))
+            selection: Strided | Picked | None = None
+            length = 0
+            if by_rows:
+                chosen = select_any(batch, len(array), "batch")
+                length = chosen.count
+                if isinstance(chosen, Indexed):
+                    indices, segment = Outgoing(self._engine).put(chosen.indices, "batch")
+                    segments.append((segment, Access.READ))
+                    selection = Picked(indices)
+                else:
+                    selection = chosen
+            spans = (rows or self._everywhere)(length)
+            fills.append(Fill(target.number, region, selection, tuple(spans)))
+        self._engine.run(Write(tuple(fills)), segments)
+        for target, buffer in zip(targets, buffers, strict=True):
+            self._keep(buffer, target)
+
+    def fetch(
+        self,
+        targets: Sequence[Shared],
+        ranks: tuple[int, ...] | None,
+        mode: str | None = None,
+        raised: bool = False,
+    ) -> list[Any]:
+        """The replicas of *targets* on *ranks* (None: on all), merged by *mode*, or the first rank's.
+
+        *raised* gives them a new first axis before.
+        """
+        ranks = ranks or tuple(range(self._engine.size))
+        replies = self._engine.run(Read(tuple(t.number for t in targets), ranks, mode, raised))
+        modes = (mode,) * len(targets)
+        values = Collection(self._outputs, "get_value", modes, Survey(ranks), replies).result()
+        return [value[0] if mode is None else value for value in values]
+
+    def shapes(self, variables: Sequence[Shared]) -> list[list[tuple[int, ...]]]:
+        """For each variable the shapes of its replicas, by rank."""
+        replies = self._engine.run(Inspect(tuple(variable.number for variable in variables)))
+        return [[reply.shapes[index] for reply in replies] for index in range(len(variables))]
+
+    def generators(self, states: tuple[Any, ...] | None = None) -> list[Any]:
+        """The states of the ranks' random generators, after setting them to *states* if given."""
+        return [reply.generator for reply in self._engine.run(Generator(states))]
+
+    def close(self) -> None:
+        """Give memory back."""
+        self._buffers.clear()
+
+    def _exchange(self, kind: str, targets: Sequence[Shared], op: str) -> None:
+        command = Exchange(kind, tuple(target.number for target in targets), op, self.master_rank)
+        with self.variables.linked.changing(targets):
+            try:
+                self._engine.run(command)
+            except CollectiveError:  # the ranks know no names: say it in the user's words
+                if kind != "broadcast":
+                    self._check_alike(targets, kind, "", rows_may_differ=kind == "all_gather")
+                raise
+
+    def _everywhere(self, length: int) -> list[Span | None]:
+        return [(0, length)] * self._engine.size
+
+    def _keep(self, buffer: Outgoing, variable: Shared) -> None:
+        """Keep the buffer that brought a value of *variable* for its next one, if it is small."""
+        assert buffer.placed is not None
+        if buffer.placed.segment.nbytes > _SMALL or self._engine.on_gpus:
+            self._buffers.pop(variable.number, None)
+            return
+        if variable.number not in self._buffers:
+            weakref.finalize(variable, self._buffers.pop, variable.number, None).atexit = False
+        self._buffers[variable.number] = buffer
+
+    # ── checks ───────────────────────────────────────────────────────────────────────────────────
+
+    def _checked(self, variables: Any, by_rows: str = "") -> tuple[list[Shared], bool]:
+        """*variables* as a list, and whether it was a single one; with rows for the verb *by_rows*."""
+        self._engine.require_ready()
+        single = not isinstance(variables, list | tuple)
+        given = [variables] if single else list(variables)
+        if not given:
+            raise InvalidValue("a collective needs at least one variable; got an empty list.")
+        checked = [self.variables.check(variable, "a collective") for variable in given]
+        check_once(checked, "a collective")
+        self.variables.linked.push(checked)
+        if by_rows:
+            for variable in checked:
+                check_rows(variable, by_rows)
+        return checked, single
+
+    def _place(self, rank: Any) -> int:
+        return checked_int(rank, "a rank", 0, self._engine.size - 1)
+
+    def _values(self, targets: Sequence[Shared], values: Any) -> list[Array]:
+        """One array a variable, of its dtype and number of dimensions."""
+        given = list(values) if isinstance(values, list | tuple) and len(targets) > 1 else [values]
+        if isinstance(values, list | tuple) and len(targets) == 1 and len(values) == 1:
+            given = [values if np.ndim(values[0]) + 1 == targets[0].ndim else values[0]]
+        if len(given) != len(targets):
+            raise InvalidValue(
+                f"{len(targets)} variables were given, but {len(given)} values: one for each."
+            )
+        arrays = []
+        for target, value in zip(targets, given, strict=True):
+            if value is None:
+                raise InvalidValue(f"no value was given for {target.called()}.")
+            plain = value.data if isinstance(value, Data) else value
+            advice = f"convert the values yourself, with .astype({target.dtype.name!r})"
+            array = cast(plain, target.dtype, False, target.called(), advice)
+            if array.ndim != target.ndim:
+                raise InvalidValue(
+                    f"{target.called()} has {target.ndim} dimensions, got a value of {array.ndim} "
+                    f"(shape {array.shape}); the number of dimensions cannot change."
+                )
+            arrays.append(array)
+        return arrays
+
+    def _check_alike(
+        self, variables: Sequence[Shared], called: str, advice: str, rows_may_differ: bool = False
+    ) -> None:
+        """Raises: InvalidValue if the replicas of a variable differ in their shapes."""
+        for variable, shapes in zip(variables, self.shapes(variables), strict=True):
+            alike = {shape[1:] for shape in shapes} if rows_may_differ else set(shapes)
+            if len(alike) > 1:
+                listed = ", ".join(f"{shape} on rank {rank}" for rank, shape in enumerate(shapes))
+                hint = f" ({advice})" if advice else ""
+                raise InvalidValue(
+                    f"{called}: the replicas of {variable.called()} have different shapes, {listed}: "
+                    f"they must be the same{' but for the number of rows' * rows_may_differ}{hint}."
+                )
+
+
+def _one_or_all(values: list[Any], single: bool) -> Any:
+    return values[0] if single else values
