@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.inside import controller
 from support.sessions import INLINE
 from synkro import (
     InvalidIndex,
@@ -26,7 +27,6 @@ from synkro import (
 )
 from synkro.controller.placement.gpus import Visible
 from synkro.errors import InternalError
-from synkro.ipc.channel import Controller
 from synkro.machine import available_memory
 from synkro.messages import Release
 
@@ -53,14 +53,14 @@ def still_works(session):
 @pytest.fixture
 def quiet(session, monkeypatch):
     """The session, from which no command goes out but that which gives memory back."""
-    really_send = Controller.send
+    really_send = controller(session).send
 
-    def send(controller, command, housekeeping):
+    def send(command, housekeeping):
         if not isinstance(pickle.loads(command), Release):
             raise InternalError("a command was sent")
-        really_send(controller, command, housekeeping)
+        really_send(command, housekeeping)
 
-    monkeypatch.setattr(Controller, "send", send)
+    monkeypatch.setattr(controller(session), "send", send)
     return session
 
 

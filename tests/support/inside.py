@@ -1,13 +1,14 @@
 """What cannot be seen from outside: where the workers of a session are.  All looks into it are here."""
 
 
-def _controller(session):
+def controller(session):
+    """The main process's end of the channel."""
     return session._engine._controller
 
 
 def whereabouts(session, rank):
     """The phase that *rank* says it is in."""
-    return _controller(session).whereabouts(rank)[0]
+    return controller(session).whereabouts(rank)[0]
 
 
 def in_phase(session, phase, rank=1):
@@ -17,9 +18,9 @@ def in_phase(session, phase, rank=1):
 
 def answered(session):
     """Whether all ranks have answered the last command."""
-    return not _controller(session).unanswered()
+    return not controller(session).unanswered()
 
 
 def marks_left(session, rank):
     """How many marks *rank* has left for traces."""
-    return _controller(session).marked(rank)
+    return controller(session).marked(rank)
