@@ -224,7 +224,11 @@ class Planner:
         """The rows of the call that each rank computes, and which of its own rows those are."""
         size = self._engine.size
         spans = split(0, selection.count, size) if selection else ((0, 0),) * size
-        own = {f"the argument {i.name!r}": i.variable for i in inputs if i.variable and not i.broadcast}
+        own = {
+            f"the argument {each.name!r}": each.variable
+            for each in inputs
+            if each.variable is not None and not each.broadcast
+        }
         own |= {f"the sliceable {variable.called()}": variable for variable in self._sliced}
         if not own:
             if batch_s is not None:
