@@ -10,6 +10,7 @@ import synkro as synk
 from support.leftovers import children
 from support.waiting import wait_until
 from synkro import extensions as ext
+from synkro.controller.engine.engine import Engine
 from synkro.errors import InvalidValue
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
@@ -257,7 +258,7 @@ def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.variables, "send", interrupted)
+        patch.setattr(Collectives, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             show()
     assert np.array_equal(show(), np.ones((2, 2)))
@@ -285,17 +286,19 @@ def test_what_is_set_after_a_failed_call_counts(workers, monkeypatch):
     f(np.arange(10.0))
     backup = w.get_value()
 
-    def interrupted(self, *args, **kwargs):
-        self._engine.run(*args, **kwargs)
+    really_perform = Engine.perform
+
+    def interrupted(*args, **kwargs):
+        really_perform(*args, **kwargs)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # too late: the ranks have counted on
-        patch.setattr(type(f), "_run", lambda self, planned: interrupted(self, planned.payload))
+        patch.setattr(Engine, "perform", interrupted)
         with pytest.raises(KeyboardInterrupt):
             f(np.arange(10.0))
     assert synk.get_value(0, w).tolist() == w.get_value().tolist() == [10, 10]  # came here since
     with monkeypatch.context() as patch:
-        patch.setattr(type(f), "_run", lambda self, planned: interrupted(self, planned.payload))
+        patch.setattr(Engine, "perform", interrupted)
         with pytest.raises(KeyboardInterrupt):
             f(np.arange(10.0))
     w.set_value(backup)

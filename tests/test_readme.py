@@ -1,54 +1,118 @@
-"""Every code block of the README and of docs/ runs as it stands; CI runs the README's two commands."""
+"""Every code block of the README and of docs/ runs as it stands, and prints what the page says.
 
+A block of ``text`` directly after a block of ``python`` is what that prints to standard output.  CI runs
+the README's two commands.
+"""
+
+import inspect
 import re
 
 import pytest
 
 import synkro
 from support.programs import ROOT
+from synkro import extensions
 
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ALL_PAGES = [*PAGES, *sorted(ROOT.glob("C*.md")), ROOT / "benchmarks" / "README.md"]
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+
+LIBRARIES = ("torch", "jax", "numba")  # CI installs them for a step of its own
+OPTIONAL = (*LIBRARIES, "pytensor", "pymc", "joblib")
+
+COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
 
 
 def imports(block, library):
     return re.search(rf"^(import|from) {library}\b", block, re.MULTILINE) is not None
 
 
-def needs_libraries(block):
-    """Whether the block needs what CI installs in a step of its own."""
-    return any(imports(block, library) for library in ("torch", "jax"))
+def blocks():
+    """Of each block of Python the text, and what it prints or None."""
+    for page in PAGES:
+        name = page.relative_to(ROOT).with_suffix("")
+        found = re.findall(
+            r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?",
+            page.read_text(),
+            re.DOTALL | re.MULTILINE,
+        )
+        for number, (block, printed) in enumerate(found):
+            marks = [pytest.mark.libraries] * any(imports(block, library) for library in LIBRARIES)
+            yield pytest.param(block, printed or None, id=f"{name}-{number}", marks=marks)
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(
-        block, id=f"{page.stem}-{number}", marks=[pytest.mark.libraries] * needs_libraries(block)
-    )
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
-COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_code_block_runs(block, run_python):
+@pytest.mark.parametrize(("block", "printed"), list(blocks()))
+def test_code_block_runs(block, printed, run_python):
     on_gpus = "cuda" in block  # which the stand-in's are
-    for library in ("pytensor", "torch", "jax", "joblib"):
+    for library in OPTIONAL:
         if imports(block, library):
-            pytest.importorskip(library, reason=f"needs {library} (the extra {library})")
+            pytest.importorskip(library, reason=f"needs {library}")
     path = {"PYTHONPATH": f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"} if on_gpus else {}
-    run_python(block, env=path)
+    done = run_python(block, env=path)
+    if printed is not None:
+        assert done.stdout == printed
+
+
+def test_the_readme_has_a_program_with_its_output_and_is_short():
+    assert re.search(r"^```python\n[^`]*^```\n\s*^```text\n", README, re.MULTILINE)
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert anchor in anchors, link
+
+
+def test_the_index_lists_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in PAGES[1:]:
+        name = str(page.relative_to(ROOT / "docs"))
+        assert name == "README.md" or f"]({name})" in index, name
+
+
+def test_the_reference_has_every_name_and_every_keyword():
+    public = [getattr(synkro, name) for name in synkro.__all__]
+    rules = [value for value in vars(extensions).values() if isinstance(value, type)]
+    rules = [rule for rule in rules if issubclass(rule, extensions.Rule)]
+    methods = [synkro.Function.__call__, synkro.Function.build_inputs, synkro.Data.set_value]
+    functions = [thing for thing in [*public, *rules, *methods] if not hasattr(thing, "__cause__")]
+    for name in synkro.__all__:
+        assert re.search(rf"\b{name}\b", REFERENCE), name
+    for function in [*functions, extensions.make_train_function]:
+        if inspect.isabstract(function) or function.__name__.startswith("_"):
+            continue
+        assert function.__name__ == "__call__" or re.search(rf"\b{function.__name__}\b", REFERENCE)
+        if function in (synkro.Data, synkro.Function, synkro.Shared):
+            continue  # which other functions make
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty:
+                assert re.search(rf"\b{parameter.name}\b", REFERENCE), (function, parameter.name)
 
 
 def test_the_api_reference_is_built_without_warnings(run_python, tmp_path):
-    pytest.importorskip("pdoc", reason="needs pdoc (the extra docs)")
-    command = re.search(r"`python (-m pdoc .*?)`", README).group(1).split()
-    run_python("-W", "error", *command, "-o", str(tmp_path / "api"))
+    pytest.importorskip("pdoc", reason="needs pdoc")
+    (found,) = {command for page in ALL_PAGES for command in pdoc_commands(page)}
+    run_python("-W", "error", *found.split(), "-o", str(tmp_path / "api"))
     page = (tmp_path / "api" / "synkro.html").read_text()
     for name in synkro.__all__:
         assert f'id="{name}"' in page
         assert getattr(synkro, name).__doc__
     assert 'id="make_train_function"' in (tmp_path / "api" / "synkro" / "extensions.html").read_text()
+
+
+def pdoc_commands(page):
+    return re.findall(r"python (-m pdoc [^`\n]*?)(?: +#.*)?[`\n]", page.read_text())
 
 
 def test_commands_are_one_line_each_and_run_by_ci():

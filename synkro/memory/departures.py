@@ -31,24 +31,25 @@ def call_off(handle: int) -> bool:
 
 
 class Departures(Generic[Payload]):
-    """The payloads of watched objects that are gone, in the order in which they went."""
+    """The payloads of watched objects that are gone, in the order in which they went.
+
+    Attributes:
+        gone: the references of those objects, until they are forgotten; empty if there are none.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[int, tuple[weakref.ref[Any], Payload]] = {}
-        self._gone: deque[weakref.ref[Any]] = deque()
+        self.gone: deque[weakref.ref[Any]] = deque()
 
     def watch(self, owner: Any, payload: Payload) -> None:
-        reference = weakref.ref(owner, self._gone.append)
+        reference = weakref.ref(owner, self.gone.append)
         self._watched[id(reference)] = (reference, payload)
-
-    def __len__(self) -> int:
-        return len(self._gone)
 
     def payloads(self) -> tuple[Payload, ...]:
         """The payloads of objects that are gone, but for those forgotten."""
-        return tuple(self._watched[id(reference)][1] for reference in tuple(self._gone))
+        return tuple(self._watched[id(reference)][1] for reference in tuple(self.gone))
 
     def forget(self, count: int) -> None:
         """Drop the first *count* of them."""
         for _ in range(count):
-            del self._watched[id(self._gone.popleft())]
+            del self._watched[id(self.gone.popleft())]

@@ -111,6 +111,7 @@ class Arguments:
         self._types = types
         self._buffers: dict[Any, Outgoing] = {}  # by name, those of numbers by name and type
         self._files: dict[str, tuple[Any, Data]] = {}
+        self.copied = False  # whether the last call copied something that ``again`` would take
         self._reusable: Sequence[Reusable] = ()  # of the last call's values
 
     def again(self, values: Sequence[Any]) -> list[Region | None] | None:
@@ -127,7 +128,8 @@ class Arguments:
         trace = self._engine.trace
         if trace is not None:
             trace.mark("copy")
-        self._engine.settle()  # an interrupted call may still read them
+        if self._engine.interrupted:
+            self._engine.settle()  # until then the call may read the buffers
         regions = [where.region(value) for value, where in zip(values, reusable, strict=True)]
         if trace is not None:
             trace.mark("plan")
@@ -136,10 +138,11 @@ class Arguments:
     def reuse(self, inputs: Sequence[Input] | None) -> bool:
         """Remember where *inputs* lie for ``again``; whether the call can be recognised by that."""
         found = [each.reusable for each in inputs or ()]
-        self._reusable = ()
+        self._reusable, self.copied = (), False
         if inputs is None or None in found:
             return False
         self._reusable = [each for each in found if each is not None]
+        self.copied = any(each is not _DATA for each in found)
         return True
 
     def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:

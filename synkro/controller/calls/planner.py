@@ -133,11 +133,11 @@ class Planner:
         if simple:
             values = (*args, *kwargs.values()) if kwargs else args
             try:
-                regions: Any = map(_region_of, values)
+                again = self.arguments.again(values) if self.arguments.copied else None
+                regions: Any = again or map(_region_of, values)
                 found = self._found.get((slices, *kwargs, *regions))
             except AttributeError:  # not all of them are Data
-                regions = self.arguments.again(values)
-                found = None if regions is None else self._found.get((slices, *kwargs, *regions))
+                found = None
             if found is not None:
                 return found
         self._engine.require_ready()
@@ -225,9 +225,9 @@ class Planner:
         size = self._engine.size
         spans = split(0, selection.count, size) if selection else ((0, 0),) * size
         own = {
-            f"the argument {i.name!r}": i.variable
-            for i in inputs
-            if i.variable is not None and not i.broadcast
+            f"the argument {each.name!r}": each.variable
+            for each in inputs
+            if each.variable is not None and not each.broadcast
         }
         own |= {f"the sliceable {variable.called()}": variable for variable in self._sliced}
         if not own:

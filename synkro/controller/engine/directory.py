@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from ...memory.departures import Departures
@@ -75,10 +75,12 @@ class Directory:
         gone = self._departures.payloads()
         return sum(self._attached[n] for n in _of_kind(_SEGMENT, gone, self._attached))
 
-    def news(self, segments: Iterable[tuple[Segment, Access]]) -> News | None:
+    def news(self, segments: Sequence[tuple[Segment, Access]]) -> News | None:
         """What the workers are to hear with a command that names *segments*; None for nothing."""
+        if not segments and not self._departures.gone:
+            return None
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
-        if not new and not self._departures:
+        if not new and not self._departures.gone:
             return None
         return News(new, self._departures.payloads()[:_AT_A_TIME], self._attached)
 

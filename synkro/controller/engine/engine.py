@@ -16,7 +16,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -181,7 +181,7 @@ class Engine:
     def run(
         self,
         command: Command | bytes,
-        segments: Iterable[tuple[Segment, Access]] = (),
+        segments: Sequence[tuple[Segment, Access]] = (),
         *,
         on_tick: Callable[[], None] | None = None,
         timeout: float | None = None,
@@ -204,7 +204,7 @@ class Engine:
     def perform(
         self,
         payload: bytes,
-        segments: Iterable[tuple[Segment, Access]],
+        segments: Sequence[tuple[Segment, Access]],
         on_tick: Callable[[], None] | None = None,
         timeout: float | None = None,
     ) -> list[Any]:
@@ -256,7 +256,7 @@ class Engine:
         region = Region(segment.number, 0, (len(payload),), "|u1")
         return pickle.dumps(Indirect(region), 5), segment
 
-    def _send(self, payload: bytes, segments: Iterable[tuple[Segment, Access]]) -> None:
+    def _send(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
         news = self.directory.news(segments)
         if news is None:
             self._controller.send(payload, b"")
@@ -418,8 +418,7 @@ class Engine:
                 self.lock.release()
         with self.lock:  # whoever was in a call has seen the workers die
             self._crew.close()
-            if self.versions is not None:
-                self.versions.segment.close()
+            self.versions = None  # and its memory
 
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""

@@ -21,6 +21,11 @@ _INSUFFICIENT = "cudaErrorInsufficientDriver"
 _SEVERAL_RANKS = 23_000
 """NCCL's version from which on ranks may share a GPU."""
 
+_INSTALL = (
+    "pip install 'cupy-cuda12x[ctk]>=13' 'nvidia-nccl-cu12>=2.20', or for CUDA 13 "
+    "'cupy-cuda13x[ctk]>=14' 'nvidia-nccl-cu13>=2.27'"
+)
+
 _CROWD = 2
 """Ranks that may share a GPU: kernels of more need not run at once, and may wait for each other."""
 
@@ -56,8 +61,7 @@ def visible() -> Visible:
     except (ImportError, ValueError):
         found = False
     if not found:
-        hint = "pip install 'synkro[cuda12]', or [cuda13]"
-        return Visible((), 0, f"CuPy is not installed ({hint})", installed=False)
+        return Visible((), 0, f"CuPy is not installed ({_INSTALL})", installed=False)
     return _look(tuple(sys.path), tuple(sorted(os.environ.items())))
 
 
@@ -120,7 +124,7 @@ def _why_no_driver(driver: int, runtime: int) -> str:
 def why_not_nccl(gpus: Sequence[Gpu], version: int, environment: Mapping[str, str]) -> str:
     """Why NCCL cannot connect ranks on these GPUs, one for each rank; an empty text if it can."""
     if not version:
-        return "CuPy finds no NCCL (pip install nvidia-nccl-cu12 or nvidia-nccl-cu13)"
+        return "CuPy finds no NCCL (pip install nvidia-nccl-cu12, or nvidia-nccl-cu13 for CUDA 13)"
     crowd = max(Counter(gpu.address for gpu in gpus).values())
     if crowd > 1 and version < _SEVERAL_RANKS and not environment.get(SOCKETS):
         number = f"{version // 10_000}.{version % 10_000 // 100}"
