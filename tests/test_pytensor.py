@@ -11,6 +11,7 @@ from support.leftovers import children
 from support.waiting import wait_until
 from synkro import extensions as ext
 from synkro.controller.engine.engine import Engine
+from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidValue
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
