@@ -271,14 +271,12 @@ def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
 
 def rank() -> int:
     """Which of the ranks that take part in the call this is: 0 … ``size()`` - 1."""
-    place: int = _inside("rank").rank
-    return place
+    return _inside("rank").rank
 
 
 def size() -> int:
     """How many ranks take part in the call: all of them, unless there are fewer rows than ranks."""
-    count: int = _inside("size").size
-    return count
+    return _inside("size").size
 
 
 def rng() -> np.random.Generator:
@@ -286,8 +284,7 @@ def rng() -> np.random.Generator:
 
     It is kept from call to call.  The states are spawned from one seed, as NumPy's SeedSequence does.
     """
-    generator: np.random.Generator = _inside("rng").rng
-    return generator
+    return _inside("rng").rng
 
 
 def reduce_scatter(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
