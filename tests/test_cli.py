@@ -14,7 +14,6 @@ from support.leftovers import nothing_left
 from support.programs import ROOT
 from synkro.cli import doctor, info
 from synkro.cli.commands import main
-from synkro.controller.placement import gpus
 from synkro.devices.cpu import THREAD_VARIABLES
 
 
@@ -116,7 +115,6 @@ def test_too_many_threads(monkeypatch, capsys):
 
 def test_gpus_in_pairs(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_REDUCED", 1 << 18)  # a make-believe GPU reduces slowly
-    gpus._look.cache_clear()
     with nothing_left(), environment("stand-in", FAKE_CUDA_DEVICES="3"):
         status, out = run(capsys, "doctor", "--data", "1M", "--json")
     found = {finding["check"]: finding for finding in json.loads(out)}

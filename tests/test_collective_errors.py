@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.failing import leave
 from support.sessions import per_rank
 from support.waiting import Watch
 from synkro import UsageError, WorkerError
@@ -208,8 +209,8 @@ def test_collectives_from_threads_and_children_of_the_function_are_refused(three
             try:
                 synk.barrier()
             except synk.UsageError:
-                os._exit(7)
-            os._exit(0)
+                leave(7)
+            leave(0)
         return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     with Watch(), pytest.raises(WorkerError, match="from a thread, or a process, that the function"):

@@ -5,13 +5,14 @@ or raises what the lowest rank raised.  Here the ranks are threads; the code und
 """
 
 import contextlib
+import functools
 import itertools
 import os
-import threading
 
 import numpy as np
 import pytest
 
+from support.together import good, together
 from synkro.comms.ops import OPERATIONS
 from synkro.comms.shm import ShmCommunicator, shared_file
 from synkro.errors import CollectiveError
@@ -34,36 +35,28 @@ class ShmWorld:
             self.comms = [ShmCommunicator(rank, size, file, wakes) for rank in range(size)]
             for fd in (file, *wakes):
                 stack.callback(os.close, fd)
-            self._closer = stack.pop_all()
+            self.closer = stack.pop_all()
 
     def run(self, body, ranks=None):
         """``body(comm)`` on all *ranks*: the results, or the exceptions that were raised, by rank."""
         ranks = tuple(range(self.size)) if ranks is None else ranks
         self.epoch += 1
-        outcomes = {}
 
-        def work(rank, comm):
+        def work(comm):
             comm.begin(self.epoch, ranks)
             failed = True
             try:
-                outcomes[rank] = body(comm)
+                result = body(comm)
                 failed = False
-            except Exception as error:
-                outcomes[rank] = error
+                return result
             finally:
                 comm.end(failed)
 
-        threads = [threading.Thread(target=work, args=(r, self.comms[r]), daemon=True) for r in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive(), "a rank hangs"
-        return [outcomes[rank] for rank in ranks]
+        return together(*[functools.partial(work, self.comms[rank]) for rank in ranks])
 
     def close(self):
         del self.comms
-        self._closer.close()
+        self.closer.close()
 
 
 WORLDS = {"shm": ShmWorld}
@@ -94,13 +87,6 @@ def values(rank, shape, dtype, seed=0):
     return (
         made + 1j * integers[..., ::-1].astype(dtype) if np.dtype(dtype).kind == "c" and shape else made
     )
-
-
-def good(results):
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
 
 
 def serial(operation, arrays, weights):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import synkro as synk
 from support.sessions import INLINE, lasting
+from support.waiting import wait_until
 from synkro import InvalidIndex, InvalidType, WorkerError
 
 pytestmark = pytest.mark.quick  # on every Python version
@@ -350,24 +351,34 @@ def test_submitted_calls_take_options_and_raise_what_the_call_raises(session):
     assert f.submit(X, 1).result(30).shape == X.shape
 
 
-def test_submitted_calls_can_be_cancelled_before_they_begin(session):
-    f = session.function(lambda: 1, outputs="sum")
-    with session._engine.lock:  # the first waits for this, the second for the first
-        first, second, third = (f.submit() for _ in range(3))
-        assert second.cancel()
+def test_submitted_calls_can_be_cancelled_before_they_begin(session, tmp_path):
+    flag = tmp_path / "flag"
+
+    def wait():
+        while not flag.exists():
+            time.sleep(0.001)
+        return 1
+
+    f = session.function(wait, outputs="sum")
+    first, second, third = (f.submit() for _ in range(3))
+    assert second.cancel()
+    flag.touch()
     assert first.result(30) == third.result(30) == 2
     with pytest.raises(CancelledError):
         second.result(0)
 
 
-def test_closing_cancels_what_has_not_begun():
+def test_closing_cancels_what_has_not_begun(tmp_path):
     with synk.Session(1, verbose=False) as session:
-        f = session.function(lambda: 1, outputs="sum")
-        f()
-        with session._engine.lock:
-            _, *waiting = [f.submit() for _ in range(4)]
-            session.close()
-    assert all(future.cancelled() for future in waiting)
+        begun = tmp_path / "begun"
+        f = session.function(lambda: [begun.touch(), time.sleep(0.2)], outputs=[])
+        first, *waiting = [f.submit() for _ in range(4)]
+        assert wait_until(begun.exists)
+        session.close()
+    assert first.done()
+    about_to_begin, *others = waiting
+    assert about_to_begin.cancelled() or isinstance(about_to_begin.exception(30), synk.SessionClosed)
+    assert all(future.cancelled() for future in others)
 
 
 def test_calls_from_many_threads_are_served_one_at_a_time(fresh):

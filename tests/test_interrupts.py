@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.failing import Nap, hanging, in_native_code, in_phase, sleeping
+from support.failing import Nap, hanging, in_native_code, sleeping
+from support.inside import answered, in_phase
 from support.leftovers import children
 from support.sessions import LARGE, rank, rows, total
 from support.waiting import SOON, Watch, stopped, wait_until
@@ -102,7 +103,7 @@ def test_ctrl_c_before_a_worker_has_begun(session):
     assert wait_until(lambda: stopped(session.pids[1]))
     ctrl_c(inside("_wait"), f)
     os.kill(session.pids[1], signal.SIGCONT)
-    assert wait_until(lambda: not session._engine._controller.unanswered(), SOON)
+    assert wait_until(lambda: answered(session), SOON)
     assert total(session) == 7
 
 

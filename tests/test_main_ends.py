@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.failing import in_native_code, in_phase, sleeping, stubborn
+from support.failing import in_native_code, sleeping, stubborn
+from support.inside import in_phase
 from support.leftovers import shared_files
 from support.programs import ROOT
 from support.waiting import SOON, Watch, gone, wait_until
@@ -29,6 +30,8 @@ import os, signal, sys, threading, time
 import numpy as np, synkro as synk
 from synkro.messages import Phase
 
+for each in (signal.SIGHUP, signal.SIGQUIT):  # nohup, or a shell with "&", may let them be ignored
+    signal.signal(each, signal.SIG_DFL)
 synk.fork(2, verbose=False)
 print("pids", *synk.here.session.pids, flush=True)
 
@@ -56,6 +59,7 @@ class Program:
         script.write_text(HEAD + code)
         self.process = subprocess.Popen(
             [sys.executable, script],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -77,6 +81,7 @@ class Program:
             if not gone(pid):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        self.process.stdin.close()
         self.process.stdout.close()
 
 
@@ -116,6 +121,25 @@ def test_workers_go_however_the_main_process_ends(by, start):
     os.kill(program.process.pid, by)
     assert wait_until(lambda: all(map(gone, program.pids)), SOON)
     assert program.process.wait() == -by
+
+
+def test_a_hangup_that_is_ignored_ends_nobody(start):
+    """As under nohup: it is the user's choice, and the workers go with the main process."""
+    program = start("""
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+other = synk.Session(1, verbose=False)
+print("others", *other.pids, flush=True)
+f, g = (each.function(lambda x: x.sum(), outputs="sum") for each in (synk, other))
+input()
+print("total", f(np.ones(5)) + g(np.ones(2)), flush=True)
+""")
+    others = [int(pid) for pid in program.line("others").split()[1:]]
+    for pid in (program.process.pid, *others):
+        os.kill(pid, signal.SIGHUP)
+    program.process.stdin.write("\n")
+    program.process.stdin.flush()
+    assert program.line("total") == "total 7.0\n"
+    assert program.process.wait(timeout=30) == 0
 
 
 def test_killing_the_main_process_while_it_forks(start, tmp_path):

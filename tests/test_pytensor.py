@@ -10,6 +10,7 @@ import synkro as synk
 from support.leftovers import children
 from support.waiting import wait_until
 from synkro import extensions as ext
+from synkro.controller.engine.engine import Engine
 from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidValue
 
@@ -286,17 +287,19 @@ def test_what_is_set_after_a_failed_call_counts(workers, monkeypatch):
     f(np.arange(10.0))
     backup = w.get_value()
 
-    def interrupted(self, *args, **kwargs):
-        self._engine.run(*args, **kwargs)
+    really_perform = Engine.perform
+
+    def interrupted(*args, **kwargs):
+        really_perform(*args, **kwargs)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # too late: the ranks have counted on
-        patch.setattr(type(f), "_run", lambda self, planned: interrupted(self, planned.payload))
+        patch.setattr(Engine, "perform", interrupted)
         with pytest.raises(KeyboardInterrupt):
             f(np.arange(10.0))
     assert synk.get_value(0, w).tolist() == w.get_value().tolist() == [10, 10]  # came here since
     with monkeypatch.context() as patch:
-        patch.setattr(type(f), "_run", lambda self, planned: interrupted(self, planned.payload))
+        patch.setattr(Engine, "perform", interrupted)
         with pytest.raises(KeyboardInterrupt):
             f(np.arange(10.0))
     w.set_value(backup)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.failing import leave
 from support.sessions import per_rank, running
 from support.waiting import Watch
 from synkro import CallTimeout, SessionBroken, WorkerDied, WorkerError
@@ -131,10 +132,10 @@ def test_a_skipped_collective(three, kind):
     assert "rank 1" in str(caught.value)
 
 
-ENDINGS = {"os._exit": 5, "SIGKILL": None, "SIGSEGV": None}
+ENDINGS = {"exit": 5, "SIGKILL": None, "SIGSEGV": None}
 
 
-DEATHS = [(kind, ending) for kind in WAITING for ending in ("os._exit", "SIGKILL")]
+DEATHS = [(kind, ending) for kind in WAITING for ending in ("exit", "SIGKILL")]
 
 
 @pytest.mark.parametrize(("kind", "ending"), [*DEATHS, ("all_reduce", "SIGSEGV"), ("recv", "SIGSEGV")])
@@ -145,8 +146,8 @@ def test_a_death_while_the_others_wait(own, kind, ending):
         synk.barrier()
         if synk.rank() == 1:
             when_the_others_wait(0.05)
-            if ending == "os._exit":
-                os._exit(5)
+            if ending == "exit":
+                leave(5)
             os.kill(os.getpid(), getattr(signal, ending))
             time.sleep(60)
         wait()
@@ -156,7 +157,7 @@ def test_a_death_while_the_others_wait(own, kind, ending):
         synk.function(run, outputs=[])()
     assert caught.value.rank == 1
     assert caught.value.exitcode == ENDINGS[ending]
-    if ending != "os._exit":
+    if ending != "exit":
         assert caught.value.signal == getattr(signal, ending)
     with pytest.raises(SessionBroken, match="rank 1"):
         synk.all_reduce(synk.shared(1.0))

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.failing import leave
+from support.inside import marks_left
 from support.programs import ROOT
 from synkro import extensions, here
 from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
@@ -284,10 +286,10 @@ def test_nobody_leaves_marks_without_a_trace(current):
     f = current.function(lambda x: x.sum(), outputs="sum")
     with synk.trace():
         f(ROWS)
-    before = current._engine._controller.marked(0)
+    before = marks_left(current, 0)
     assert before > 0
     f(ROWS)
-    assert current._engine._controller.marked(0) == before
+    assert marks_left(current, 0) == before
 
 
 def test_failures_are_traced_as_well(current, tmp_path):
@@ -311,7 +313,7 @@ def test_failures_are_traced_as_well(current, tmp_path):
 def test_a_trace_outlives_a_worker(tmp_path):
     session = synk.Session(devices=["cpu", "cpu"], verbose=False, timeout=60)
     with session:
-        f = session.function(lambda x: [time.sleep(NAP), os._exit(3)], name="fatal")
+        f = session.function(lambda x: [time.sleep(NAP), leave(3)], name="fatal")
         session.distribute()
         with pytest.raises(WorkerDied), session.trace(tmp_path / "trace.json"):
             f(ROWS)

@@ -10,6 +10,7 @@ import pytest
 import synkro.here
 import test_comms
 from support.gpus import MOST, serving
+from support.together import good
 from synkro.comms.ops import OPERATIONS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -20,52 +21,52 @@ class OnDevice:
     """A communicator that takes NumPy arrays and gives NumPy arrays, and moves device arrays."""
 
     def __init__(self, comm, xp):
-        self._comm = comm
-        self._xp = xp
-        self._twins = []  # arrays of the host, each with that of the device that stands for it
+        self.comm = comm
+        self.xp = xp
+        self.twins = []  # arrays of the host, each with that of the device that stands for it
 
-    place = property(lambda self: self._comm.place)
-    count = property(lambda self: self._comm.count)
+    place = property(lambda self: self.comm.place)
+    count = property(lambda self: self.comm.count)
 
     def there(self, value):
         if isinstance(value, list | tuple):
             return [self.there(each) for each in value]
-        return None if value is None else self._xp.asarray(value)
+        return None if value is None else self.xp.asarray(value)
 
     def here(self, value):
         if isinstance(value, list | tuple):
             return [self.here(each) for each in value]
         if value is None:
             return None
-        assert isinstance(value, self._xp.ndarray), type(value)  # where it came from
+        assert isinstance(value, self.xp.ndarray), type(value)  # where it came from
         return value.get()
 
     def empty(self, shape, dtype):
-        device = self._comm.empty(shape, dtype)
-        assert isinstance(device, self._xp.ndarray)
+        device = self.comm.empty(shape, dtype)
+        assert isinstance(device, self.xp.ndarray)
         host = np.empty(shape, dtype)
-        self._twins.append((host, device))
+        self.twins.append((host, device))
         return host
 
     def all_reduce_in_place(self, arrays, operation):
-        devices = [next(d for h, d in self._twins if h is array) for array in arrays]
+        devices = [next(d for h, d in self.twins if h is array) for array in arrays]
         for array, device in zip(arrays, devices, strict=True):
             device.set(array)
-        self._comm.all_reduce_in_place(devices, operation)
+        self.comm.all_reduce_in_place(devices, operation)
         for array, device in zip(arrays, devices, strict=True):
             array[...] = device.get()
 
     def send(self, array, to):
-        self._comm.send(self.there(array), to)
+        self.comm.send(self.there(array), to)
 
     def recv(self, source):
-        return self.here(self._comm.recv(source))
+        return self.here(self.comm.recv(source))
 
     def barrier(self):
-        self._comm.barrier()
+        self.comm.barrier()
 
     def __getattr__(self, name):
-        method = getattr(self._comm, name)
+        method = getattr(self.comm, name)
         return lambda arrays, *args: self.here(method(self.there(arrays), *args))
 
 
@@ -92,7 +93,7 @@ class GpuWorld:
     def __init__(self, session):
         self.session = session
         self.size = session.n_parallel
-        self._told = session.function(told, outputs=None)
+        self.told = session.function(told, outputs=None)
 
     def run(self, body, ranks=None):
         """``body(comm)`` on the first ranks, all of them by default: results or exceptions, by rank."""
@@ -105,7 +106,7 @@ class GpuWorld:
         try:
             outcomes = self.session.function(work, outputs=None)(np.zeros(count))
         except synkro.WorkerError:
-            outcomes = self._told()
+            outcomes = self.told()
         return [cloudpickle.loads(outcome.tobytes()) for outcome in outcomes[:count]]
 
 
@@ -147,12 +148,12 @@ class TestConformance(test_comms.TestConformance):
             return new, mine
 
         want = test_comms.serial("sum", inputs, [1] * world.size)
-        results = test_comms.good(world.run(body))
+        results = good(world.run(body))
         for new, mine in results:
             np.testing.assert_allclose(new, want, rtol=0, atol=1e-14 * world.size)
             test_comms.check(new, results[0][0])
             test_comms.check(mine, results[0][0])
-        for (new, _), (again, _) in zip(results, test_comms.good(world.run(body)), strict=True):
+        for (new, _), (again, _) in zip(results, good(world.run(body)), strict=True):
             test_comms.check(new, again)
 
     def test_nobody_passes_a_barrier_before_all_are_there(self, world, tmp_path):
@@ -167,11 +168,11 @@ class TestConformance(test_comms.TestConformance):
                 comm.barrier()
             os.close(file)
 
-        test_comms.good(world.run(body))
+        good(world.run(body))
 
     def test_some_of_the_ranks(self, world):
         for count in range(1, world.size + 1):
-            results = test_comms.good(
+            results = good(
                 world.run(
                     lambda comm: (comm.count, comm.all_gather([np.array([comm.place])])[0]),
                     tuple(range(count)),
@@ -206,7 +207,7 @@ class TestOnTheDevice:
         view = views[layout]
 
         def body(comm):
-            comm, xp = comm._comm, comm._xp
+            comm, xp = comm.comm, comm.xp
             mine = view(xp.asarray(inputs[comm.place]))
             first = comm.all_reduce([mine], OPERATIONS[op], 1)[0]
             rows = comm.all_gather([mine])[0]
@@ -216,7 +217,7 @@ class TestOnTheDevice:
 
         cut = [view(array) for array in inputs]
         want = test_comms.serial(op, cut, [1] * world.size)
-        results = test_comms.good(world.run(body))
+        results = good(world.run(body))
         for (first, rows, _, root, mine), given in zip(results, cut, strict=True):
             test_comms.check(first, want)
             test_comms.check(rows, np.concatenate(cut))
@@ -227,13 +228,13 @@ class TestOnTheDevice:
     def test_arrays_of_the_host_are_taken_too(self, world):
         def body(comm):
             mine = np.full(3, comm.place + 1.0)
-            comm = comm._comm
+            comm = comm.comm
             total = comm.all_reduce([mine], OPERATIONS["sum"], 1)[0]
             rows = comm.all_gather([mine])[0]
             return type(total).__module__, np.asarray(total), np.asarray(rows)
 
         want = sum(range(1, world.size + 1))
-        for kind, total, rows in test_comms.good(world.run(body)):
+        for kind, total, rows in good(world.run(body)):
             assert kind == "numpy"
             assert total.tolist() == [want] * 3
             assert rows.tolist() == np.repeat(np.arange(1.0, world.size + 1), 3).tolist()
@@ -250,7 +251,7 @@ class TestOnTheDevice:
             kept += 1
             return results, given
 
-        for results, given in test_comms.good(world.run(body)):
+        for results, given in good(world.run(body)):
             assert [result.tolist() for result in results] == [[i] * 3 for i in range(9)]
             assert given.tolist() == [0, 1, 2]
 
@@ -267,7 +268,7 @@ class TestOnTheDevice:
 
         wide = [array.astype("f4") for array in inputs]
         want = {"sum": np.sum, "mean": np.mean, "prod": np.prod}[op](wide, axis=0).astype("f2")
-        for result in test_comms.good(world.run(body)):
+        for result in good(world.run(body)):
             test_comms.check(result, want)
 
     @pytest.mark.parametrize("op", ["max", "min"])
@@ -282,7 +283,7 @@ class TestOnTheDevice:
 
         want = test_comms.serial(op, inputs, [1] * world.size)
         assert np.isnan(want).any()
-        for result in test_comms.good(world.run(body)):
+        for result in good(world.run(body)):
             test_comms.check(result, want)
 
     def test_a_rank_of_weight_zero_counts_for_nothing_even_if_it_is_nan(self, several):
@@ -290,5 +291,5 @@ class TestOnTheDevice:
             mine = np.array([np.nan, np.inf]) if comm.place else np.array([3.0, 4.0])
             return comm.all_reduce([mine], OPERATIONS["mean"], 0 if comm.place else 2)[0]
 
-        for result in test_comms.good(several.run(body)):
+        for result in good(several.run(body)):
             assert result.tolist() == [3, 4]

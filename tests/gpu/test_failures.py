@@ -13,6 +13,7 @@ import pytest
 
 import synkro as synk
 from support.gpus import crews, serving, settled, started
+from support.inside import whereabouts
 from support.leftovers import nothing_left
 from support.sessions import INLINE
 from support.waiting import SOON, Watch, wait_until
@@ -314,8 +315,7 @@ def interrupted(session):
     over = threading.Event()
 
     def send():
-        look = session._engine._controller.whereabouts
-        if wait_until(lambda: over.is_set() or look(0)[0] == Phase.RUNNING, 30):
+        if wait_until(lambda: over.is_set() or whereabouts(session, 0) == Phase.RUNNING, 30):
             over.wait(0.05)
             if not over.is_set():
                 os.kill(os.getpid(), signal.SIGINT)

@@ -4,8 +4,11 @@ The ranks have voted by then, so only faults are left that no test can make on r
 rank's communicator is told to swallow an operation, to fail, or to report an error.
 """
 
+import contextlib
+import gc
 import sys
 import time
+from unittest import mock
 
 import cloudpickle
 import numpy as np
@@ -44,6 +47,35 @@ def works(session):
     return session.function(lambda: ones().get(), outputs=None)()[1].tolist() == [2.0] * 5
 
 
+def links():
+    """This rank's ends of all links that live."""
+    from synkro.comms.nccl import Link
+
+    return [link for link in gc.get_objects() if type(link) is Link and link.alive]
+
+
+def lose():
+    """Give all links up, on this rank."""
+    for link in links():
+        link.abort()
+
+
+@contextlib.contextmanager
+def doctored(**methods):
+    """On rank 1, NCCL does as these *methods* do in the place of its own."""
+    from cupy.cuda.nccl import NcclCommunicator
+
+    if synk.rank() != 1:
+        yield
+        return
+    with mock.patch.multiple(NcclCommunicator, **methods):
+        yield
+
+
+def give_up(*_):
+    raise synk.CollectiveError("no more sockets")
+
+
 def spoilt(patience, what):
     """Rank 1's next reduction goes wrong by *what*, with so many seconds of *patience* everywhere."""
 
@@ -52,40 +84,33 @@ def spoilt(patience, what):
 
         from synkro.comms import nccl as watched
 
-        def refuse(status):
-            raise nccl.NcclError(status)
+        all_reduce = nccl.NcclCommunicator.allReduce
+        status = {"reports": 1, "reports what has no name": 7}.get(what)
+        reduced = False
 
-        class Spoilt:
-            def __init__(self, comm):
-                self.comm = comm
+        def spoil(comm, *arguments):
+            nonlocal reduced
+            if what in ("reports", "raises in its middle", "faults", "is told nothing of"):
+                all_reduce(comm, *arguments)
+            reduced = True
+            if what.startswith("raises"):
+                raise ValueError("not today")
+            if what == "refuses":
+                raise nccl.NcclError(5)
+            if what == "faults":
+                runtime.fault("cudaErrorIllegalAddress")
+            if what == "is told nothing of":
+                raise runtime.CUDARuntimeError(1)
 
-            def __getattr__(self, name):
-                return getattr(self.comm, name)
+        def check(comm):
+            if reduced:
+                raise nccl.NcclError(status)
 
-            def allReduce(self, *arguments):
-                if what in ("reports", "raises in its middle", "faults", "is told nothing of"):
-                    self.comm.allReduce(*arguments)
-                if what.startswith("raises"):
-                    raise ValueError("not today")
-                if what == "refuses":
-                    raise nccl.NcclError(5)
-                if what == "reports":
-                    self.check_async_error = lambda: refuse(1)
-                if what == "reports what has no name":
-                    self.check_async_error = lambda: refuse(7)
-                if what == "faults":
-                    runtime.fault("cudaErrorIllegalAddress")
-                if what == "is told nothing of":
-                    raise runtime.CUDARuntimeError(1)
-
-        before = watched.PATIENCE
-        watched.PATIENCE = patience
-        links = synk.here.rank.comm._links._known
-        if synk.rank() == 1:
-            for _, link in links.values():
-                link._comm = Spoilt(link._comm)
+        checks = {} if status is None else {"check_async_error": check}
+        before, watched.PATIENCE = watched.PATIENCE, patience
         try:
-            return ones()
+            with doctored(allReduce=spoil, **checks):
+                return ones()
         finally:
             watched.PATIENCE = before
 
@@ -144,23 +169,14 @@ def stuck(patience, what):
     def run():
         from synkro.comms import nccl as watched
 
-        class Late:
-            def __init__(self, comm):
-                self.comm = comm
-
-            def __getattr__(self, name):
-                return getattr(self.comm, name)
-
-            def send(self, *_):
-                if what == "raises":
-                    raise ValueError("not today")
-                time.sleep(60)
+        def late(*_):
+            if what == "raises":
+                raise ValueError("not today")
+            time.sleep(60)
 
         watched.PATIENCE = patience
-        if synk.rank() == 1:
-            for _, link in synk.here.rank.comm._links._known.values():
-                link._comm = Late(link._comm)
-        return synk.all_to_all(synk.xp().ones(4))
+        with doctored(send=late):
+            return synk.all_to_all(synk.xp().ones(4))
 
     return run
 
@@ -174,51 +190,31 @@ def test_a_rank_that_is_stuck_in_c_is_ended(own, what, patience):
     assert caught.value.rank == 0
 
 
-def test_ranks_that_are_hosts_of_their_own_have_more_time_to_connect(pair):
+def test_ranks_that_are_hosts_of_their_own_have_more_time_to_connect(own):
     """The one that waits here gives up after the longer grace, which is made short."""
+    assert works(own)
 
     def refuse():
         import os
 
         from synkro.comms import nccl as watched
 
-        def give_up(*_):
-            raise synk.CollectiveError("no more sockets")
-
         os.environ["NCCL_HOSTID"] = f"synkro-{synk.rank()}"
         watched._GRACE, watched._SLOW_GRACE = 1000.0, 0.5
-        links = synk.here.rank.comm._links
-        links._known.clear()
+        lose()
         if synk.rank() == 1:
-            links._connect, links.before = give_up, links._connect
+            watched.Link = give_up
 
-    def restore():
-        import os
-
-        from synkro.comms import nccl as watched
-
-        del os.environ["NCCL_HOSTID"]
-        watched._GRACE, watched._SLOW_GRACE = 2.0, 20.0
-        links = synk.here.rank.comm._links
-        links._known.clear()
-        links._connect = getattr(links, "before", links._connect)
-
-    pair.function(refuse, outputs=[])()
+    own.function(refuse, outputs=[])()
     with Watch():
-        assert works(pair)
-    pair.function(restore, outputs=[])()
-    assert works(pair)
+        assert works(own)
+    assert works(own)
 
 
 def test_a_link_that_one_rank_has_lost_is_made_anew_by_all(pair):
     works(pair)
 
-    def lose():
-        if synk.rank() == 0:
-            for _, link in synk.here.rank.comm._links._known.values():
-                link.abort()
-
-    pair.function(lose, outputs=[])()
+    pair.function(lambda: lose() if synk.rank() == 0 else None, outputs=[])()
     assert works(pair)
     assert works(pair)
 
@@ -226,35 +222,42 @@ def test_a_link_that_one_rank_has_lost_is_made_anew_by_all(pair):
 def test_large_outputs_find_a_lost_link_too(pair):
     works(pair)
 
-    def lose(x):
-        for _, link in synk.here.rank.comm._links._known.values():
-            link.abort()
+    def lost(x):
+        lose()
         return x.sum(axis=0)
 
     big = np.random.default_rng(0).standard_normal((4, 100_000))
     for outputs in ("sum", "mean"):
-        got = pair.function(lose, outputs=outputs)(big)
+        got = pair.function(lost, outputs=outputs)(big)
         want = big.sum(axis=0) if outputs == "sum" else big.sum(axis=0) / 2
         np.testing.assert_allclose(got, want)
 
 
-def test_where_one_rank_cannot_connect_all_go_through_host_memory_at_once(pair):
+def test_where_one_rank_cannot_connect_all_go_through_host_memory_at_once(own):
+    assert works(own)
+
     def refuse():
-        def give_up(*_):
-            raise synk.CollectiveError("no more sockets")
+        from synkro.comms import nccl as watched
 
-        links = synk.here.rank.comm._links
-        links._known.clear()
+        watched.attempts = 0
+
+        def count(*_):
+            watched.attempts += 1
+            give_up()
+
+        lose()
         if synk.rank() == 1:
-            links._connect = give_up
+            watched.Link = count
 
-    pair.function(refuse, outputs=[])()
-    assert works(pair)  # long before NCCL's own patience ends, and the timeout of the session
-    known = pair.function(
-        lambda: next(iter(synk.here.rank.comm._links._known.values()))[0], outputs=None
-    )
-    assert known() == [-1, -1]
-    assert works(pair)
+    def told():
+        from synkro.comms import nccl as watched
+
+        return np.array([len(links()), watched.attempts])
+
+    own.function(refuse, outputs=[])()
+    assert works(own)  # long before NCCL's own patience ends, and the timeout of the session
+    assert works(own)
+    assert [each.tolist() for each in own.function(told, outputs=None)()] == [[0, 0], [0, 1]]
 
 
 def test_a_communicator_that_is_made_too_late_is_ended_by_its_own_thread(pair):
@@ -299,21 +302,12 @@ def test_an_abort_that_hangs_tells_what_came_before(own):
     def run():
         from synkro.comms import nccl as watched
 
-        class Stuck:
-            def __init__(self, comm):
-                self.comm = comm
-
-            def allReduce(self, *_):
-                raise ValueError("not today")
-
-            def abort(self):
-                time.sleep(60)
+        def fail(*_):
+            raise ValueError("not today")
 
         watched.PATIENCE = 1.0
-        if synk.rank() == 1:
-            for _, link in synk.here.rank.comm._links._known.values():
-                link._comm = Stuck(link._comm)
-        return ones()
+        with doctored(allReduce=fail, abort=lambda comm: time.sleep(60)):
+            return ones()
 
     with (
         Watch(),

@@ -6,7 +6,9 @@
     sessions   workers that serve a test, or a whole file
     programs   Python programs in processes of their own
     waiting    waiting for what comes a moment later, but soon
-    failing    functions that die, hang or hear nothing, and where a worker is
+    failing    functions that die, hang or hear nothing
+    inside     where workers are, as nobody outside can see
+    together   several threads at once
     arrays     values that all dtypes hold, and what NumPy says of them
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
     left_out   one line for the tests that need a GPU where there is none

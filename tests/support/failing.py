@@ -1,4 +1,4 @@
-"""Functions that die, hang or hear nothing; and where a worker is."""
+"""Functions that die, hang or hear nothing."""
 
 import contextlib
 import ctypes
@@ -7,6 +7,11 @@ import signal
 import time
 
 from support.sessions import rank
+
+
+def leave(status):
+    """End this process, without a word."""
+    os._exit(status)
 
 
 def hanging(tmp_path, monkeypatch):
@@ -49,7 +54,3 @@ class Nap:
                 time.sleep(60)
 
         return load, ()
-
-
-def in_phase(session, phase):
-    return lambda: session._engine._controller.whereabouts(1)[0] == phase

@@ -1,0 +1,330 @@
+"""The channel: what is sent arrives whole, at all, once, and wakes whoever sleeps.
+
+The two sides are threads of this process; the block lies between them as between processes.
+"""
+
+import mmap
+import os
+import random
+import socket
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from support.together import good, together
+from support.waiting import wait_until
+from synkro.ipc.channel import AREA, MARKS, Controller, Listener, block_bytes, send_descriptors
+
+pytestmark = pytest.mark.quick
+
+PATIENCE = 20.0  # seconds after which a test has failed
+END = b"the end"
+
+
+class Wire:
+    """A controller and its listeners, which answer in threads of their own."""
+
+    def __init__(self, size):
+        self.size = size
+        self.eventfds = wakes = [os.eventfd(0), os.eventfd(0)]
+        memory = memoryview(mmap.mmap(-1, block_bytes(size)))
+        pairs = [socket.socketpair() for _ in range(size)]
+        self.sockets = [ours for ours, _ in pairs]
+        self.controller = Controller(memory, size, *wakes)
+        self.listeners = [
+            Listener(memory, rank, size, *wakes, theirs) for rank, (_, theirs) in enumerate(pairs)
+        ]
+        self.threads = []
+
+    def serve(self, answer):
+        """Every rank replies ``answer(rank, command, housekeeping)``, until the end."""
+
+        def work(rank, listener):
+            while (received := listener.receive())[0] != END:
+                listener.reply(answer(rank, *received))
+            listener.reply(b"")
+
+        self.threads = [
+            threading.Thread(target=work, args=each, daemon=True) for each in enumerate(self.listeners)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def ask(self, command, housekeeping=b"", **options):
+        """Send it; the replies of all ranks, when they have come."""
+        self.controller.send(command, housekeeping)
+        return self.answers(**options)
+
+    def answers(self, **options):
+        assert self.controller.wait(time.monotonic() + PATIENCE, [], **options) == []
+        assert self.controller.unanswered() == []
+        return list(self.controller.replies())
+
+    def close(self):
+        if self.threads:
+            self.ask(END)
+        for thread in self.threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        for listener in self.listeners:
+            listener.close()
+        for sock in self.sockets:
+            sock.close()
+        for fd in self.eventfds:
+            os.close(fd)
+        del self.listeners, self.controller
+
+
+@pytest.fixture
+def wired():
+    """``wired(size)``: a wire that is closed after the test."""
+    wires = []
+
+    def start(size, answer=None):
+        wires.append(Wire(size))
+        if answer is not None:
+            wires[-1].serve(answer)
+        return wires[-1]
+
+    yield start
+    for wire in wires:
+        wire.close()
+
+
+def echo(rank, command, housekeeping):
+    return b"%d|%s|%s" % (rank, command, housekeeping)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_every_rank_gets_the_command_and_gives_its_own_reply(wired, size):
+    wire = wired(size, echo)
+    assert wire.ask(b"do", b"tidy") == [b"%d|do|tidy" % rank for rank in range(size)]
+    assert wire.ask(b"", b"") == [b"%d||" % rank for rank in range(size)]
+
+
+def test_housekeeping_is_not_done_twice(wired):
+    wire = wired(2, echo)
+    command = b"the same object"
+    assert wire.ask(command, b"once")[0] == b"0|the same object|once"
+    for _ in range(3):
+        assert wire.ask(command)[0] == b"0|the same object|"
+    assert wire.ask(command, b"again")[1] == b"1|the same object|again"
+    assert wire.ask(command)[1] == b"1|the same object|"
+
+
+def test_many_rounds_of_old_and_new_commands_and_replies(wired):
+    rng = random.Random(0)
+    kept = [rng.randbytes(rng.choice([0, 1, 100, AREA // 2])) for _ in range(4)]
+    replies = [[rng.randbytes(rng.choice([0, 7, AREA])) for _ in range(3)] for _ in range(3)]
+    given = [[] for _ in replies]
+
+    def answer(rank, command, housekeeping):
+        given[rank].append((command, housekeeping))
+        return replies[rank][len(given[rank]) // 2 % 3]
+
+    wire = wired(3, answer)
+    sent = []
+    for turn in range(400):
+        command = rng.choice([*kept, rng.randbytes(turn)])
+        housekeeping = rng.choice([b"", b"", rng.randbytes(AREA - len(command) and 5)])
+        sent.append((command, housekeeping))
+        want = [replies[rank][(turn + 1) // 2 % 3] for rank in range(3)]
+        assert wire.ask(command, housekeeping) == want
+    assert given == [sent] * 3
+
+
+def test_payloads_as_large_as_their_place(wired):
+    wire = wired(2, lambda rank, command, housekeeping: (command + housekeeping)[::-1])
+    for middle in (0, 1, AREA - 1, AREA):
+        payload = os.urandom(AREA)
+        assert wire.ask(payload[:middle], payload[middle:]) == [payload[::-1]] * 2
+
+
+def test_replies_that_did_not_change_are_the_same_objects(wired):
+    same = b"as ever"
+    wire = wired(2, lambda *_: same)
+    wire.ask(b"first")
+    first = wire.controller.replies()
+    wire.ask(b"second")
+    assert wire.controller.replies() is first
+    assert first == [b"as ever"] * 2
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.0005, 0.005, 0.05])
+def test_a_command_wakes_whoever_sleeps(wired, idle):
+    wire = wired(3, echo)
+    for turn in range(5):
+        time.sleep(idle)  # the listeners poll for a moment, and then sleep
+        assert wire.ask(b"%d" % turn) == [b"%d|%d|" % (rank, turn) for rank in range(3)]
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_the_last_answer_wakes_the_controller(wired, last):
+    """It sleeps, and nobody but the last to answer wakes it: waiting has no limit here."""
+    go = threading.Event()
+
+    def answer(rank, command, housekeeping):
+        if rank == last and command == b"wait":
+            assert go.wait(PATIENCE)
+        return b"%d" % rank
+
+    wire = wired(3, answer)
+    wire.controller.send(b"wait", b"")
+    assert wait_until(lambda: wire.controller.unanswered() == [last])
+
+    def let_go():
+        time.sleep(0.02)  # the controller sleeps by then, as a rule
+        go.set()
+
+    outcomes = together(lambda: wire.controller.wait(None, []), let_go, seconds=PATIENCE)
+    assert good(outcomes)[0] == []
+    assert wire.answers() == [b"0", b"1", b"2"]
+
+
+def test_a_deadline_ends_the_wait_and_the_answer_still_counts(wired):
+    go = threading.Event()
+
+    def answer(rank, command, housekeeping):
+        if rank == 1 and command == b"wait":
+            assert go.wait(PATIENCE)
+        return command
+
+    wire = wired(2, answer)
+    wire.controller.send(b"wait", b"")
+    assert wire.controller.wait(time.monotonic() + 0.05, []) == []
+    assert wait_until(lambda: wire.controller.unanswered() == [1])
+    assert not wire.listeners[0].answered(1, wire.listeners[0].number)
+    go.set()
+    assert wire.answers() == [b"wait"] * 2
+    assert wire.listeners[0].answered(1, wire.listeners[0].number)
+    assert wire.ask(b"on") == [b"on"] * 2
+
+
+def test_a_sentinel_ends_the_wait(wired):
+    go = threading.Event()
+    wire = wired(1, lambda rank, command, _: command if command != b"wait" or go.wait(PATIENCE) else b"")
+    ours, theirs = os.pipe()
+    wire.controller.send(b"wait", b"")
+    os.close(theirs)
+    assert wire.controller.wait(time.monotonic() + PATIENCE, [ours]) == [ours]
+    go.set()
+    assert wire.answers() == [b"wait"]
+    assert wire.controller.wait(time.monotonic() + PATIENCE, [ours]) == []  # all have answered
+    os.close(ours)
+
+
+def test_ticks_come_while_it_waits(wired):
+    ticks = []
+    go = threading.Event()
+
+    def tick():
+        ticks.append(None)
+        if len(ticks) == 3:
+            go.set()
+
+    wire = wired(1, lambda *_: b"yes" if go.wait(PATIENCE) else b"no")
+    assert wire.ask(b"wait", on_tick=tick) == [b"yes"]
+    assert len(ticks) >= 3
+
+
+def test_who_has_not_begun_hears_that_nobody_wants_the_answer(wired):
+    wire = wired(1)
+    (listener,) = wire.listeners
+    for unwanted in (True, False, True):
+        wire.controller.send(b"do", b"")
+        if unwanted:
+            wire.controller.disclaim()
+        assert listener.receive() == (b"do", b"")
+        assert listener.unwanted() == unwanted
+        listener.reply(b"done")
+        assert wire.answers() == [b"done"]
+
+
+def test_commands_have_numbers_that_grow(wired):
+    wire = wired(2)
+    one, other = wire.listeners
+    numbers = []
+    for _ in range(3):
+        wire.controller.send(b"do", b"")
+        one.receive(), other.receive()
+        numbers.append(one.number)
+        assert other.number == one.number
+        assert not one.answered(1, other.number)
+        other.reply(b"")
+        assert one.answered(1, other.number)
+        assert not other.answered(0, other.number)
+        one.reply(b"")
+    assert sorted(set(numbers)) == numbers
+
+
+def test_where_a_rank_is(wired):
+    wire = wired(2)
+    wire.listeners[1].report(2, 7)
+    assert wire.controller.whereabouts(0) == (0, 0)
+    assert wire.controller.whereabouts(1) == (2, 7)
+
+
+def test_marks_are_left_while_somebody_traces(wired):
+    wire = wired(2)
+    controller, listener = wire.controller, wire.listeners[1]
+    listener.report(1, 5)
+    assert controller.marked(1) == 0
+    controller.trace(True)
+    before = time.perf_counter_ns()
+    listener.report(2, 6)
+    listener.mark(3)
+    after = time.perf_counter_ns()
+    controller.trace(False)
+    listener.report(4, 8)
+    listener.mark(5)
+    assert (controller.marked(0), controller.marked(1)) == (0, 2)
+    (first, *one), (second, *other) = controller.marks(1, 0)
+    assert (one, other) == ([2, 6], [3, 6])  # a mark is of the slice that was reported last
+    assert before <= first <= second <= after
+    assert controller.marks(1, 1) == [(second, 3, 6)]
+    assert controller.marks(1, 2) == controller.marks(0, 0) == []
+
+
+def test_the_oldest_marks_give_way(wired):
+    wire = wired(1)
+    wire.controller.trace(True)
+    for number in range(MARKS + 10):
+        wire.listeners[0].report(1, number)
+    marks = wire.controller.marks(0, 0)
+    assert [count for _, _, count in marks] == list(range(10, MARKS + 10))
+    assert all(one <= other for (one, *_), (other, *_) in pairwise(marks))
+    assert wire.controller.marked(0) == MARKS + 10
+
+
+def test_descriptors_arrive_by_their_numbers(wired, tmp_path):
+    """More than fit a message, in several messages, and asked for in another order."""
+    wire = wired(1)
+    (listener,), (sock,) = wire.listeners, wire.sockets
+    files = {}
+    for number in range(300):
+        files[number] = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
+        os.write(files[number], b"%d" % number)
+    numbered = list(files.items())
+    sender = threading.Thread(
+        target=lambda: [send_descriptors(sock, numbered[:290]), send_descriptors(sock, numbered[290:])]
+    )
+    sender.start()
+    for number in (5, 0, 299, *range(1, 5), *range(6, 299)):
+        fd = listener.descriptor(number)
+        assert os.pread(fd, 10, 0) == b"%d" % number
+        os.close(fd)
+    sender.join(PATIENCE)
+    for fd in files.values():
+        os.close(fd)
+
+
+def test_a_listener_ends_when_its_main_process_has_gone(wired, monkeypatch):
+    wire = wired(1)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    (outcome,) = together(wire.listeners[0].receive)
+    assert isinstance(outcome, EOFError)
+    wire.sockets[0].close()
+    with pytest.raises(EOFError, match="closed the socket"):
+        wire.listeners[0].descriptor(1)
