@@ -258,7 +258,7 @@ def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.variables, "send", interrupted)
+        patch.setattr(workers.functions.variables.collectives, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             show()
     assert np.array_equal(show(), np.ones((2, 2)))
