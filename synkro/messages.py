@@ -75,22 +75,21 @@ class Gpus:
     """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
 
     *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
-    rank takes at once.  Of *stamps*, the one at a segment's number (modulo how many there are) changes
-    whenever the segment's contents may have changed.
+    rank takes at once.  *versions* are those of all segments (``memory.versions``).
     """
 
     indices: tuple[int, ...]
     linked: bool
     preallocate: float | None
-    stamps: Region
+    versions: Region
 
 
 @dataclass(frozen=True)
 class Start:
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
-    *token* is what variables of this session are known by, *seed* the entropy of all ranks' generators,
-    *profiles* the files to which the ranks write profiles of themselves when they end, or None.
+    *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
+    *profiles* are the files to which the ranks write profiles of themselves when they end, or None.
     """
 
     token: str
@@ -118,7 +117,7 @@ class Distribute:
     sys_path: tuple[str, ...]
     cwd: str
     settings: dict[str, dict[str, Any]]
-    """What is set in libraries, by their names."""
+    """The settings of libraries, by library."""
     parcel: Parcel
 
 
@@ -169,9 +168,9 @@ class Create:
 
 @dataclass(frozen=True)
 class Fill:
-    """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: nothing changes.
+    """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: they do not change.
 
-    Without a *selection* the ranks that are named take all of *source*, whatever its dimensions.
+    Without a *selection* the ranks that have rows take all of *source*, whatever its dimensions.
     """
 
     variable: int
@@ -282,7 +281,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class Started:
-    """*problem* says why NCCL does not connect the ranks, if it was asked to and does not."""
+    """*problem* says why NCCL, if it should, does not connect the ranks, or is empty."""
 
     problem: str
 

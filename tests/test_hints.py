@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from conftest import ROOT
+from support.programs import ROOT
 
 pytestmark = pytest.mark.quick
 

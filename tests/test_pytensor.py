@@ -11,6 +11,7 @@ from support.leftovers import children
 from support.waiting import wait_until
 from synkro import extensions as ext
 from synkro.controller.engine.engine import Engine
+from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidValue
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
@@ -258,7 +259,7 @@ def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(workers.functions.variables.collectives, "send", interrupted)
+        patch.setattr(Collectives, "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             show()
     assert np.array_equal(show(), np.ones((2, 2)))

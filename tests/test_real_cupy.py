@@ -49,7 +49,7 @@ ROOTS = {"cupy": "cupy", "runtime": "cupy.cuda.runtime", "nccl": "cupy.cuda.nccl
 HELD = {
     "self._comm": "cupy.cuda.nccl.NcclCommunicator()",
     "stream": "cupy.cuda.get_current_stream()",
-    "self._inputs": "cupy.cuda.get_current_stream()",
+    "self.inputs": "cupy.cuda.get_current_stream()",
     "comm": "cupy.cuda.nccl.NcclCommunicator()",
     "event": "cupy.cuda.Event()",
     "copied": "cupy.cuda.Event()",

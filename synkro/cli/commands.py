@@ -1,4 +1,4 @@
-"""``python -m synkro``: what there is to ask, and how the answers are printed."""
+"""``python -m synkro``: facts about this machine, checks and benchmarks, printed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _bench(arguments: list[str]) -> int:
     sys.path.insert(0, str(_BENCHMARKS.parent))
     try:
         status: int = importlib.import_module("benchmarks.run").main(arguments)
-    except SystemExit as left:  # what it was asked means nothing, or was --help
+    except SystemExit as left:  # wrong arguments, or --help
         status = left.code if isinstance(left.code, int) else 0
     return status
 

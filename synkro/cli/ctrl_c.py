@@ -1,8 +1,8 @@
 """Ctrl-C for a command: whenever it comes, the process ends with status 130 and without a traceback.
 
-``python -m synkro`` imports the package first, and in it this before all else, which takes most of a
-second: until ``__main__`` has begun, and after its work, there is nothing to clean up, and the process
-just ends.  In between Ctrl-C is a ``KeyboardInterrupt``, once: what that ends is not interrupted again.
+``python -m synkro`` imports the package first, which takes most of a second, and in it this module
+before all others.  Until ``__main__`` begins, and after its work, there is nothing to clean up, and the
+process just ends.  In between the first Ctrl-C is a ``KeyboardInterrupt``, and others are ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STATUS = 128 + signal.SIGINT
-"""What a shell says of a command that was interrupted."""
+"""The exit status of a command that was interrupted, as a shell reports it."""
 
-_SOON = 0.01  # seconds
+_SOON = 0.01  # seconds until an interrupt comes again
 
 
 def status_of(command: Callable[[], int]) -> Any:
-    """Run *command*; returns the exit status, for nothing to come after that could be interrupted."""
+    """Run *command*; returns the exit status.  Afterwards Ctrl-C ends the process, or is ignored."""
     try:
         interrupt_once()
         try:
@@ -40,13 +40,13 @@ def end_at_once() -> None:
 
 
 def interrupt_once() -> None:
-    """From here on the first Ctrl-C is a ``KeyboardInterrupt``, and all others are nothing."""
+    """From here on the first Ctrl-C is a ``KeyboardInterrupt``, and all others are ignored."""
     sys.unraisablehook = _unheard
     _handle(_interrupt)
 
 
 def _handle(handler: Any) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in what a shell has in the background
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell ignores it for background jobs
         signal.signal(signal.SIGINT, handler)
 
 
@@ -56,7 +56,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _unheard(lost: sys.UnraisableHookArgs) -> None:
-    """Where an exception goes that came in a finalizer: an interrupt comes once more, a moment later."""
+    """Handle an exception that was lost in a finalizer: an interrupt is raised again a moment later."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, _SOON)

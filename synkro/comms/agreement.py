@@ -7,8 +7,8 @@ exception, never strands a rank in the middle.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from ..errors import CollectiveError
 from ..values.cache import Cache
@@ -52,13 +52,9 @@ class Agreement:
 
     def check_alike(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks gave arrays of the same shapes and dtypes."""
-        first = shapes_of(records[0])
-        for place, record in enumerate(records):
-            if shapes_of(record) != first:
-                self.refuse(
-                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: a "
-                    f"reduction needs the same shapes and dtypes on every rank"
-                )
+        self._check_same(
+            records, shapes_of, "a reduction needs the same shapes and dtypes on every rank"
+        )
 
     def check_weights(self, records: Sequence[Record]) -> float:
         """The weights of all ranks together.  Raises: CollectiveError if all are 0."""
@@ -68,15 +64,20 @@ class Agreement:
 
     def check_fit(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks' arrays can be concatenated along axis 0."""
-        first = [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(records[0])]
-        for place, record in enumerate(records):
-            if [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(record)] != first:
-                self.refuse(
-                    f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}: only the "
-                    f"number of rows may differ"
-                )
+
+        def but_for_rows(record: Record) -> list[tuple[tuple[int, ...], int, str]]:
+            return [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(record)]
+
+        self._check_same(records, but_for_rows, "only the number of rows may differ")
         if records[0].kind == KIND["all_to_all"]:
             self.check_rows(records)
+
+    def _check_same(self, records: Sequence[Record], said: Callable[[Record], Any], rule: str) -> None:
+        first = said(records[0])
+        for place, record in enumerate(records):
+            if said(record) != first:
+                gave = f"rank 0 gave {listed(records[0])}, but rank {place} {listed(record)}"
+                self.refuse(f"{gave}: {rule}")
 
     def check_rows(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError if an array has no rows that could be split."""

@@ -22,7 +22,7 @@ from ..values.arrays import Array
 from .agreement import Guard
 from .links import Links
 from .ops import Operation
-from .records import KIND, Record, given, layout_of, pack, shapes_of
+from .records import KIND, ArrayType, Record, given, layout_of, pack, shapes_of
 from .shm import ShmCommunicator
 from .wire import REDUCTIONS, carried_as_is, carrier, decode, encode
 
@@ -97,8 +97,8 @@ class DirectCollectives:
         """All-reduce *arrays*, each with weight 1, where they lie; whether that was possible."""
         if not all(_as_is(array, operation) for array in arrays):
             return False
-        described, kind = given(arrays), KIND["all_reduce"]
-        record = Record(kind, operation.name, -1, 1, None, True, described, on_gpu=True)
+        shapes, kind = given(arrays), KIND["all_reduce"]
+        record = Record(kind, operation.name, -1, 1, None, True, shapes, on_gpu=True)
         records, link, linked = self._links.agree(record)
         self._agreement.check_alike(records)
         if linked and link is not None:
@@ -127,8 +127,8 @@ class DirectCollectives:
             sent.append(encode(operation, vector))
             parts.append(self._device.empty((sent[-1].size // self._host.count,), sent[-1].dtype))
         names = ",".join(operation.name for operation in operations)
-        described = given(partials)
-        record = Record(KIND["reduce_scatter"], names, -1, 1, None, True, described, on_gpu=True)
+        shapes = given(partials)
+        record = Record(KIND["reduce_scatter"], names, -1, 1, None, True, shapes, on_gpu=True)
         _, link, linked = self._links.agree(record)
         if not linked:
             self._agreement.refuse("NCCL cannot connect the GPUs any more")
@@ -152,10 +152,10 @@ class DirectCollectives:
 
     def broadcast(self, arrays: Sequence[Array] | None, root: int) -> tuple[list[Array] | None, bool]:
         """Copies of *root*'s arrays, if they lie on its GPU; also, whether they lie there."""
-        described, link, direct = self._rooted("broadcast", arrays, root)
+        origin, link, direct = self._rooted("broadcast", arrays, root)
         if not direct:
-            return None, described.on_gpu
-        results = [self._device.empty(shape, dtype) for shape, dtype in shapes_of(described)]
+            return None, origin.on_gpu
+        results = [self._device.empty(shape, dtype) for shape, dtype in shapes_of(origin)]
         if arrays is not None and self._host.place == root:
             for result, array in zip(results, arrays, strict=True):
                 result[...] = array
@@ -167,15 +167,15 @@ class DirectCollectives:
 
     def scatter(self, arrays: Sequence[Array] | None, root: int) -> tuple[list[Array] | None, bool]:
         """This rank's rows of *root*'s arrays, if they lie on its GPU; also, whether they lie there."""
-        described, link, direct = self._rooted("scatter", arrays, root)
+        origin, link, direct = self._rooted("scatter", arrays, root)
         if not direct:
-            return None, described.on_gpu
-        self._agreement.check_rows([described])
-        shapes = shapes_of(described)
+            return None, origin.on_gpu
+        self._agreement.check_rows([origin])
+        shapes = shapes_of(origin)
         nothing = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
         everyone = [shapes if place == root else nothing for place in range(self._host.count)]
         mine = map(self._contiguous, arrays or ()) if self._host.place == root else ()
-        return self._exchanged(link, list(mine), everyone, self._rows_of), True
+        return self._exchange(link, list(mine), everyone, self._rows_of), True
 
     def gather(self, kind: str, arrays: Sequence[Array], root: int) -> list[Array] | None:
         """The arrays of all ranks one behind the other, on *root* or, if it is -1, on all."""
@@ -184,11 +184,11 @@ class DirectCollectives:
             return (0, rows) if root in (-1, place) else (0, 0)
 
         arrays = [array if array.ndim else array.reshape(1) for array in arrays]
-        return self._entered_with_rows(kind, arrays, root, rows_for)
+        return self._enter_exchange(kind, arrays, root, rows_for)
 
     def all_to_all(self, arrays: Sequence[Array]) -> list[Array] | None:
-        """The rows of all ranks that are for this one."""
-        return self._entered_with_rows("all_to_all", arrays, -1, self._rows_of)
+        """This rank's part of the rows of every rank."""
+        return self._enter_exchange("all_to_all", arrays, -1, self._rows_of)
 
     def _rows_of(self, rows: int, place: int) -> Span:
         """The part of so many rows that goes to rank *place* when they are split."""
@@ -197,10 +197,10 @@ class DirectCollectives:
     def _rooted(
         self, kind: str, arrays: Sequence[Array] | None, root: int
     ) -> tuple[Record, Link | None, bool]:
-        """Enter a collective of which only *root* has arrays; also, whether NCCL can move them.
+        """Enter a collective of which only *root* has arrays.
 
-        Returns the root's record.  If NCCL cannot, the collective is over: it has to be entered anew as
-        one of host memory.
+        Returns the root's record, the link if one is needed, and whether NCCL can move the arrays.
+        If not, this collective is over: the ranks enter another one, of host memory.
         """
         record = Record(KIND[kind], "", root, 1, None)
         if arrays is not None and self._host.place == root:
@@ -212,27 +212,27 @@ class DirectCollectives:
             self._meeting.pass_on()
         return records[root], link, direct
 
-    def _entered_with_rows(
+    def _enter_exchange(
         self, kind: str, arrays: Sequence[Array], root: int, rows_for: Callable[[int, int], Span]
     ) -> list[Array] | None:
-        """Enter a collective in which rows of all ranks' arrays are exchanged, and exchange them."""
+        """Enter a collective in which all ranks exchange rows of their arrays, and do it."""
         arrays = [self._contiguous(array) for array in arrays]
         record = Record(KIND[kind], "", root, 1, None, False, given(arrays), on_gpu=True)
         records, link, linked = self._links.agree(record)
         self._agreement.check_fit(records)
         if linked:
-            return self._exchanged(link, arrays, [shapes_of(each) for each in records], rows_for)
+            return self._exchange(link, arrays, [shapes_of(each) for each in records], rows_for)
         self._meeting.pass_on()
         return None
 
-    def _exchanged(
+    def _exchange(
         self,
         link: Link | None,
         arrays: Sequence[Array],
-        shapes: Sequence[Sequence[tuple[tuple[int, ...], str]]],
+        shapes: Sequence[Sequence[ArrayType]],
         rows_for: Callable[[int, int], Span],
     ) -> list[Array]:
-        """For each array: the rows of all ranks that are for this one, one behind the other.
+        """For each array, this rank's part of the rows of every rank, one behind the other.
 
         ``shapes[r]`` are the shapes and dtypes of rank r's arrays.  ``rows_for(rows, place)`` says which
         rows of an array go to a rank.  *arrays*, contiguous, are this rank's; empty if it has no rows.

@@ -21,6 +21,10 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 _ROOTED = (KIND["broadcast"], KIND["scatter"])
 
 
+ArrayType = tuple[tuple[int, ...], str]
+"""The shape and the dtype of an array."""
+
+
 class Shown(NamedTuple):
     """An array that a rank shows, at this offset in the shared file."""
 
@@ -38,7 +42,7 @@ class Record(NamedTuple):
     weight: float
     shown: tuple[Shown, ...] | None
     in_place: bool = False
-    given: tuple[tuple[tuple[int, ...], str], ...] = ()  # shapes and dtypes of arrays not in *shown*
+    given: tuple[ArrayType, ...] = ()  # the arrays, where *shown* is empty or holds packed vectors
     on_gpu: bool = False  # whether the arrays lie on a GPU
     names: str = ""  # of the arrays, where several are nested
     link: int = 0  # the number of the link between the GPUs; 0: none yet
@@ -57,7 +61,7 @@ def layout_of(record: Record) -> PackedLayout:
 
 
 @lru_cache(_REMEMBERED)
-def _cached_layout(given: tuple[tuple[tuple[int, ...], str], ...], op: str) -> PackedLayout:
+def _cached_layout(given: tuple[ArrayType, ...], op: str) -> PackedLayout:
     dtypes: list[np.dtype[Any]] = []
     sizes: list[int] = []
     places = []
@@ -73,7 +77,7 @@ def _cached_layout(given: tuple[tuple[tuple[int, ...], str], ...], op: str) -> P
     return PackedLayout(tuple(dtypes), tuple((size,) for size in sizes), tuple(places))
 
 
-def given(arrays: Sequence[Array]) -> tuple[tuple[tuple[int, ...], str], ...]:
+def given(arrays: Sequence[Array]) -> tuple[ArrayType, ...]:
     """The shapes and dtypes of *arrays*, as a record has them."""
     return tuple([(array.shape, code_of(array.dtype)) for array in arrays])
 
@@ -90,7 +94,7 @@ def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> N
             place[...] = array
 
 
-def shapes_of(record: Record) -> Sequence[tuple[tuple[int, ...], str]]:
+def shapes_of(record: Record) -> Sequence[ArrayType]:
     return record.given or [(shown.shape, shown.dtype) for shown in record.shown or ()]
 
 

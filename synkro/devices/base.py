@@ -18,13 +18,14 @@ from ..values.arrays import Array
 class Source(NamedTuple):
     """The rows of an input, in host memory, that a piece of a call computes on.
 
-    ``array`` is a view of the rows or, with *indices*, the array to take them from.  ``stamp``, the
-    number of its segment and a version, changes when the contents may have changed; None: unknown.
+    ``array`` is a view of the rows or, with *indices*, the array to take them from.  ``version``,
+    the number of its segment and that one's version, changes when the contents may have changed; None:
+    unknown.
     """
 
     array: Array
     indices: NDArray[np.int64] | None = None
-    stamp: tuple[int, int] | None = None
+    version: tuple[int, int] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

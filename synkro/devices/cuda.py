@@ -50,6 +50,7 @@ class CudaDevice(Device):
     """One GPU, current in this process from now on; the others stay untouched.
 
     Attributes:
+        inputs: the stream on which inputs are copied.
         kept: copies of inputs that stay on the GPU from call to call.
     """
 
@@ -63,7 +64,7 @@ class CudaDevice(Device):
         self._device = cupy.cuda.Device(index)
         self._device.use()
         self._pins = Pins(self._register, runtime.hostUnregister)
-        self._inputs = cupy.cuda.Stream(non_blocking=True)
+        self.inputs = cupy.cuda.Stream(non_blocking=True)
         self._incoming, self._outgoing = _Ring(), _Ring()
         self._loader: ThreadPoolExecutor | None = None
         self.kept = KeptInputs(self.memory()[1] // 16)
@@ -109,7 +110,7 @@ class CudaDevice(Device):
             value = value if dtype is None else value.view(dtype)
         if value.device != self._device:
             with value.device:
-                runtime.deviceSynchronize()  # where it is computed
+                runtime.deviceSynchronize()  # other streams may still compute it
                 value = cupy.ascontiguousarray(value).reshape(value.shape)
                 runtime.deviceSynchronize()
             self.resume()
@@ -176,10 +177,10 @@ class CudaDevice(Device):
         """Copy *source* into *target*, between what the current stream did and will do with it."""
         stream = cupy.cuda.get_current_stream()
         with atomic:
-            self._inputs.wait_event(stream.record())  # earlier uses of *target*, before the copy
+            self.inputs.wait_event(stream.record())  # earlier uses of *target*, before the copy
             self.load(source, target)
-            stream.wait_event(self._inputs.record())  # the copy, before later uses
-            self._inputs.synchronize()  # now the host's memory may change, and *target* be freed
+            stream.wait_event(self.inputs.record())  # the copy, before later uses
+            self.inputs.synchronize()  # now the host's memory may change, and *target* be freed
 
     def load(self, source: Source, target: Any, over: threading.Event | None = None) -> None:
         """Queue a copy of *source* into *target*, of the same shape, on the stream of inputs.
@@ -189,9 +190,9 @@ class CudaDevice(Device):
         if not target.nbytes:
             return
         if self.direct(source):
-            _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self._inputs)
+            _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self.inputs)
         else:
-            self._incoming.load(source, target.data.ptr, self._inputs, over)
+            self._incoming.load(source, target.data.ptr, self.inputs, over)
 
     def direct(self, source: Source) -> bool:
         """Whether *source* is one block of pinned memory, which the GPU can copy as it is."""
@@ -210,11 +211,6 @@ class CudaDevice(Device):
                     self.load(source, target, over)
 
         return self._loader.submit(load_all)
-
-    @property
-    def inputs(self) -> Any:
-        """The stream of inputs."""
-        return self._inputs
 
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
@@ -292,7 +288,7 @@ class _Feeding:
         self._whole: dict[int, Array] = {}  # by column: inputs that are the same for all pieces
         self._missing: dict[int, Source] = {}  # those of them that have to be copied first
         self._find_whole()
-        self._lent: dict[int, Array] = {}  # copies of them for functions, which may write to them
+        self._lent: dict[int, Array] = {}  # copies of whole inputs for functions, which may write
         self._buffers = self._allocated()
         # the pool gives memory that the current stream may still use: copies into it wait for this
         free = cupy.cuda.get_current_stream().record()
@@ -313,7 +309,7 @@ class _Feeding:
             if len(sources) > 1 and any(other is not source for other in sources):
                 continue
             once = len(sources) == 1
-            if once and (source.stamp is None or source.nbytes > device.kept.limit):
+            if once and (source.version is None or source.nbytes > device.kept.limit):
                 continue
             original = device.kept.find(source)
             if original is None:
@@ -345,7 +341,7 @@ class _Feeding:
             for column in self._buffers[number % 2]
         ]
         loads = [*before, *own]
-        with atomic:  # ``close`` has to know what another thread does
+        with atomic:  # no interrupt between a load and ``_pending``, for which ``close`` waits
             device.inputs.wait_event(self._computed[number % 2])
             if all(device.direct(source) or source.nbytes <= _SOON for source, _ in loads):
                 for source, target in loads:
@@ -489,7 +485,7 @@ def describe() -> None:
         versions = runtime.driverGetVersion(), runtime.runtimeGetVersion()
         print(json.dumps({"reason": str(error), "versions": versions}))
         return
-    nccl = importlib.import_module("cupy.cuda.nccl")  # there is a stand-in where it cannot be loaded
+    nccl = importlib.import_module("cupy.cuda.nccl")  # a dummy module if NCCL cannot be loaded
     version = nccl.get_version() if getattr(nccl, "available", True) else 0
     print(json.dumps({"gpus": found, "nccl": version}))
 

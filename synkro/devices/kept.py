@@ -22,25 +22,27 @@ class KeptInputs:
 
     def find(self, source: Source) -> Array | None:
         """A copy of an input that has not changed; None if there is none."""
-        stamp, array = self._copies.get(_place(source), (None, None))
-        return None if stamp is None or stamp != source.stamp else array
+        version, array = self._copies.get(_place(source), (None, None))
+        return None if version is None or version != source.version else array
 
     def add(self, source: Source, array: Array) -> None:
         """Remember that *array* is a copy of *source*."""
-        if source.stamp is None or array.nbytes > self.limit:
+        if source.version is None or array.nbytes > self.limit:
             return
-        now = source.stamp
-        self._drop(lambda stamp: stamp[0] == now[0] and stamp != now)  # copies of its former contents
+        now = source.version
+        self._drop(
+            lambda version: version[0] == now[0] and version != now
+        )  # copies of its former contents
         while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self.limit:
             del self._copies[next(iter(self._copies))]  # the oldest
-        self._copies[_place(source)] = (source.stamp, array)
+        self._copies[_place(source)] = (source.version, array)
 
     def forget(self, number: int) -> None:
         """Drop the copies of inputs in segment *number*."""
-        self._drop(lambda stamp: stamp[0] == number)
+        self._drop(lambda version: version[0] == number)
 
     def _drop(self, goes: Callable[[tuple[int, int]], bool]) -> None:
-        for place in [place for place, (stamp, _) in self._copies.items() if goes(stamp)]:
+        for place in [place for place, (version, _) in self._copies.items() if goes(version)]:
             del self._copies[place]
 
     def clear(self) -> None:

@@ -277,7 +277,7 @@ def parameters(params: Sequence[Any]) -> list[Any]:
 
 
 def session_variables() -> Variables:
-    """Those of the current session.  Raises: NotForked, UsageError."""
+    """The variables of the current session.  Raises: NotForked, UsageError."""
     return api.current_session("shared").functions.variables
 
 

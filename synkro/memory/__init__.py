@@ -2,7 +2,7 @@
 
 ::
 
-    versions    by which workers on GPUs tell whether an input has changed
+    versions    versions of segments, which tell workers on GPUs what has changed
     segment     anonymous shared memory, reserved when it is created
     arena       memory that the workers share with each other
     mapping     how memory is mapped, and its huge pages

@@ -138,18 +138,15 @@ class Arena:
             return block
         self._trim()
         try:
-            require_memory(nbytes)
             return self._reserve(nbytes)
-        except (OSError, MemoryError):
+        except MemoryError:
             while self._spare:
                 self._drop_oldest()
-        require_memory(nbytes)
-        try:
-            return self._reserve(nbytes)
-        except OSError as error:
-            raise explained(error, nbytes) from None
+        return self._reserve(nbytes)
 
     def _reserve(self, nbytes: int) -> _Piece:
+        """A new block.  Raises: SharedMemoryError."""
+        require_memory(nbytes)
         unit = HUGE if nbytes >= HUGE else mmap.PAGESIZE
         offset = -(-self._next // unit) * unit
         room = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -158,9 +155,9 @@ class Arena:
             take_huge_pages(self._fd, room, offset)
             os.posix_fallocate(self._fd, offset, room)
             return _Piece(offset, map_file(self._fd, room, Access.WRITE, offset))
-        except OSError:
+        except OSError as error:
             give_back(self._fd, offset, room)
-            raise
+            raise explained(error, nbytes) from None
 
     def _drop_oldest(self) -> None:
         block = self._spare.pop(0)

@@ -1,6 +1,6 @@
 """What is done when an object is gone, by callbacks that are C functions.
 
-Python prints and drops an exception in a weak reference's callback, and so would drop Ctrl-C.  But
+Python prints and drops an exception in a weak reference's callback, and would do so with Ctrl-C.  But
 SIGINT is delivered between bytecodes only, and C functions have none.
 """
 

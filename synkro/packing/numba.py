@@ -64,7 +64,7 @@ def _rebuilt(pickled: Any, on_disk: bool, place: str, number: int) -> Any:
         return cls._rebuild(**states)
     signatures, can_compile = states["sigs"], states["can_compile"]
     fn = cls._rebuild(**{**states, "sigs": [], "can_compile": True})
-    if "compile" not in vars(fn):  # numba may have found the one that came before
+    if "compile" not in vars(fn):  # else it is one that came before, found again by numba
         _share(fn, "_cache", on_disk, place, number)
         for signature in signatures:
             fn.compile(signature)

@@ -54,6 +54,8 @@ class Binder:
         self._libraries = {p.name: library_named(p.annotation) for p in parameters.values()}
         positional = [p for p in parameters.values() if p.kind in _POSITIONAL]
         self._positional = [(p.name, p.name in self._broadcast) for p in positional]
+        rest = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
+        self._variadic = rest[0] if rest else ""
         self._required = sum(p.default is Parameter.empty for p in positional)
         self._only_positional = all(
             p.kind in _POSITIONAL
@@ -106,18 +108,7 @@ class Binder:
                 raise InvalidType(
                     f"{self._name}{self._signature} was called wrongly: {error}."
                 ) from None
-        variadic = (
-            next(
-                (
-                    p.name
-                    for p in self._signature.parameters.values()
-                    if p.kind is Parameter.VAR_POSITIONAL
-                ),
-                "",
-            )
-            if len(args) > known
-            else ""
-        )
+        variadic = self._variadic
         positional = [
             self._bound(name, broadcast, value)
             for (name, broadcast), value in zip(self._positional, args, strict=False)

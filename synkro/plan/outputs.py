@@ -57,7 +57,7 @@ def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]] | 
 
 
 def flatten(value: Any, opens: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree]:
-    """The leaves of *value*, from left to right, and its tree; *opens* may make a container a leaf."""
+    """The leaves of *value*, from left to right, and its tree; *opens* says which containers open."""
     if not isinstance(value, _CONTAINERS) or (opens is not None and not opens(value)):
         return [value], None
     parts = _children(value)

@@ -30,6 +30,14 @@ def native(array: Array) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def same_bits(one: Array, other: Array) -> bool:
+    """Whether two arrays are equal to the bit: -0.0 is not 0.0, and a NaN is itself."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    first, second = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
+    return np.array_equal(first, second)
+
+
 def code_of(dtype: np.dtype[Any]) -> str:
     """The name of a dtype in messages: every process can give it to ``np.dtype``."""
     return dtype.str if dtype.kind in NUMERIC_KINDS else _Extension(dtype.name)

@@ -1,4 +1,4 @@
-"""Whether an object has other owners than the one that asks: if not, nobody else can see it change."""
+"""Whether an object has only known owners: nobody else can see it change then."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def _count(get: Callable[[Any, Any], object], holder: Any, key: Any) -> int:
 
 
 _ALONE = _count(getitem, [object()], 0)
-"""What this interpreter counts for an object that one place refers to: on the way others come in."""
+"""The count of an object with one owner; this includes the references that the call itself adds."""
 
 
 def sole_owner(get: Callable[[Any, Any], object], holder: Any, key: Any, places: int = 1) -> bool:
-    """Whether only *places* refer to the object that ``get(holder, key)`` finds, one of them there.
+    """Whether the object ``get(holder, key)`` has no more than *places* references, that one included.
 
-    *get* is ``getattr`` or ``operator.getitem``, so that every object comes the same way: what an
-    expression or an argument adds to the count differs between interpreters.
+    *get* is ``getattr`` or ``operator.getitem``, so that the call adds the same number of references
+    for every object: how many these are differs between interpreters.
     """
     return _count(get, holder, key) <= _ALONE + places - 1

@@ -208,7 +208,9 @@ class PreparedCall:
     def _sources(self) -> list[list[Source | None]]:
         """Of each piece, where those of its arguments come from that lie in shared memory."""
         whole: dict[Argument, Source] = {
-            argument: Source(self._rank.array(argument.region), stamp=self._rank.stamp(argument.region))
+            argument: Source(
+                self._rank.array(argument.region), version=self._rank.version(argument.region)
+            )
             for argument in self._plan.inputs
             if isinstance(argument, Broadcast)
         }

@@ -115,7 +115,7 @@ class Rank:
         self.group = self._new_group(None)
         self._profile: Any = None
         self._profile_path = ""
-        self._stamps: NDArray[Any] = np.empty(0, np.uint64)
+        self._versions: NDArray[Any] = np.empty(0, np.uint64)
 
     def keep_house(self, housekeeping: Housekeeping) -> None:
         """Forget what the main process has freed, and take what it has created."""
@@ -139,11 +139,11 @@ class Rank:
         """The array that *region* describes."""
         return self._segment(region.segment).array(region)
 
-    def stamp(self, region: Region) -> tuple[int, int] | None:
+    def version(self, region: Region) -> tuple[int, int] | None:
         """The segment of *region* and a number that changes with its contents, if anybody can tell."""
-        if not len(self._stamps) or not self._segment(region.segment).base.flags.writeable:
+        if not len(self._versions) or not self._segment(region.segment).base.flags.writeable:
             return None  # a file may be written by anybody
-        return region.segment, int(self._stamps[region.segment % len(self._stamps)])
+        return region.segment, int(self._versions[region.segment % len(self._versions)])
 
     def _segment(self, number: int) -> Segment:
         """A segment, mapped when it is first used: what fails can be tried again."""
@@ -239,7 +239,7 @@ class Rank:
         from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
         index = gpus.indices[self.number]
-        self._stamps = self.array(gpus.stamps)
+        self._versions = self.array(gpus.versions)
         self.device = CudaDevice(index, gpus.preallocate)
         assert isinstance(self.comm, ShmCommunicator)
 

@@ -51,7 +51,7 @@ class Visible:
     nccl: int
     reason: str
     installed: bool = True
-    """Whether there is a CuPy to ask."""
+    """Whether CuPy is installed."""
 
 
 def visible() -> Visible:
@@ -108,7 +108,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _why_no_driver(driver: int, runtime: int) -> str:
-    """What to do where CUDA finds the driver insufficient; versions are CUDA's, 0 without a driver."""
+    """Why CUDA finds the driver insufficient; both are versions of CUDA, *driver* 0 if there is none."""
     if not driver:
         return (
             f"CuPy finds no CUDA driver ({_INSUFFICIENT}: install NVIDIA's, or start the container with "

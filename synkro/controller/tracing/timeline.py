@@ -44,7 +44,7 @@ _COLOURS = {
 }
 
 
-_LETTERS = 130  # the width of the picture
+_LETTERS = 130  # side by side, as wide as the picture
 
 
 def checked_path(path: Any) -> Path:
@@ -143,11 +143,11 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def table(trace: Trace) -> str:
-    """For each function how often it was called, how long it took, and where that time went.
+    """A row for each function: how often it was called, how long it took, and where that time went.
 
-    Shares are those of the ranks' mean, and of the main process where the ranks have nothing to do;
-    *imbalance* is how much longer than that mean the slowest rank computed.  Calls whose steps are not
-    all there are left out, and counted below.
+    Shares are means over the ranks, or the main process's where the ranks have nothing to do;
+    *imbalance* is how much longer than the mean the slowest rank computed.  Calls of which marks are
+    missing are left out, and counted below.
     """
     calls, whole = list(trace.calls), trace.whole()
     labels = _labels(calls)

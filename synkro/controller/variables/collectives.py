@@ -27,6 +27,7 @@ from ..engine.engine import Engine
 from ..outgoing import Outgoing
 from ..results.collector import Collection
 from ..results.transfer import Outputs
+from .mirror import Bridge
 from .shared import Shared, check_once, check_rows
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Collectives:
             self._exchange("broadcast", targets, "")
             return
         arrays = self._values(targets, values)
-        with self.variables.linked.changing(targets):
+        with Bridge(self.variables.linked, (), targets):
             self.send(targets, arrays)
 
     @in_turn
@@ -93,7 +94,7 @@ class Collectives:
         """
         targets, _ = self._checked(variables, "scatter")
         arrays = self._values(targets, values)
-        with self.variables.linked.changing(targets):
+        with Bridge(self.variables.linked, (), targets):
             self.send(targets, arrays, lambda n: split(0, n, self._engine.size), batch, by_rows=True)
 
     @in_turn
@@ -106,7 +107,7 @@ class Collectives:
         def rows(length: int) -> list[Span | None]:
             return [(0, length) if r == place else None for r in range(self._engine.size)]
 
-        with self.variables.linked.changing(targets):
+        with Bridge(self.variables.linked, (), targets):
             self.send(targets, arrays, rows, batch, by_rows=batch is not None)
 
     # ── from the replicas to the main process ────────────────────────────────────────────────────
@@ -206,8 +207,7 @@ class Collectives:
         it is; by default all replicas change.
         """
         self._engine.require_ready()
-        if self._engine.interrupted:
-            self._engine.settle()
+        self._engine.settle()
         fills, segments, buffers = [], [], []
         for target, array in zip(targets, arrays, strict=True):
             buffer = self._buffers.get(target.number) or Outgoing(self._engine)
@@ -263,7 +263,7 @@ class Collectives:
 
     def _exchange(self, kind: str, targets: Sequence[Shared], op: str) -> None:
         command = Exchange(kind, tuple(target.number for target in targets), op, self.master_rank)
-        with self.variables.linked.changing(targets):
+        with Bridge(self.variables.linked, (), targets):
             try:
                 self._engine.run(command)
             except CollectiveError:  # the ranks know no names: say it in the user's words

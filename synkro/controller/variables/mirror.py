@@ -8,42 +8,34 @@ it: the master rank's replica, as if the master had computed by itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import InvalidValue, WorkerError
-from ...values.arrays import Array
+from ...values.arrays import Array, same_bits
 from .shared import Shared
 
 if TYPE_CHECKING:
     from .registry import Variables
 
 
+@dataclass(frozen=True)
 class Pair:
     """A PyTensor shared variable, its worker variable, and what both were when they last agreed.
 
     Attributes:
         theirs, ours: the two.
         value: a copy of their common value.
-        held: what held that value in the main process: ``set_value`` puts another array there.
-        doubtful: whether a call has begun, and perhaps failed, that changes the replicas.
+        held: the array that held it in the main process: ``set_value`` puts another one there.
     """
 
-    def __init__(self, theirs: Any, ours: Shared, value: Array) -> None:
-        self.theirs = weakref.ref(theirs)
-        self.ours = ours
-        self.value = value
-        self.held = theirs.get_value(borrow=True)
-        self.doubtful = False
-
-    def was_set(self, held: Any) -> bool:
-        """Whether the main process has put a new value there, *held* by this array now."""
-        if self.doubtful and held is not self.held:
-            return True
-        return not _same(np.asarray(held), self.value)
+    theirs: weakref.ref[Any]
+    ours: Shared
+    value: Array
+    held: Any
 
 
 class Linked:
@@ -51,55 +43,57 @@ class Linked:
 
     def __init__(self, home: Variables) -> None:
         self._home = home
-        self._pairs: dict[int, Pair] = {}  # by the id of theirs
-        self._by_number: dict[int, Pair] = {}
+        self._numbers: dict[int, int] = {}  # of ours, by the id of theirs
+        self._pairs: dict[int, Pair] = {}  # by the number of ours
+        self._doubtful: set[int] = set()  # numbers of ours that a call was to change, and may have
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always."""
-        pair = self._pairs.get(id(theirs))
+        pair = self._pairs.get(self._numbers.get(id(theirs), 0))
         if pair is None or pair.theirs() is not theirs:
             value = np.array(theirs.get_value(borrow=True))
-            pair = Pair(theirs, self._home.shared(value), value)
-            self._pairs[id(theirs)] = pair
-            self._by_number[pair.ours.number] = pair
-            weakref.finalize(theirs, self._forget, id(theirs), pair.ours.number)
+            ours = self._home.shared(value)
+            self._agree(theirs, ours, value)
+            self._numbers[id(theirs)] = ours.number
+            weakref.finalize(theirs, self._forget, id(theirs), ours.number)
+            return ours
         return pair.ours
 
+    def _agree(self, theirs: Any, ours: Shared, value: Array) -> None:
+        """Both hold *value* now."""
+        held = theirs.get_value(borrow=True)
+        self._pairs[ours.number] = Pair(weakref.ref(theirs), ours, value, held)
+        self._doubtful.discard(ours.number)
+
     def _forget(self, key: int, number: int) -> None:
-        self._pairs.pop(key, None)
-        self._by_number.pop(number, None)
+        self._numbers.pop(key, None)
+        self._pairs.pop(number, None)
+        self._doubtful.discard(number)
 
     def push(self, variables: Iterable[Shared]) -> None:
-        """Bring what the main process has changed to the workers.
+        """Send the workers what the main process has put into PyTensor's variables.
 
-        Where a call has failed that was to change the replicas, and nothing was set since, the master
-        rank's replica comes here instead.
+        Where a call has failed that was to change the replicas, and nothing was put there since, the
+        master rank's replica comes here instead.
         """
         unsettled = []
         for pair, theirs in self._found(variables):
-            held = theirs.get_value(borrow=True)
-            if pair.was_set(held):
-                pair.doubtful = True  # until the workers have it
+            number, held = pair.ours.number, theirs.get_value(borrow=True)
+            doubtful = number in self._doubtful
+            if (doubtful and held is not pair.held) or not same_bits(np.asarray(held), pair.value):
+                self._doubtful.add(number)  # until the workers have it
                 self._home.collectives.send([pair.ours], [np.asarray(held)])
-                pair.value, pair.held, pair.doubtful = np.array(held), held, False
-            elif pair.doubtful:
+                self._agree(theirs, pair.ours, np.array(held))
+            elif doubtful:
                 unsettled.append(pair.ours)
         self.pull(unsettled)
 
     def doubt(self, variables: Iterable[Shared]) -> None:
         """A call begins that changes the replicas."""
-        for pair, _ in self._found(variables):
-            pair.doubtful = True
-
-    @contextmanager
-    def changing(self, variables: Sequence[Shared]) -> Iterator[None]:
-        """The block changes the replicas; where it succeeds, they are in the main process after it."""
-        self.doubt(variables)
-        yield
-        self.pull(variables)
+        self._doubtful.update(pair.ours.number for pair, _ in self._found(variables))
 
     def pull(self, variables: Iterable[Shared]) -> None:
-        """Bring the master rank's replicas to the main process."""
+        """Put the master rank's replicas into PyTensor's variables."""
         found = list(self._found(variables))
         if not found:
             return
@@ -114,23 +108,19 @@ class Linked:
                     f"the shared variable {theirs} cannot hold what its replica on the master rank "
                     f"has become, of shape {copy.shape}: {str(error).splitlines()[-1]}"
                 ) from None
-            pair.value, pair.held, pair.doubtful = (
-                np.asarray(value),
-                theirs.get_value(borrow=True),
-                False,
-            )
+            self._agree(theirs, pair.ours, np.asarray(value))
 
     def _found(self, variables: Iterable[Shared]) -> Iterator[tuple[Pair, Any]]:
         """The pairs of *variables* that are PyTensor's."""
         for variable in variables:
-            pair = self._by_number.get(variable.number)
+            pair = self._pairs.get(variable.number)
             theirs = None if pair is None else pair.theirs()
             if pair is not None and theirs is not None:
                 yield pair, theirs
 
 
 class Bridge:
-    """The shared variables of a graph: brought to the workers before a call, and back after it."""
+    """A block whose calls use variables, and change some: PyTensor's go to the workers and come back."""
 
     def __init__(self, linked: Linked, used: Iterable[Shared], changed: Iterable[Shared]) -> None:
         self._linked = linked
@@ -144,14 +134,3 @@ class Bridge:
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         if error is None or isinstance(error, WorkerError):  # what the ranks have done by then counts
             self._linked.pull(self._changed)
-
-
-def _same(one: Array, other: Array) -> bool:
-    """Whether they are equal to the bit: -0.0 is not 0.0, and a NaN is itself."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return np.array_equal(_bits(one), _bits(other))
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

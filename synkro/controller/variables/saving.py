@@ -19,7 +19,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue
-from ...values.arrays import Array
+from ...values.arrays import Array, same_bits
 from .registry import Variables
 from .shared import Shared
 
@@ -34,7 +34,7 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
     places: dict[str, list[str]] = {}
     for name, variable in _by_name(variables).items():
         replicas = [np.asarray(collectives.get_value(rank, variable)) for rank in ranks]
-        alike = all(_same(replicas[0], replica) for replica in replicas[1:])
+        alike = all(same_bits(replicas[0], replica) for replica in replicas[1:])
         places[name] = []
         for rank, replica in enumerate(replicas[:1] if alike else replicas):
             entry = _entry(name if alike else f"{name}@{rank}", entries)
@@ -147,10 +147,6 @@ def _typed(value: Array, variable: Shared) -> Array:
     """What was read, in the variable's dtype if that is one which NumPy's files have no name for."""
     nameless = value.dtype.kind == "V" and value.dtype.itemsize == variable.dtype.itemsize
     return value.view(variable.dtype) if nameless else value
-
-
-def _same(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def _check_fit(variable: Shared, value: Array) -> None:
