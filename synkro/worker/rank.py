@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import TYPE_CHECKING, Any
@@ -56,7 +55,7 @@ from ..messages import (
     Store,
     Write,
 )
-from ..packing import settings
+from ..packing import place, settings
 from ..packing.pickles import unpack
 from ..plan.call import Access, Region
 from ..values.arrays import Array
@@ -272,8 +271,7 @@ class Rank:
 
     def _load(self, command: Distribute) -> Ack:
         self.report(Phase.LOADING, 0)
-        sys.path[:] = command.sys_path
-        os.chdir(command.cwd)
+        place.enter(command.sys_path, command.cwd)
         settings.apply(command.settings)
         parcel = command.parcel
         buffers: list[memoryview] = []
