@@ -377,7 +377,7 @@ def test_closing_cancels_what_has_not_begun(tmp_path):
         session.close()
     assert first.done()
     about_to_begin, *others = waiting
-    assert about_to_begin.cancelled() or isinstance(about_to_begin.exception(30), SessionClosed)
+    assert about_to_begin.cancelled() or isinstance(about_to_begin.exception(30), synk.SessionClosed)
     assert all(future.cancelled() for future in others)
 
 
