@@ -146,7 +146,7 @@ class Arguments:
         return True
 
     def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
-        """The leaves of *arguments*, and how the arguments are built of them; None if they are the same."""
+        """The leaves of *arguments*, and how to build these again; None if they are their own leaves."""
         leaves: list[Bound] = []
         trees: list[Tree] = []
         for bound in arguments:
@@ -207,7 +207,7 @@ class Arguments:
         )
 
     def _number(self, bound: Bound, value: Any, called: str) -> Input:
-        """A number, which every rank gets as it is; in shared memory, so that a new one needs no new plan."""
+        """A number that every rank gets as it is: in shared memory, so a new one needs no new plan."""
         scalar = type(value)
         if not _fits(value):
             constant = Constant(value, pickle.dumps(value, 5))
