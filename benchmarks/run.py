@@ -104,7 +104,10 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Path | 
     if options.out == "":
         parser.error("--out is empty: name a folder, or a .json file.")
     out = Path(options.out) if options.out else (RESULTS if options.scale == "full" else None)
-    folder = None if out is None or out.suffix == ".json" else out.resolve()
+    try:
+        folder = None if out is None or out.suffix == ".json" else out.resolve()
+    except FileNotFoundError:
+        parser.error("--out is relative to a working directory that was deleted: name an absolute path.")
     if folder is not None:
         out = folder / "records.json"
     if problem := unwritable(out, folder):

@@ -95,12 +95,20 @@ def readable_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def search_path() -> list[str]:
+    """``sys.path``, absolute; of a working directory that was deleted nothing can be imported."""
+    try:
+        folder = Path.cwd()
+    except OSError:
+        return [entry for entry in sys.path if Path(entry).is_absolute()]
+    return [str(folder / entry) for entry in sys.path]
+
+
 def interpreter(code: str, argument: str = "") -> list[str]:
     """The command line that runs *code* in a fresh interpreter like this one.
 
     It has the same flags and ``sys.path``; the code finds *argument* under this name.
     """
-    path = [str(Path(entry).absolute()) if entry else os.getcwd() for entry in sys.path]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …
     begin = "import sys; argument, *sys.path = sys.argv[1:]; del sys.argv[1:]; "
-    return [sys.executable, *flags, "-c", begin + code, argument, *path]
+    return [sys.executable, *flags, "-c", begin + code, argument, *search_path()]

@@ -29,18 +29,21 @@ def test_it_is_a_module_that_can_be_run():
     assert "numpy" in done.stdout
 
 
-def test_info_tells_what_there_is(capsys):
+def test_info_tells_what_there_is(capsys, nothing_slow):
     status, out = run(capsys, "info", "--json")
     facts = json.loads(out)
     assert status == 0
     assert set(facts) == {"Versions", "Extras", "Processor and memory", "GPUs", "Settings"}
     assert facts["Versions"]["numpy"] == __import__("numpy").__version__
     assert facts["Extras"]["tqdm"] == __import__("tqdm").__version__
+    assert facts["Extras"]["torch"] == "0.0"
     assert all(isinstance(fact, str) and fact for section in facts.values() for fact in section.values())
     assert f"numpy{'':>10}" in run(capsys, "info")[1]
 
 
-def test_extras_that_are_broken_are_told_apart_from_absent_ones(tmp_path, monkeypatch, capsys):
+def test_extras_that_are_broken_are_told_apart_from_absent_ones(
+    tmp_path, monkeypatch, capsys, nothing_slow
+):
     (tmp_path / "mpi4py.py").write_text("raise OSError('libmpi.so is missing')")
     monkeypatch.syspath_prepend(str(tmp_path))
     told = json.loads(run(capsys, "info", "--json")[1])["Extras"]
@@ -75,7 +78,7 @@ def test_a_failure_is_the_exit_status(capsys):
     assert "exactness" not in out
 
 
-def test_little_shared_memory_is_no_failure(monkeypatch):
+def test_little_shared_memory_is_no_failure(monkeypatch, nothing_slow):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(64 << 20, 0, 64 << 20))
     found = doctor.shared_memory(128 << 20)

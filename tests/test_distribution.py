@@ -1,9 +1,15 @@
 """How functions get to the workers: when, with what they use, and what of it they share."""
 
+import os
+import sys
+import threading
+
 import numpy as np
 import pytest
 
-from support.sessions import lasting
+from support.inside import controller
+from support.sessions import ask, lasting
+from synkro import InvalidType
 from synkro.packing.pickles import OUT_OF_BAND
 
 pytestmark = pytest.mark.quick  # on every Python version
@@ -155,3 +161,63 @@ def test_two_functions_share_one_big_closure(session):
     session.distribute()
     write()
     assert read() == 3
+
+
+@pytest.fixture
+def silent(session, monkeypatch):
+    """No command goes to the workers."""
+
+    def refuse(*_):
+        raise AssertionError("a command was sent")
+
+    session.distribute()
+    monkeypatch.setattr(controller(session), "send", refuse)
+    return session
+
+
+def test_nothing_is_sent_where_there_is_nothing_new(silent):
+    silent.distribute()
+    dropped = silent.function(lambda x: x.sum(), outputs="sum")
+    del dropped
+    silent.distribute()
+    kept = silent.function(lambda x: x.sum(), outputs="sum")
+    with pytest.raises(AssertionError, match="a command was sent"):
+        silent.distribute()
+    assert kept.as_serial(np.ones(3)) == 3
+
+
+def test_what_was_dropped_before_is_not_pickled(session):
+    lock = threading.Lock()
+    f = session.function(lambda x: (lock, x.sum())[1], outputs="sum")
+    g = session.function(lambda x: x.sum(), outputs="sum")
+    with pytest.raises(InvalidType, match="lock"):
+        session.distribute()
+    del f
+    session.distribute()
+    assert g(X) == X.sum()
+
+
+def test_a_call_sends_its_function_alone(session):
+    lock = threading.Lock()
+    f = session.function(lambda x: (lock, x.sum())[1], outputs="sum")
+    g = session.function(lambda x: x.sum(), outputs="sum")
+    assert g(X) == X.sum()
+    with pytest.raises(InvalidType, match="lock"):
+        f(X)
+
+
+def test_path_and_folder_reach_the_workers(session, tmp_path, monkeypatch):
+    def here():
+        return os.getcwd(), list(sys.path)
+
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"module_of_{name}.py").write_text("def triple(x):\n    return 3 * x\n")
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+        triple = __import__(f"module_of_{name}").triple  # by reference: imported by the workers
+        f = session.function(triple, outputs="gather")
+        session.distribute()
+        assert f(np.arange(3)).tolist() == [0, 3, 6]
+        assert ask(session, here) == [(str(folder), [os.path.abspath(p) for p in sys.path])] * 2

@@ -1,7 +1,6 @@
 """Whatever dies or hangs in a worker, whenever it does: the user hears of it, and can go on."""
 
 import builtins
-import contextlib
 import ctypes
 import os
 import resource
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.failing import Nap, hanging, in_native_code, leave, sleeping, stubborn
+from support.failing import leave
 from support.sessions import LARGE, rank, rows, total
-from support.waiting import Watch, gone, stopped, wait_until
+from support.waiting import Watch, gone, wait_until
 from synkro import here
 from synkro.controller.engine.engine import State
 from synkro.memory.segment import Segment
@@ -245,28 +244,6 @@ def test_fork_starts_anew(by):
     assert f(synk.data(x[:])).tolist() == [0, 1, 2, 3]
 
 
-def test_a_death_between_calls_is_found_however_it_came(session):
-    f = session.function(rows, outputs="gather")
-    f(np.ones(4))
-    os.kill(session.pids[0], signal.SIGKILL)
-    with Watch(), pytest.raises(synk.WorkerDied, match=r"rank 0 .*SIGKILL \(out of memory, perhaps"):
-        [f(np.ones(4)) for _ in iter(int, 1)]  # for ever
-
-
-def test_all_workers_die_at_once(session):
-    with Watch(), pytest.raises(synk.WorkerDied):
-        session.function(lambda: leave(0), outputs=[])()
-    session.close()
-
-
-def test_a_death_in_one_session_leaves_the_other_alone(session):
-    with synk.Session(1, verbose=False, timeout=60) as other:
-        with pytest.raises(synk.WorkerDied, match="exit code 3"):
-            other.function(lambda: leave(3), outputs=[])()
-        assert total(session) == 7
-    assert total(session) == 7
-
-
 def test_only_the_end_of_a_long_stderr_is_told(session):
     def shout():
         for line in range(5000):
@@ -284,46 +261,6 @@ def test_a_future_hears_of_the_death(session):
     future = session.function(lambda: leave(3), outputs=[]).submit()
     with pytest.raises(synk.WorkerDied):
         future.result(timeout=60)
-
-
-# ── a worker does not even start ─────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("package", ["numpy", "cloudpickle"])
-@pytest.mark.parametrize(
-    ("line", "number", "code"),
-    [
-        ("raise ImportError('broken on purpose')", None, 1),
-        ("import ctypes; ctypes.CDLL(None)['_exit'](3)", None, 3),
-        ("raise SystemExit(0)", None, 0),
-        ("import os; os.kill(os.getpid(), 9)", signal.SIGKILL, None),
-        ("import ctypes; ctypes.string_at(0)", signal.SIGSEGV, None),
-    ],
-    ids=["error", "exit", "leave", "kill", "crash"],
-)
-def test_a_worker_that_dies_at_its_start(package, line, number, code, tmp_path, monkeypatch):
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text(line)
-    monkeypatch.syspath_prepend(str(tmp_path))  # this process has the real one already
-    with Watch(), pytest.raises(synk.WorkerDied) as caught:
-        synk.fork(2, verbose=False)
-    died = caught.value
-    assert (died.signal, died.exitcode) == (number, code)
-    assert died.rank in (0, 1)
-    assert gone(died.pid)
-    assert ("broken on purpose" in str(died)) == ("purpose" in line)
-    monkeypatch.undo()
-    assert synk.fork(2, verbose=False) == 2
-
-
-def test_a_start_that_takes_too_long(tmp_path, monkeypatch):
-    hanging(tmp_path, monkeypatch)
-    with Watch(), pytest.raises(synk.CallTimeout, match=r"0\.5 s from ranks 0, 1") as caught:
-        synk.fork(2, start_timeout=0.5, verbose=False)
-    assert caught.value.ranks == (0, 1)
-    assert "has not begun" in str(caught.value)
-    monkeypatch.undo()
-    assert synk.fork(2, verbose=False) == 2
 
 
 # ── an exception in a worker ─────────────────────────────────────────────────────────────────────────
@@ -505,93 +442,3 @@ def test_what_an_exception_held_is_freed(session):
     with pytest.raises(synk.WorkerError):
         f()
     assert resident() - before < 1 << 24  # of 32 MB
-
-
-# ── a worker does not answer ─────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def impatient():
-    with synk.Session(2, verbose=False, timeout=1) as session:
-        yield session
-
-
-def answers(f, *args):
-    """The result of *f*, when its workers are free for it."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return f(*args)
-        except synk.CallTimeout:
-            assert time.monotonic() < deadline
-
-
-@pytest.mark.parametrize("busy", [sleeping, in_native_code, stubborn], ids=lambda busy: busy.__name__)
-def test_a_late_rank_is_named(busy, impatient):
-    f = impatient.function(lambda x: x.sum(), outputs="sum")
-    with Watch(), pytest.raises(synk.CallTimeout, match="rank 1 ") as caught:
-        impatient.function(busy, outputs=[])()
-    assert caught.value.ranks == (1,)
-    assert isinstance(caught.value, TimeoutError)
-    assert f"pid {impatient.pids[1]}" in str(caught.value)
-    assert "is running the function, 0 slices done" in str(caught.value)
-    assert impatient.state is State.READY
-    assert answers(f, np.ones(7)) == 7
-
-
-def test_a_stopped_worker_is_named_and_can_go_on(impatient):
-    f = impatient.function(lambda x: x.sum(), outputs="sum")
-    x = impatient.data(np.ones(7))
-    assert f(x) == 7
-    os.kill(impatient.pids[1], signal.SIGSTOP)
-    assert wait_until(lambda: stopped(impatient.pids[1]))
-    for _ in range(2):
-        with Watch(), pytest.raises(synk.CallTimeout, match="rank 1") as caught:
-            f(x)
-        assert caught.value.ranks == (1,)
-    os.kill(impatient.pids[1], signal.SIGCONT)
-    assert answers(f, x) == 7
-
-
-def test_all_late_ranks_are_named(impatient):
-    f = impatient.function(lambda: time.sleep(60), outputs=[])
-    with Watch(), pytest.raises(synk.CallTimeout, match="ranks 0, 1") as caught:
-        f()
-    assert caught.value.ranks == (0, 1)
-
-
-def test_a_late_distribution_is_named(impatient, tmp_path):
-    nap = Nap(tmp_path / "flag")
-    f = impatient.function(lambda x: (nap, x.sum())[1], outputs="sum")
-    with Watch(), pytest.raises(synk.CallTimeout, match="is loading functions"):
-        impatient.distribute()
-    assert answers(f, np.ones(7)) == 7
-
-
-def test_a_late_answer_is_not_the_next_calls(impatient):
-    def f(x):
-        with contextlib.suppress(KeyboardInterrupt):
-            time.sleep(20 * x.max())
-        return x.sum()
-
-    f = impatient.function(f, outputs="sum")
-    with pytest.raises(synk.CallTimeout):
-        f(np.ones(10))
-    assert answers(f, np.zeros(2)) == 0
-
-
-def test_close_does_not_wait_for_a_stopped_worker(session):
-    os.kill(session.pids[1], signal.SIGSTOP)
-    assert wait_until(lambda: stopped(session.pids[1]))
-    with Watch():
-        session.close()
-    assert all(map(gone, session.pids))
-
-
-@pytest.mark.parametrize("busy", [sleeping, in_native_code, stubborn], ids=lambda busy: busy.__name__)
-def test_close_does_not_wait_for_a_late_worker(busy, impatient):
-    with pytest.raises(synk.CallTimeout):
-        impatient.function(busy, outputs=[])()
-    with Watch():
-        impatient.close()
-    assert all(map(gone, impatient.pids))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.leftovers import children, descriptors, shared_files
+from support.leftovers import children, descriptors, mappings, shared_files
 from support.waiting import wait_until
 from synkro import here
 
@@ -20,12 +20,6 @@ FEW = 3  # descriptors and mappings that may come and go
 def resident(pid="self"):
     with open(f"/proc/{pid}/statm") as statm:
         return int(statm.read().split()[1]) * PAGE
-
-
-def mappings(pid="self"):
-    """How many mappings of shared memory a process has."""
-    with open(f"/proc/{pid}/maps") as maps:
-        return sum("/dev/shm/" in line or "memfd:" in line for line in maps)
 
 
 class Count:

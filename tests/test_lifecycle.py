@@ -1,7 +1,6 @@
 """Sessions begin, end and begin again; where workers come from and what they inherit."""
 
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -12,20 +11,12 @@ import pytest
 
 import synkro as synk
 from support.leftovers import shared_files
+from support.sessions import ask
 from support.waiting import gone, wait_until
 from synkro.machine import available_cores, cpu_name
 
 CORES = sorted(os.sched_getaffinity(0))
 CAPS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "NUMBA")
-
-
-def ask(session, fn):
-    """What *fn* returns on each rank."""
-
-    def asked():
-        return np.frombuffer(pickle.dumps(fn()), np.uint8)
-
-    return [pickle.loads(each) for each in session.function(asked, outputs=None)()]
 
 
 def total(session, rows=7):
@@ -322,23 +313,6 @@ def test_threads_per_worker_wins_over_all(no_caps):
     with synk.Session(1, threads_per_worker=7, verbose=False) as session:
         assert caps(session) == [dict.fromkeys(CAPS, "7")]
     assert os.environ["OMP_NUM_THREADS"] == "3"
-
-
-def test_path_and_folder_reach_the_workers(session, tmp_path, monkeypatch):
-    def here():
-        return os.getcwd(), list(sys.path)
-
-    for name in ("first", "second"):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / f"module_of_{name}.py").write_text("def triple(x):\n    return 3 * x\n")
-        monkeypatch.chdir(folder)
-        monkeypatch.syspath_prepend(str(folder))
-        triple = __import__(f"module_of_{name}").triple  # by reference: imported by the workers
-        f = session.function(triple, outputs="gather")
-        session.distribute()
-        assert f(np.arange(3)).tolist() == [0, 3, 6]
-        assert ask(session, here) == [(str(folder), [os.path.abspath(p) for p in sys.path])] * 2
 
 
 def test_workers_begin_in_the_folder_of_the_main_process(tmp_path, monkeypatch):

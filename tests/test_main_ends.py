@@ -28,6 +28,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 HEAD = """
 import os, signal, sys, threading, time
 import numpy as np, synkro as synk
+from support.inside import whereabouts
 from synkro.messages import Phase
 
 for each in (signal.SIGHUP, signal.SIGQUIT):  # nohup, or a shell with "&", may let them be ignored
@@ -40,9 +41,11 @@ def busy(doing):
     doing()
 
 def running():
-    while synk.here.session._engine._controller.whereabouts(0)[0] != Phase.RUNNING:
+    while whereabouts(synk.here.session, 0) != Phase.RUNNING:
         time.sleep(0.005)
 """
+
+PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 
 MOMENTS = {
     "idle": "print('running', flush=True); time.sleep(60)",
@@ -63,7 +66,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **PATHS},
             cwd=folder,
             start_new_session=True,
         )
@@ -247,7 +250,7 @@ EXITS = {
 def test_the_interpreter_exits(how, run_python):
     code, status = EXITS[how]
     with Watch():
-        done = run_python(HEAD + code + "\n", check=False, timeout=60)
+        done = run_python(HEAD + code + "\n", check=False, timeout=60, env=PATHS)
     assert done.returncode == status, done.stderr
     pids = [int(pid) for pid in done.stdout.splitlines()[0].split()[1:]]
     assert wait_until(lambda: all(map(gone, pids)))

@@ -318,7 +318,7 @@ def test_the_mean_of_bools_is_refused_in_place_unless_it_is_one(two):
 def test_only_variables_of_this_session(two):
     w = synk.shared(np.zeros(2), "w")
     with synk.Session(1, verbose=False, timeout=60) as other:
-        stranger = other.variables.shared(np.zeros(2), "stranger")
+        stranger = other.shared(np.zeros(2), "stranger")
         for refused in (
             lambda: synk.all_reduce(stranger),
             lambda: synk.get_value(0, [w, stranger]),

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
@@ -20,6 +19,7 @@ from ..errors import InvalidType, InvalidValue, NotAvailable, UsageError
 from ..machine import available_cores
 from ..memory.segment import aligned
 from ..messages import Gpus, Start
+from ..packing import place
 from ..plan.call import Access, Region
 from ..values.arrays import checked_int
 from ..values.foreign import has_graph_variables
@@ -105,6 +105,7 @@ class Session:
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place()
+        place.found()  # which the workers need with the first function
         if not isinstance(profile_workers, bool):
             raise InvalidType(f"profile_workers must be True or False; got {profile_workers!r}.")
         if profile_workers and not os.access(os.curdir, os.W_OK):
@@ -209,12 +210,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -7,4 +7,5 @@
     numba     functions of numba, compiled once for all workers
     refused   what cannot be sent to the workers, and what to do instead
     settings  settings of libraries, which the workers take over
+    place     working directory and search path, which they take over, too
 """

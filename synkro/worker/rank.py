@@ -10,8 +10,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,7 @@ from ..messages import (
     Store,
     Write,
 )
-from ..packing import settings
+from ..packing import place, settings
 from ..packing.pickles import unpack
 from ..plan.call import Access, Region
 from ..values.arrays import Array
@@ -170,8 +169,24 @@ class Rank:
         if isinstance(self.comm, GpuCommunicator):
             self.comm.close()
 
-    def begin(self, ranks: tuple[int, ...]) -> None:
+    def attend(self, epoch: int) -> None:
+        """Command number *epoch* begins."""
+        self.in_function = False
+        self.epoch = epoch
+        self.device.resume()
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the user's code, and wait until the device has done it."""
+        self.in_function = True
+        value = fn(*args, **kwargs)
+        self.in_function = False
+        self.device.settle()
+        return value
+
+    def begin(self, ranks: tuple[int, ...], function: str | None = None) -> None:
         """A call begins, in which *ranks* take part: they may wait for each other in collectives."""
+        if function is not None:
+            self.function = function
         self.group.begin(self.epoch, ranks)
         self.in_call = True
 
@@ -256,8 +271,7 @@ class Rank:
 
     def _load(self, command: Distribute) -> Ack:
         self.report(Phase.LOADING, 0)
-        sys.path[:] = command.sys_path
-        os.chdir(command.cwd)
+        place.enter(command.sys_path, command.cwd)
         settings.apply(command.settings)
         parcel = command.parcel
         buffers: list[memoryview] = []

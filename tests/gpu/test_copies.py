@@ -226,7 +226,7 @@ def test_big_endian_values_of_variables(machine, tmp_path):
             w.set_value(given)
             want = (np.asarray(given) * 2).tolist()
             assert [each.tolist() for each in double()] == [want] * 2
-            session.variables.scatter(w, given)
+            session.scatter(w, given)
             assert np.concatenate(double()).tolist() == want
         assign = session.function(lambda y: setattr(w, "value", y), outputs=[], bcast_inputs=["y"])
         assign(values)

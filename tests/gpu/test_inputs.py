@@ -343,7 +343,7 @@ def test_an_input_that_a_variable_keeps_stays_as_it_was(session):
     for value in range(3):
         f2 = session.function(lambda x: x.sum(), outputs="sum")
         f2(np.full((8, 2), float(value)), num_slices=2)
-        assert np.array_equal(session.variables.gather(kept, nd_up=0), first)
+        assert np.array_equal(session.gather(kept, nd_up=0), first)
 
 
 def test_outputs_that_are_inputs_are_those_of_their_slice(session, gathered):
@@ -376,4 +376,4 @@ def test_a_variable_keeps_what_its_slice_saw(session, when):
     first = np.concatenate(
         [np.array_split(shard, 8)[when] for shard in np.array_split(array, session.n_parallel)]
     )
-    assert np.array_equal(session.variables.gather(kept, nd_up=0), first)
+    assert np.array_equal(session.gather(kept, nd_up=0), first)

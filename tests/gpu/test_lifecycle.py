@@ -297,7 +297,7 @@ def test_every_rank_is_on_its_own_device_only(crew):
         f(np.ones((50, 50_000)), np.ones(50_000), num_slices=3)
         f(np.ones((50, 500)), np.ones(500), batch=[3, 1, 2, 0])
         w = session.shared(np.ones(100_000))
-        session.variables.all_reduce(w, "sum")
+        session.all_reduce(w, "sum")
         found = session.function(contexts, outputs=None)()
         assert [each.tolist() for each in found] == [[int(device[-1])] for device in devices]
 

@@ -3,7 +3,7 @@
 
 def controller(session):
     """The main process's end of the channel."""
-    return session._engine._controller
+    return session.functions.engine._controller
 
 
 def whereabouts(session, rank):

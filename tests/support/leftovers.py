@@ -43,6 +43,12 @@ def descriptors():
     return found
 
 
+def mappings(pid="self"):
+    """How many mappings of shared memory a process has."""
+    with open(f"/proc/{pid}/maps") as maps:
+        return sum("/dev/shm/" in line or "memfd:" in line for line in maps)
+
+
 def shared_files():
     """What lies in /dev/shm."""
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()

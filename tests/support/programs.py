@@ -10,6 +10,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+SLOW = ("jax", "matplotlib", "numba", "pytensor", "torch")  # to import
+
+
+@pytest.fixture
+def nothing_slow(tmp_path_factory, monkeypatch):
+    """Packages that take seconds to import are empty here, and in processes of ``synkro.cli.info``."""
+    folder = tmp_path_factory.mktemp("empty")
+    for name in SLOW:
+        (folder / f"{name}.py").write_text("__version__ = '0.0'\n")
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
 @pytest.fixture
 def run_python(tmp_path):
     """Run Python in a process of its own, in an empty folder; returns the finished process.

@@ -1,6 +1,7 @@
 """Workers that serve a test, or a whole file: the module functions go to them when a test asks."""
 
 import contextlib
+import pickle
 
 import numpy as np
 import pytest
@@ -106,6 +107,15 @@ def per_rank(fn, *args, **options):
     """Call *fn* once on every rank, with broadcast arguments; the list of what the ranks returned."""
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     return synk.function(fn, outputs=None, bcast_inputs=list(names))(*args, **options)
+
+
+def ask(session, fn):
+    """What *fn* returns on each rank."""
+
+    def asked():
+        return np.frombuffer(pickle.dumps(fn()), np.uint8)
+
+    return [pickle.loads(each) for each in session.function(asked, outputs=None)()]
 
 
 def total(session, n=7):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...memory.segment import Segment, aligned
 from ...messages import Distribute, FunctionSpec, Parcel, Phase
-from ...packing import settings
+from ...packing import place, settings
 from ...packing.pickles import Packer
 from ...plan.call import Access, CallPlan
 from ..engine.engine import Engine
@@ -53,7 +50,8 @@ class Functions:
     def distribute(self, only: Function | None = None) -> None:
         """Send the functions that the workers do not have yet, all in one pickle, or *only* one.
 
-        Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them.
+        Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them;
+        UsageError if the working directory was deleted.
         """
         with self.engine.lock:
             self.engine.require_ready()
@@ -62,13 +60,13 @@ class Functions:
                 waiting = {n: f for n, f in waiting.items() if f is only}
             if not waiting and not self.settings_changed():
                 return
+            path, folder = place.found()
             say = self.engine.say if only is None else _quiet
             say("Synkro distributing functions...")
             start = time.monotonic()
             specs = {number: function.spec for number, function in waiting.items()}
             parcel, segments = self._parcel(specs)
-            path = tuple(str(Path(entry).absolute()) for entry in sys.path)
-            command = Distribute(path, os.getcwd(), settings.collected(), parcel)
+            command = Distribute(path, folder, settings.collected(), parcel)
             self._send(command, segments, len(specs), only is None)
             self._settings = settings.changing()
             for number in waiting:

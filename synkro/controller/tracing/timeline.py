@@ -59,7 +59,14 @@ def checked_path(path: Any) -> Path:
         possible = False
     if not possible or checked.is_dir():
         raise InvalidValue(f"{checked} cannot be written: name a file in a folder that can be.")
-    return checked.absolute()
+    try:
+        return checked.absolute()
+    except OSError as error:
+        raise InvalidValue(
+            f"{checked} is relative to a working directory that was deleted, or cannot be reached "
+            f"({error.strerror}): name an absolute path, or change to a directory that exists, with "
+            f"os.chdir(path)."
+        ) from None
 
 
 class Recording:
