@@ -12,6 +12,7 @@ import pytest
 import synkro
 from support.programs import ROOT
 from synkro import extensions
+from synkro.plan.outputs import MODES
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -98,6 +99,11 @@ def test_the_reference_has_every_name_and_every_keyword():
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty:
                 assert re.search(rf"\b{parameter.name}\b", REFERENCE), (function, parameter.name)
+
+
+def test_the_reference_has_every_operation():
+    for mode in filter(None, MODES):
+        assert f'`"{mode}"`' in REFERENCE, mode
 
 
 def test_the_api_reference_is_built_without_warnings(run_python, tmp_path):
