@@ -75,6 +75,26 @@ def test_links_lead_to_files_and_headings(page):
             assert anchor in anchors, link
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
+def test_the_files_and_names_that_are_named_exist(page):
+    prose = re.sub(r"```(mermaid|console).*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    code = "\n".join(
+        file.read_text() for file in (*ROOT.glob("synkro/**/*.py"), *ROOT.glob("tests/**/*.py"))
+    )
+    paths = re.findall(r"(?<![\w/.])(?:\w+/)+(?:\w+(?:\.\w+)?)?", prose)
+    assert len(paths) > 5
+    for path in paths:
+        places = [
+            folder / f"{path}{suffix}"
+            for folder in (ROOT, ROOT / "synkro", ROOT / "tests")
+            for suffix in ("", ".py")
+        ]
+        assert any(place.exists() for place in places), path
+    for name in re.findall(r"`(?:\w+\.)?([A-Za-z]\w+|_\w+)`", prose):
+        assert re.search(rf"\b{name}\b", code), name
+
+
 def test_the_index_lists_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     for page in PAGES[1:]:
