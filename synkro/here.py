@@ -1,10 +1,10 @@
-"""Where this process stands: the module-level variables of Synkro, to which public functions are sent.
+"""Where this process stands; the public functions look here what to act on.
 
-``session`` is, in the main process, the current session (``api.fork`` sets it).
-``rank`` is, in a worker, the rank that it is (``worker.loop`` sets it).
-``group`` is, in the main process, what a function sees that runs there by itself (``as_serial``).
+``session``: in the main process, the current session (``api.fork`` sets it).
+``rank``: in a worker, its rank (``worker.loop`` sets it).
+``group``: in the main process, the ranks that a function sees in ``as_serial``, which is one.
 
-Where they have nothing to hold they are None.
+Elsewhere they are None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ group: ContextVar[Group | None] = ContextVar("group", default=None)
 def replica(number: int, token: str) -> Any:
     """This rank's replica of a variable: what a pickled ``Shared`` becomes on a worker.
 
-    *token* is the name of the session that the variable belongs to.  Raises: InvalidType for another.
+    *token* names the session of the variable.  Raises: InvalidType if that is not this one.
     """
     if rank is None or rank.token != token:
         raise InvalidType(

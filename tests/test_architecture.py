@@ -162,6 +162,31 @@ def test_the_two_sides_meet_in_one_file():
 
 
 @pytest.mark.quick
+def test_the_map_shows_the_imports():
+    """CONTRIBUTING.md draws the imports between rooms, except where a longer way shows them."""
+    picture = re.search(r"```mermaid\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
+    arrows = re.findall(r"^ *([\w &]+) -->(?:\|.*\|)? ([\w &]+)$", picture, re.MULTILINE)
+    drawn = {
+        (upper, lower)
+        for uppers, lowers in arrows
+        for upper in uppers.split(" & ")
+        for lower in lowers.split(" & ")
+    }
+    found = {
+        name.rstrip("/"): {t.rstrip("/") for t in targets} for name, targets in graph(rooms=True).items()
+    }
+    below = {}
+    for name in TopologicalSorter(found).static_order():
+        below[name] = found[name].union(*(below[target] for target in found[name]))
+    assert drawn == {
+        (name, target)
+        for name in found.keys() - ENTRIES
+        for target in found[name]
+        if not any(target in below[other] for other in found[name])
+    }
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("folder", FOLDERS, ids=relative)
 def test_every_folder_says_what_is_in_it(folder):
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))

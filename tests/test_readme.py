@@ -12,6 +12,7 @@ import pytest
 import synkro
 from support.programs import ROOT
 from synkro import extensions
+from synkro.plan.outputs import MODES
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -74,6 +75,26 @@ def test_links_lead_to_files_and_headings(page):
             assert anchor in anchors, link
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
+def test_the_files_and_names_that_are_named_exist(page):
+    prose = re.sub(r"```(mermaid|console).*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    code = "\n".join(
+        file.read_text() for file in (*ROOT.glob("synkro/**/*.py"), *ROOT.glob("tests/**/*.py"))
+    )
+    paths = re.findall(r"(?<![\w/.])(?:\w+/)+(?:\w+(?:\.\w+)?)?", prose)
+    assert len(paths) > 5
+    for path in paths:
+        places = [
+            folder / f"{path}{suffix}"
+            for folder in (ROOT, ROOT / "synkro", ROOT / "tests")
+            for suffix in ("", ".py")
+        ]
+        assert any(place.exists() for place in places), path
+    for name in re.findall(r"`(?:\w+\.)?([A-Za-z]\w+|_\w+)`", prose):
+        assert re.search(rf"\b{name}\b", code), name
+
+
 def test_the_index_lists_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     for page in PAGES[1:]:
@@ -98,6 +119,11 @@ def test_the_reference_has_every_name_and_every_keyword():
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY or parameter.default is not parameter.empty:
                 assert re.search(rf"\b{parameter.name}\b", REFERENCE), (function, parameter.name)
+
+
+def test_the_reference_has_every_operation():
+    for mode in filter(None, MODES):
+        assert f'`"{mode}"`' in REFERENCE, mode
 
 
 def test_the_api_reference_is_built_without_warnings(run_python, tmp_path):

@@ -2,7 +2,7 @@
 
     prepare    everything that may fail on this rank: memory, packing, casts
     agree      records on the board: every rank learns of a failure before any of them moves data
-    move       NCCL, under a watchdog; a world of one has nothing to move
+    move       NCCL, under a watchdog; a rank alone has nothing to move
     finish     divide, cast, cut
 
 A method returns None, on all ranks, where its arrays have to go through host memory.

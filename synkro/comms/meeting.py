@@ -1,4 +1,4 @@
-"""Where the ranks of a call meet: each says what it does, and sees what the others do.
+"""Where the ranks of a call meet: each rank says what it does, and sees what the others do.
 
 All state is in the *board*, at the beginning of the arena's file; each rank writes only its own line::
 
@@ -9,11 +9,10 @@ All state is in the *board*, at the beginning of the arena's file; each rank wri
     step   REACHED + 1, waits for all  (all have computed their share)      step
     part   REACHED + 1, waits for all  (nobody reads another's memory any more)
 
-``REACHED`` counts four steps a collective, whatever became of them, so that ranks that met an error
-stay in step.  A rank whose function has ended says so in ``LEFT``.  A rank that used no collective
-writes nothing: its reply to the main process shows that it is done.  Nobody waits in vain: where all
-ranks wait and none of their conditions holds, nothing can change any more, and the first to notice
-raises an error.
+``REACHED`` grows by four in each collective, also in one that fails, so that all ranks stay in step.  A
+rank whose function has ended says so in ``LEFT``.  A rank that used no collective writes nothing: its
+reply to the main process shows that it is done.  No rank waits for ever: if all ranks wait and none of
+their conditions holds, nothing can change any more, and the first rank to notice raises an error.
 
 A rank waits as ``ipc.waiting`` says: it polls for a moment, and then sleeps on its eventfd.
 """
@@ -50,21 +49,21 @@ _RECV, _SEND = KINDS.index("recv"), KINDS.index("send")
 _WORD = 8
 _LINE = 16  # words of a rank's line: two cache lines
 _EPOCH, _REACHED, _LEFT, _SLEEPS, _DOES, _FOR = range(6)
-_RECORDS = 8  # two of them, each an offset and a size: who is ahead must not overwrite what others read
+_RECORDS = 8  # two, each an offset and a size: a rank that is ahead must not overwrite what others read
 _STEPS = 4  # of REACHED, a collective
 _RETURNED, _FAILED = 1, 2  # LEFT of a rank that has ended its function
 
 _SLOTS = 8  # messages from one rank to another that may wait to be received
 _SENT, _FIRST, _RECEIVED, _FIRST_SLOT = 0, 1, 8, 16  # words of a pair's box; a cache line a writer
-_AT, _OF_EPOCH, _NUMBER, _SLOT = 0, 1, 2, 3  # words of a slot, and how many they are
+_AT, _OF_EPOCH, _NUMBER, _SLOT = 0, 1, 2, 3  # words of a slot, and their number
 _BOX = _FIRST_SLOT + _SLOT * _SLOTS
 _NONE = (1 << 64) - 1  # the number of no message
 
-_NAP = 100  # milliseconds between looks whether anything can still change
+_NAP = 100  # milliseconds until a sleeper checks whether its wait can still end
 
 
 class _Record:
-    """Memory for what this rank says, and what lies there."""
+    """Memory for a record of this rank, and the record that lies there."""
 
     def __init__(self, arena: Arena, nbytes: int) -> None:
         array = arena.empty((nbytes,), np.uint8)
@@ -102,7 +101,7 @@ class Meeting:
         wakes: Sequence[int],
         answered: Callable[[int, int], bool] | None,
     ) -> None:
-        """*answered* tells whether a rank has ended a call although it never came to the board."""
+        """*answered(rank, epoch)* tells whether a rank has replied to the command of that call."""
         self.rank = rank
         self.group: tuple[int, ...] = (rank,)
         self.place = 0
@@ -136,9 +135,9 @@ class Meeting:
         self._announced = self._unfinished = False
 
     def end(self, failed: bool) -> None:
-        """The call has ended on this rank: whoever waits for it need not any longer.
+        """The call has ended on this rank, which wakes the ranks that wait for it.
 
-        A rank that never came to the board, and did not fail, says nothing: its answer says it.
+        A rank that never came to the board, and did not fail, writes nothing: its reply shows it.
         """
         if not (self._announced or failed or self._answered is None):
             return
@@ -163,9 +162,9 @@ class Meeting:
     # ── a collective ─────────────────────────────────────────────────────────────────────────────
 
     def meet(self, kind: int, payload: bytes) -> list[bytes]:
-        """Wait until all take part in their next collective; returns what they said, by place.
+        """Wait until all ranks enter their next collective; returns their records, by place.
 
-        Raises: CollectiveError if one never will, or if this rank left the last one in its middle.
+        Raises: CollectiveError if one never will, or if an exception took this rank out of the last one.
         """
         if self._unfinished:
             self.end(failed=True)
@@ -190,20 +189,20 @@ class Meeting:
         return [payload if rank == self.rank else self._record_of(rank) for rank in self.group]
 
     def step(self) -> None:
-        """Wait until all have come as far as this."""
+        """Wait until all ranks have come to the next step."""
         self._reach_all(self._words[self._line + _REACHED] + 1, self._words[self._line + _DOES])
 
     def part(self) -> None:
-        """Wait until all are done with each other's memory: the collective ends."""
+        """End the collective: wait until no rank reads another's memory any more."""
         self._reach_all(self._count * _STEPS + _STEPS - 1, self._words[self._line + _DOES])
         self._unfinished = False
 
     def pass_on(self) -> None:
-        """It ends without another wait, as nothing was shown."""
+        """End the collective without a wait, if no rank reads another's memory in it."""
         self._unfinished = False
 
     def mark(self) -> None:
-        """Say that this rank has come one step further, without waiting for the others."""
+        """Come to the next step without waiting for the others."""
         self._words[self._line + _REACHED] += 1
         self._fence()  # REACHED before this rank begins to move data
 
@@ -330,13 +329,13 @@ class Meeting:
             if words[line + _EPOCH] != self._epoch:
                 return False
             if words[line + _REACHED] < target:
-                if words[line + _LEFT] and words[line + _REACHED] < target:  # not meanwhile
+                if words[line + _LEFT] and words[line + _REACHED] < target:  # not even when it left
                     raise self._stranded(line // _LINE)
                 return False
         return True
 
     def _until(self, condition: Callable[[], bool], kind: int, wanted: int) -> None:
-        """Wait for *condition*, which depends on what *kind* and *wanted* say to the others."""
+        """Wait for *condition*; *kind* and *wanted* tell the other ranks what this one waits for."""
         if spin(condition):
             return
         words, line = self._words, self._line
@@ -386,7 +385,7 @@ class Meeting:
         )
 
     def _standstill(self) -> bool:
-        """Whether nothing can change any more: all wait, or have left, and nobody's wait is over."""
+        """Whether nothing can change any more: all ranks have left, or wait for what cannot come."""
         before = self._snapshot()
         stuck = all(self._left(rank) or self._waits(rank) for rank in self.group)
         return stuck and self._snapshot() == before

@@ -33,11 +33,14 @@ _ORDERED = {"f2": "i4", "bfloat16": "i4", "f4": "i4", "f8": "i8"}
 _BITS = {"i4": (31, 0x7FFFFFFF), "i8": (63, 0x7FFFFFFFFFFFFFFF)}
 
 REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
-"""NCCL's name of each operation; partials of a mean have been multiplied by their weights."""
+"""NCCL's name of each operation; partials of a mean have been multiplied by their weights.  Operations
+without a name go through host memory."""
 
 
 def carrier(operation: Operation, partial: np.dtype[Any]) -> str | None:
     """The dtype in which partials of dtype *partial* travel, or None if there is none."""
+    if operation.name not in REDUCTIONS:
+        return None
     code = _code(partial)
     if operation.name in ("max", "min"):
         code = {"b1": "u1", **_ORDERED}.get(code, "" if partial.kind in "fc" else code)

@@ -46,7 +46,7 @@ class Data(NDArrayOperatorsMixin):
         name: a name for messages, or None.
         minibatch: whether it holds just the rows of a batch, so that a ``batch=`` is taken relative
             to its lowest index.
-        library: "torch" or "jax" if its values came in such an array: as which functions get it.
+        library: "torch" or "jax" if its values came from such an array; functions get one like it.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Data(NDArrayOperatorsMixin):
         library = library_of(value) or self.library
         same = array.shape == self.shape and library == self.library
         if not same or self._memory.placed is None or not self._memory.array.flags.writeable:
-            self._resize(array.shape, oversize)  # whose region is another one: plans go by that
+            self._resize(array.shape, oversize)  # makes a new region, by which plans are found
         self.library = library
         self._memory.refill(array)
 
@@ -290,7 +290,7 @@ class Data(NDArrayOperatorsMixin):
             return
         ours = sole_owner(getattr, memory, "array")
         shared = not (ours and sole_owner(getattr, memory.placed.segment, "base", 2))  # the array's, too
-        if shared or self._was_shared:  # what lived then may have been written to until it went
+        if shared or self._was_shared:  # a view of the last call may have been written to since
             memory.touch()
         self._was_shared = shared
 
@@ -303,7 +303,7 @@ class Data(NDArrayOperatorsMixin):
         return None if placed is None else placed.region
 
     def input(self, engine: Engine, called: str) -> Placed:
-        """What a call on *engine* needs to know.
+        """Where its contents lie, for a call on *engine*.
 
         Raises: InvalidValue if it belongs to another session or was freed.
         """

@@ -35,7 +35,7 @@ class Outgoing:
         placed: where it lies, or None while there is no memory.  Its region is another object after
             the place, the shape or the dtype has changed, and only then: plans are found by it.
 
-    The workers may read it until the call has ended, also where that was interrupted: settle first.
+    The workers may read it until the call has ended, also an interrupted one: settle before writing.
     """
 
     def __init__(self, engine: Engine, array: Array = _NOTHING) -> None:
@@ -91,7 +91,7 @@ class Outgoing:
         return placed
 
     def touch(self) -> None:
-        """The contents change, or somebody gets a view and may change them: copies on GPUs are stale."""
+        """Say that copies on GPUs are stale: the contents have changed, or somebody got a view."""
         if self.placed is not None:
             self._engine.touch(self.placed.segment)
 

@@ -1,6 +1,6 @@
-"""What is said of work as it goes on: lines of status, and how far it is.
+"""Status lines, and how far long work is.
 
-Long work has a bar (tqdm) on a terminal or in a notebook, and elsewhere a line at times.
+On a terminal or in a notebook that is a bar (by tqdm), elsewhere a line every few seconds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _EVERY = 5.0  # seconds between two lines, where there is no bar
 
 
 class Progress:
-    """How far something is that has so many steps.
+    """How far work of so many steps is.
 
-    What is over before its *patience* shows nothing.  Used as a context manager, it ends with its block.
+    Work that ends before its *patience* shows nothing.  As a context manager, it ends with its block.
     """
 
     def __init__(self, what: str, total: int, unit: str, patience: float = 0.0) -> None:
-        """*what* is being done, *unit* is what its steps are called; *patience* is in seconds."""
+        """*what* names the work, *unit* one of its *total* steps; *patience* is in seconds."""
         self._what, self._total, self._unit = what, total, unit
         self._done = self._shown = 0
         self._next = time.monotonic() + max(patience, _EVERY)
@@ -31,7 +31,7 @@ class Progress:
         self._bar = _bar(what, total, unit, patience)
 
     def reach(self, done: int) -> None:
-        """So many steps are done; fewer than before are not."""
+        """So many steps are done; a number below the last one changes nothing."""
         done = max(done, self._done)
         if self._bar is not None:
             self._bar.update(done - self._done)
@@ -53,7 +53,7 @@ class Progress:
         self._say(f"Synkro: {self._what}: {done} of {self._total} {self._unit}s")
 
     def close(self, failed: bool = False) -> None:
-        """Show where it ended, if anything was shown and it has not *failed*."""
+        """Show how far it came, if anything was shown and it has not *failed*."""
         if self._bar is not None:
             self._bar.close()
         elif not (self._quiet or failed or self._shown == self._done):

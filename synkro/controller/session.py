@@ -39,9 +39,9 @@ from .variables.collectives import Collectives, in_turn
 from .variables.registry import Variables, new_token
 
 _OUTBOXES = 1 << 21
-"""Bytes of all ranks' outboxes together.  Outputs that fit into their rank's are merged by the main
-process, whose work grows with the ranks; others by all ranks, at the cost of two more commands.  Where
-the two ways cost the same is measured in ``benchmarks/reduction.py``."""
+"""Bytes of all ranks' outboxes together.  The main process merges outputs that fit into their rank's
+outbox; its work grows with the number of ranks.  All ranks together merge larger ones, which takes two
+more commands.  ``benchmarks/reduction.py`` measures where the two ways cost the same."""
 
 
 _traced_sessions = count(1)
@@ -86,7 +86,7 @@ class Session:
 
     Attributes:
         master_rank: the root of collectives that have one.
-        functions: its functions, as Synkro's own extensions make them.
+        functions: its functions; for Synkro's own extensions.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Session:
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
-        # its own generator comes after the workers', and stays the same one
+        # the main process has a generator, too: numbered after those of the workers, and made once
         rng = functools.cache(functools.partial(generator, seed, engine.size))
         variables = Variables(engine, outputs, token, self.master_rank, rng)
         return Functions(engine, outputs, variables), problem
@@ -304,7 +304,7 @@ class Session:
         """
         self.functions.distribute()
 
-    @in_turn  # all replicas are of one moment, also where calls go on in the background
+    @in_turn  # all replicas are of one moment, even if other calls run in the background
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all named variables, of all ranks, and the states of the ranks' generators to a file.
 

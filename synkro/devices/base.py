@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from ..values.arrays import Array
 
-"""An array of NumPy's, or of the device's own library."""
-
 
 class Source(NamedTuple):
     """The rows of an input, in host memory, that a piece of a call computes on.
@@ -43,7 +41,8 @@ class Device(ABC):
     """Where a worker computes.  Methods that only some devices need do nothing here.
 
     Attributes:
-        pins: whether inputs are mapped writable, so that their pages can be pinned.
+        pins: whether ``feed`` copies the inputs.  They are mapped writable then, so that their pages can
+            be pinned, and fed in every call; else a call uses the same views of them again and again.
     """
 
     pins: bool = False

@@ -1,8 +1,8 @@
-"""Commands, replies and processes: bytes and descriptors, whatever they mean.
+"""Commands, replies and processes: bytes and descriptors, without knowing what they mean.
 
 ::
 
-    channel  commands and replies through one shared block; spin, then sleep
-    waiting   poll for a while, then sleep; fences
+    channel  commands and replies through one shared block
+    waiting  poll for a while, then sleep; fences
     process  one worker process: start, watch, interrupt, stop
 """

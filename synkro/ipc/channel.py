@@ -15,17 +15,17 @@
 A number is written after its payload, so whoever sees the number sees the payload.  How the two sides
 wait for each other, and where the fences stand, is in ``ipc.waiting``.
 
-An *edition* counts how often a payload has changed.  Where the same command is sent again, or the same
-reply given again, its edition stays, and the other side keeps what it has read before.
+An *edition* counts how often a payload has changed.  If the same command is sent again, or the same
+reply given again, its edition stays, and the other side uses what it has read before.
 
-While somebody traces (``Controller.trace``), workers also leave marks in the block, each a time, a
-phase and a count: from then on this rank does that.  All clocks are the machine's monotonic one.
+During a trace (``Controller.trace``) workers also leave *marks* in the block.  A mark is a time, a phase
+and a count: since that time the rank is in that phase.  All clocks are the machine's monotonic one.
 
 The words in the block are the only state: what was sent, and who has answered, can be read there
 at any time, also after Ctrl-C interrupted this module half-way.
 
-Descriptors cannot travel through memory: they come over a Unix socket, each with its number, and a
-worker that misses one reads the socket until it has it.
+Descriptors cannot travel through memory: they come over a Unix socket, each with its number.  A
+worker that lacks one reads the socket until it has it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ..memory.segment import ALIGNMENT
 from .waiting import SPIN, Fence, Patience, sleep_until
 
 AREA = 1 << 17
-"""Bytes of the command area and of each reply area; longer ones go through a segment of their own."""
+"""Bytes of the command area and of each reply area; a longer payload goes through its own segment."""
 
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
@@ -54,11 +54,11 @@ _RANKS = 2 * _LINE
 _ANSWERED, _REPLY_SIZE, _REPLY_EDITION, _SLEEPS, _PHASE, _SLICE, _MARKED = range(7)
 
 MARKS = 1 << 12
-"""How many marks of a rank there is room for between two looks at them; the oldest give way."""
+"""How many marks of each rank the block holds; new marks overwrite the oldest."""
 
 _MARK = struct.Struct("=3Q")
 
-_FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, whatever was lost
+_FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
 _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
 
 
@@ -114,7 +114,7 @@ class Controller:
 
     def _write(self, command: bytes, housekeeping: bytes) -> None:
         words, area = self._block.words, self._block.command
-        self._command = None  # an interrupt leaves neither the old one there nor the new one
+        self._command = None  # an interrupt may leave a half-written command in the block
         middle = len(command)
         end = middle + len(housekeeping)
         area[:middle] = command
@@ -128,12 +128,12 @@ class Controller:
         del self._block
 
     def disclaim(self) -> None:
-        """Say that nobody wants the last command's answers: who has not begun it need not."""
+        """Say that nobody wants the last command any more: a worker that has not begun it skips it."""
         self._block.words[_UNWANTED] = self._block.words[_COMMAND]
         self._fence()  # it is stored before the workers are interrupted
 
     def wake_all(self) -> None:
-        """Wake every worker: in one go, as the first that is awake may take this process's core."""
+        """Wake all workers in one system call: the first that is awake may take this process's core."""
         os.eventfd_write(self._wake_workers, 1)
 
     def unanswered(self) -> list[int]:
@@ -207,7 +207,7 @@ class Controller:
         return self._replies
 
     def trace(self, on: bool) -> None:
-        """Let the workers leave marks from now on, or no longer."""
+        """Make the workers leave marks from now on, or stop it."""
         self._block.words[_TRACED] = on
 
     def marked(self, rank: int) -> int:
@@ -222,7 +222,7 @@ class Controller:
         return [_MARK.unpack_from(marks, number % MARKS * _MARK.size) for number in numbers]
 
     def whereabouts(self, rank: int) -> tuple[int, int]:
-        """What *rank* has last said that it does: a phase, and a count in it."""
+        """The phase that *rank* reported last, and its count in that phase."""
         line = self._block.lines[rank]
         return self._block.words[line + _PHASE], self._block.words[line + _SLICE]
 
@@ -257,10 +257,10 @@ def _home(rank: int, size: int) -> int | None:
 
 @contextlib.contextmanager
 def _at_home(core: int | None) -> Iterator[None]:
-    """Sleep on *core*, and be free to go anywhere when awake.
+    """Sleep on *core* inside the block; afterwards all cores are allowed again.
 
-    The kernel wakes sleepers where it thinks best, and where all cores have something to do (one of
-    them the main process), that may be the same core for two: one would wait for the other to finish.
+    The kernel chooses the core on which a sleeper wakes.  If all cores are busy, one of them with the
+    main process, it may choose the same core for two workers: one would wait until the other is done.
     """
     allowed = os.sched_getaffinity(0)
     if core is None or core not in allowed or len(allowed) == 1:
@@ -271,7 +271,7 @@ def _at_home(core: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.sched_getaffinity(0) == {core}:  # nobody has said otherwise meanwhile
+        if os.sched_getaffinity(0) == {core}:  # unless somebody has changed it meanwhile
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, allowed)
 
@@ -340,7 +340,7 @@ class Listener:
 
     def _doze(self, seconds: float | None) -> bool:
         self._wakes.poll(seconds)
-        if os.getppid() != self._parent:  # for functions that close what is not theirs
+        if os.getppid() != self._parent:  # in case a function has closed the lifeline
             raise EOFError("the main process has gone")
         return False
 
@@ -354,7 +354,7 @@ class Listener:
         return self._block.words[self._block.lines[rank] + _ANSWERED] == number
 
     def unwanted(self) -> bool:
-        """Whether nobody wants the answer to the last command any more."""
+        """Whether the main process no longer wants the last command."""
         return self._block.words[_UNWANTED] == self._block.words[_COMMAND]
 
     def reply(self, payload: bytes, phase: int) -> None:
@@ -394,7 +394,7 @@ class Listener:
         return self._received.pop(number)
 
     def report(self, phase: int, count: int) -> None:
-        """Say what this worker does, for messages about time and for progress bars."""
+        """Say what this worker does: for timeouts, progress bars and traces."""
         words = self._block.words
         words[self._line + _PHASE] = phase
         words[self._line + _SLICE] = count
@@ -402,7 +402,7 @@ class Listener:
             self._leave_mark(phase, count)
 
     def mark(self, phase: int) -> None:
-        """Say only whoever traces what this worker does, in the slice that it is in."""
+        """As ``report``, but for traces only; the count stays that of the last report."""
         words = self._block.words
         if words[_TRACED]:
             self._leave_mark(phase, words[self._line + _SLICE])

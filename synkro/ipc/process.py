@@ -36,21 +36,21 @@ def give_up(why: str) -> NoReturn:
 
 def hold_on_to(lifeline: int) -> None:
     """In the worker: be killed by the kernel when the main process lets go of the lifeline."""
-    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_CLOEXEC)  # its own owner and signal
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_CLOEXEC)  # with a signal of its own
     os.close(lifeline)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(own, select.POLLIN)
-    if poll.poll(0):  # it was over before the kernel knew of us
+    if poll.poll(0):  # the main process went before the kernel watched for that
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def occupy_standard_descriptors() -> None:
     """Open the null device in the place of a closed standard input, output or error.
 
-    Else a descriptor of ours could be 0, 1 or 2, and be lost in workers, which have their own there.
+    Else a descriptor of ours could be 0, 1 or 2, and workers could not inherit it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STANDARD:
         os.set_inheritable(fd, True)
@@ -90,7 +90,7 @@ class WorkerProcess:
         self.stderr: BinaryIO = self._process.stderr  # type: ignore[assignment]
 
     def interrupt(self) -> None:
-        """What Ctrl-C does: SIGINT, which a worker heeds only while it runs a user's function."""
+        """Send SIGINT, as Ctrl-C would; a worker obeys it only while it does a command."""
         self._signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -111,7 +111,7 @@ class WorkerProcess:
         return self._process.wait()
 
     def close(self) -> None:
-        """Kill what still runs, take leave of the process, and give its descriptors back."""
+        """Kill the process if it still runs, wait for it, and give its descriptors back."""
         self.kill()
         self._process.wait()
         self.release()
@@ -136,5 +136,5 @@ def _start(
         stderr=subprocess.PIPE,
         pass_fds=inherited,
         env=dict(environment),
-        start_new_session=True,  # Ctrl-C at the terminal is the main process's to hear
+        start_new_session=True,  # Ctrl-C at the terminal is for the main process only
     )

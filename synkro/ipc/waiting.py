@@ -1,6 +1,6 @@
 """Waiting for a word of shared memory that another process writes: poll for a while, then sleep.
 
-The handshake of whoever waits and whoever wakes, each with a fence between its two steps::
+The handshake of the process that waits and the one that writes; each has a fence between its steps::
 
     waiter                              writer
     ──────                              ──────
@@ -40,9 +40,9 @@ class Fence:
 
 
 def spin(condition: Callable[[], bool], seconds: float = SPIN) -> bool:
-    """Poll until *condition* holds, at most so many seconds; whether it does.
+    """Poll until *condition* holds, at most so many seconds; returns whether it does.
 
-    Between two looks it gives its core away, so that polling takes little from who computes.
+    Between two looks it yields its core, so that polling takes little from processes that compute.
     """
     if condition():
         return True
@@ -90,13 +90,13 @@ class Patience:
 
     def __init__(self, seconds: float = SPIN) -> None:
         self._seconds = seconds
-        self._short = True  # whether the last wait was
+        self._short = True  # whether the last wait was short
         self._polled = False
         self._credit = 10 * seconds  # seconds of polling in vain that are allowed
-        self._paid = self._start = time.perf_counter()  # until when credit was given
+        self._paid = self._start = time.perf_counter()  # until when credit has been given
 
     def poll(self, condition: Callable[[], bool]) -> bool:
-        """Poll for *condition* if that is worth while; whether it holds."""
+        """Poll for *condition* if that is worth while; returns whether it holds."""
         self._polled = self._short or self._may_poll()
         if self._polled and spin(condition, self._seconds):
             self._short = True

@@ -1,4 +1,4 @@
-"""A worker process: everything here runs in a worker (``group`` also where a function runs by itself).
+"""A worker process: everything here runs in a worker (``group`` also in ``as_serial``).
 
 ::
 
@@ -7,5 +7,5 @@
     call     one call of one function on this rank's rows
     merging  the outputs of a call: merged over its slices, laid out in the outbox
     group    the ranks of a running call, as the function sees them
-    replica  ``Replica``: a variable as its rank has it
+    replica  ``Replica``: one rank's replica of a variable
 """

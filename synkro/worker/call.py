@@ -1,7 +1,8 @@
-"""One call of one function on this rank: its arguments, piece by piece, its outputs merged and laid out.
+"""One call of one function on this rank.
 
-A call is prepared once and run as often as the same command comes: preparing makes the views of the
-inputs, running computes them piece by piece, merges the outputs and lays them out::
+A call is prepared once, and run as often as the same command comes.  Preparing makes the views of the
+inputs.  Running computes the rank's rows piece by piece, a slice each, merges the outputs and lays them
+out::
 
     rows of this rank ─▶ slice ─▶ function ─▶ leaves ─▶ merged ─▶ outbox, where they are small
                            ▲          │                   │
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class PreparedCall:
-    """One call of one function on this rank's rows; can be run again as long as its inputs stand."""
+    """One call of one function on this rank's rows; runs again as long as its inputs stay in place."""
 
     def __init__(self, rank: Rank, plan: CallPlan) -> None:
         self._rank = rank
@@ -81,14 +82,14 @@ class PreparedCall:
         return self._fixed is not None and len(self._spans) == 1 and not special and device.xp is np
 
     def _stands(self) -> bool:
-        """Whether the arguments are the same in every call, but for numbers."""
+        """Whether every run has the same arguments, except for numbers."""
         changing = any(isinstance(argument, Held | Replicated) for argument in self._plan.inputs)
         return self._pieces is not None and not changing and self._plan.form is None
 
     def _numbers_among(
         self, fixed: list[tuple[list[Any], dict[str, Any], int]]
     ) -> Iterator[tuple[Any, Any, Number]]:
-        """The numbers among *fixed* arguments, each by the list or dict that it is in, and its place."""
+        """The numbers among *fixed* arguments: the list or dict that holds each, and its place there."""
         keywords = self._plan.keywords
         for args, kwargs, _ in fixed:
             for index, argument in enumerate(self._plan.inputs):
@@ -155,7 +156,7 @@ class PreparedCall:
         if spec.finish is not None:
             rank.begin(self._everyone, spec.name)
             if spec.updates:
-                rank.comm.barrier()  # the others' before they update
+                rank.comm.barrier()  # in which the others wait before they update
             self._finish(0)
         return Done(None, None)
 
@@ -177,7 +178,7 @@ class PreparedCall:
                 rank.mark(Phase.FEEDING)
 
     def _let_go(self, arguments: Any) -> None:
-        """The pieces are computed, or one has failed: of the inputs nothing is needed any more."""
+        """Let go of the inputs, after the last piece or a failure."""
         if arguments is self._fixed and not self._sliced:
             return
         with atomic:
@@ -188,7 +189,7 @@ class PreparedCall:
 
     def _finish(self, weight: int) -> None:
         self._rank.mark(Phase.RUNNING)
-        with atomic:  # Ctrl-C stops all ranks before it, or none
+        with atomic:  # Ctrl-C stops all ranks before this block, or none
             self._rank.run(self._spec.finish, (weight,), {})
 
     def _arguments(self) -> Generator[tuple[list[Any], dict[str, Any], int], None, None]:
@@ -227,7 +228,7 @@ class PreparedCall:
         return array.item() if number.plain else array[()]
 
     def _sources(self) -> list[list[Source | None]]:
-        """Of each piece, where those of its arguments come from that lie in shared memory."""
+        """For each piece, the sources of its arguments; None for what lies in no shared memory."""
         whole: dict[Argument, Source] = {
             argument: Source(
                 self._rank.array(argument.region), version=self._rank.version(argument.region)
@@ -250,7 +251,7 @@ class PreparedCall:
         return selected(array, selection, span, self._rank.array, argument.base)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
-        """What takes the rows *span* of the call out of something that this rank holds."""
+        """A function that takes the rows *span* of the call out of an array that this rank holds."""
         rank, plan = self._rank, self._plan
         assert plan.held is not None
         selection = plan.held[rank.number]
@@ -266,7 +267,7 @@ def taken(
     find: Callable[[Region], Array],
     device: Device,
 ) -> Array:
-    """The rows *span* of a selection, out of *array*, where that lies."""
+    """The rows *span* of a selection of *array*, on the device where that lies."""
     rows = selected(array, selection, span, find)
     return rows.array if rows.indices is None else device.take(array, rows.indices)
 
@@ -278,7 +279,7 @@ def selected(
     find: Callable[[Region], Array],
     base: int = 0,
 ) -> Source:
-    """The rows *span* of a selection of *array*, whose first row is row *base* of all."""
+    """The rows *span* of a selection, as a source; the first row of *array* is row *base*."""
     start, stop = span
     if start == stop:
         return Source(array[:0])
@@ -292,7 +293,7 @@ def selected(
 
 
 def _pieces(plan: CallPlan, rank: int) -> tuple[Span, ...]:
-    """The pieces that *rank* computes one after the other; one empty one if nothing is scattered."""
+    """The pieces that *rank* computes one after the other; one empty piece if nothing is scattered."""
     if not plan.by_rows:
         return ((0, 0),)
     return slices_of(plan.spans[rank], plan.slices)
@@ -338,6 +339,6 @@ class Updates:
         checked = [variable.checked(v) for variable, v in zip(self._variables, values, strict=True)]
         with atomic:
             if comm.count > 1:
-                comm.barrier()  # which fails where a rank has failed
+                comm.barrier()  # raises CollectiveError if another rank has failed
             for variable, value in zip(self._variables, checked, strict=True):
                 variable.value = value

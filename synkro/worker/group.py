@@ -1,8 +1,8 @@
 """The ranks of a running call, as the function that runs on them sees them.
 
-``synkro.all_reduce(x)`` and its like, called inside a function, end here.  Arrays of any kind go in
-and come out, tensors of PyTorch's without their history; a function that runs in the main process by
-itself is a group of one.
+``synkro.all_reduce(x)`` and the other collectives end here if they are called inside a function.  They
+take arrays of any library, and return arrays of the same one; PyTorch's tensors lose their history.  In
+``as_serial`` the group is the main process alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class StandIn(NamedTuple):
-    """A variable, its value when it was first used, and what stands for it."""
+    """A variable in ``as_serial``: its value when it was first used, and the replica in its place."""
 
     variable: Variable
     before: Array
@@ -58,10 +58,11 @@ class Group:
     """One rank's view of the ranks that take part in a call.
 
     Attributes:
-        comm, device: its end of their collectives, and where it computes.
+        comm: this rank's end of the collectives.
+        device: what this rank computes on.
         rng: this rank's random generator, made when it is first asked for.
         master: the place of the default root.
-        stand_ins: where there are no workers, what stands for their variables, by id.
+        stand_ins: in ``as_serial``, the stand-ins of variables, by id.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Group:
         mark: Callable[[int], None] = lambda phase: None,
         master_rank: int = 0,
     ) -> None:
-        """*rng* makes the generator; *mark* tells whoever traces what this rank does."""
+        """*rng* makes the generator; *mark* records for a trace what this rank does."""
         self.comm = comm
         self.mark = mark
         self.device = device or CpuDevice()
@@ -94,7 +95,7 @@ class Group:
         return self._rng()  # when it is first used: numpy.random takes 2 MB
 
     def stand_in(self, variable: Variable) -> Replica:
-        """What stands for a worker variable here, where there are no workers."""
+        """The replica that stands for a worker variable in ``as_serial``."""
         known = self.stand_ins.get(id(variable))
         if known is None:
             token = here.group.set(None)
@@ -199,7 +200,7 @@ class Group:
         ]
         others = [v for v, place in zip(variables, places, strict=True) if place is None]
         values: list[Array] = []
-        if others:  # first, as they may be refused
+        if others:  # first: they may raise an error, and then nothing has changed
             results = self.comm.all_reduce([self._array(v) for v in others], operation, 1)
             values = [fitted(r, v, operation) for v, r in zip(others, results, strict=True)]
         if direct := [place for place in places if place is not None]:
@@ -282,7 +283,7 @@ def _weight(weight: Any, operation: Operation) -> float:
 
 
 def _put(leaf: Any, result: Array) -> Any:
-    """A result where it belongs: in a variable, or in the hands of the caller."""
+    """Put a result into the variable that *leaf* is, or return it as an array like *leaf*."""
     if isinstance(leaf, Variable):
         leaf.value = result
         return leaf
@@ -290,7 +291,7 @@ def _put(leaf: Any, result: Array) -> Any:
 
 
 def _like(value: Any, array: Array) -> Any:
-    """A result as an array of the library that *value* is of."""
+    """A result as an array of the library of *value*."""
     library = library_of(value)
     if library is not None:
         return handed(array, library)

@@ -1,4 +1,4 @@
-"""The worker's loop: receive a command, do it, reply.  The only way out is Exit, or the kernel's."""
+"""The worker's loop: receive a command, do it, reply; until the command Exit, or a signal, ends it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(fds: str) -> None:
     rank, size, sock, lifeline, block, arena, *eventfds = map(int, fds.split(","))
     wake_main, wake_workers, *wakes = eventfds
     hold_on_to(lifeline)
-    if sys.version_info >= (3, 14):  # whose stack in C would push all else out of the message
+    if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
     else:
         faulthandler.enable()
@@ -74,7 +74,7 @@ class Worker:
             except _Leave:
                 self._rank.close()
                 return
-            if self._forked:  # by the function, and this is the child: no rank
+            if self._forked:  # the function has forked, and this is the child, which is no rank
                 os._exit(0)
             self._listener.reply(self._encoded(reply), Phase.WAITING)
 
@@ -98,7 +98,7 @@ class Worker:
             return self._failure(error)
 
     def _leave_if_lost(self, error: BaseException) -> None:
-        """End the process if its device is of no more use: nothing it computes would be true."""
+        """End the process if *error* has made its device useless: what that computes would be wrong."""
         try:
             what = self._rank.device.lost(error)
         except Exception as another:
@@ -111,9 +111,9 @@ class Worker:
         rank = self._rank
         rank.attend(self._listener.number)
         if housekeeping:
-            self._prepared.clear()  # they hold views of what may have to go
+            self._prepared.clear()  # prepared calls hold views of segments that may have to go
             rank.keep_house(pickle.loads(housekeeping))
-        self._interruptible = True  # not before: what was received must not be lost
+        self._interruptible = True  # not before: the housekeeping must not be lost
         if self._listener.unwanted():
             raise KeyboardInterrupt
         action = self._prepared.get(command)
@@ -165,12 +165,12 @@ class Worker:
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interruptible and atomic.depth:
             atomic.interrupt()
-        elif self._interruptible and not _imports(frame):  # if it does, the next interrupt comes soon
+        elif self._interruptible and not _imports(frame):  # in an import the next interrupt counts
             raise KeyboardInterrupt
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether *frame* runs inside an import: a library that is cut off there is lost for good."""
+    """Whether *frame* runs inside an import, whose library an interrupt would leave unusable."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -191,7 +191,7 @@ def _summary(error: BaseException) -> str:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The exception, if it is the same after a round trip through pickle."""
+    """The exception, pickled; None if it cannot be unpickled again, or is too long."""
     try:
         data = cloudpickle.dumps(error)
         again = pickle.loads(data)

@@ -23,8 +23,9 @@ class Merger:
     """Merges the outputs of one rank's pieces, leaf by leaf; serves one call after the other.
 
     Attributes:
-        tree, modes, dtypes: how the outputs are nested; of each leaf the operation and the dtype.
-        leaves: of each leaf its merged partial, or its pieces where they do not merge.
+        tree: how the outputs are nested.
+        modes, dtypes: the operation and the dtype of each leaf.
+        leaves: the merged partial of each leaf, or its pieces if they do not merge.
         nothing: whether the call has no outputs, whatever the function returns.
     """
 
@@ -42,7 +43,7 @@ class Merger:
         self._several = several
 
     def reset(self) -> None:
-        """A call is over: hold nothing of its outputs any more."""
+        """The call is over: let go of its outputs."""
         self.leaves = []
 
     def add(self, value: Any, weight: int, device: Device) -> None:
@@ -51,7 +52,7 @@ class Merger:
         Raises: OutputError for what is no array, or does not fit what other pieces gave.
         """
         if self.nothing:
-            return  # outputs=[]: what the function returns is of no use
+            return  # outputs=[]: the function's result is not wanted
         if self._is_known(value):
             arrays = [np.asarray(value)]
         else:
@@ -86,7 +87,7 @@ class Merger:
         return arrays
 
     def _learn(self, tree: Tree, arrays: list[Array]) -> None:
-        """The first piece of a call is nested like *tree*."""
+        """Learn from the first piece of a call how outputs are nested, and their dtypes."""
         self.tree, self.dtypes = tree, []
         try:
             self.modes = leaf_modes(self._outputs, tree)
@@ -120,7 +121,7 @@ class Merger:
             return
         partial = operation.lift(array, weight, self._partials[index])
         if not pieces:
-            # the function may hand out the same array for every slice
+            # the function may return the same array for every slice
             pieces.append(partial.copy() if self._several and partial is array else partial)
             return
         partial = device.beside(partial, pieces[0])  # in host memory, or on the device
@@ -145,7 +146,7 @@ class Layout:
 
     Attributes:
         done: what lies where.
-        keeps: whether some outputs do not fit, or are to stay with the rank.
+        keeps: whether some outputs wait with the rank: they do not fit the outbox, or are to stay.
     """
 
     def __init__(self) -> None:
@@ -213,7 +214,7 @@ class Layout:
                 numbers[leaf, piece] = len(numbers)
         self._slots = []
         end = 0
-        # Reduced leaves first: they are of one size on all ranks, and so find the same place.
+        # Reduced leaves first: they have one size on all ranks, so that they get the same place.
         order = sorted(range(len(merger.leaves)), key=lambda leaf: merger.modes[leaf] not in OPERATIONS)
         for leaf in order:
             for piece, array in enumerate(merger.leaves[leaf]):
@@ -239,7 +240,7 @@ class Layout:
 
 
 def _output(value: Any) -> Array:
-    """One leaf of a function's result as an array; one of the device's own stays what it is.
+    """One leaf of a function's result as an array; an array on the device stays there.
 
     Raises: OutputError for what is no array and no number, or of a dtype without arithmetic.
     """

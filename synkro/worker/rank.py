@@ -1,8 +1,8 @@
-"""What every rank is: its functions, variables and segments, and one handler for each command.
+"""What a rank has (functions, variables, segments), and a handler for each command.
 
-Large outputs of a call wait here for a ``Store``, which puts them into a segment that all ranks see, and
-then for a ``Reduce``, in which every rank reduces its share of the elements; outputs that are to stay
-wait for a ``Keep``, which makes variables of them.
+Large outputs of a call wait here.  ``Store`` copies them to a segment that all ranks see; then, in
+``Reduce``, every rank reduces its share of the elements.  Outputs that stay on the workers wait for
+``Keep``, which makes variables of them.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Rank:
     """One rank.
 
     Attributes:
-        rank, size, pid: who this is, and of how many.
-        epoch: the number of the command that is being done.
+        number, size, pid: this rank, the number of all ranks, and this process.
+        epoch: the number of the running command.
         function: the name of the function that runs or ran last, for messages.
         in_function: whether the user's code is running.
         in_call: whether the other ranks may wait for this one in a collective.
         group: the ranks of the running call, as functions see them.
-        token: what variables of this session are known by.
+        token: the name of this session, by which its variables are recognized.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Rank:
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
-        """Forget what the main process has freed, and take what it has created."""
+        """Forget what the main process has freed, and receive the segments that it has created."""
         for number in housekeeping.drop_segments:
             segment = self._segments.pop(number, None)
             if segment is not None:
@@ -114,13 +114,13 @@ class Rank:
         return self._segment(region.segment).array(region)
 
     def version(self, region: Region) -> tuple[int, int] | None:
-        """The segment of *region* and a number that changes with its contents, if anybody can tell."""
+        """The segment of *region*, and the version of its contents; None if that is not known."""
         if not len(self._versions) or not self._segment(region.segment).base.flags.writeable:
-            return None  # a file may be written by anybody
+            return None  # a file, which other programs may write to
         return region.segment, int(self._versions[region.segment % len(self._versions)])
 
     def _segment(self, number: int) -> Segment:
-        """A segment, mapped when it is first used: what fails can be tried again."""
+        """A segment, mapped at its first use; if that fails, the next use tries again."""
         if number in self._unmapped:
             with uninterrupted():
                 fd, wanted = self._unmapped[number]
@@ -136,7 +136,7 @@ class Rank:
         return self._segments[number]
 
     def close(self) -> None:
-        """The process ends: give back what would not go with it."""
+        """Before the process ends: write the profile, and let go of NCCL."""
         if self._profile is not None:
             self._profile.disable()
             self._profile.dump_stats(self._profile_path)
@@ -150,7 +150,7 @@ class Rank:
         self.device.resume()
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the user's code, until the device is done with it."""
+        """Run the user's code, and wait until the device has done it."""
         self.in_function = True
         value = fn(*args, **kwargs)
         self.in_function = False
@@ -158,14 +158,14 @@ class Rank:
         return value
 
     def begin(self, ranks: tuple[int, ...], function: str | None = None) -> None:
-        """From here on the others of *ranks* may wait for this one in collectives."""
+        """A call begins, in which *ranks* take part: they may wait for each other in collectives."""
         if function is not None:
             self.function = function
         self.group.begin(self.epoch, ranks)
         self.in_call = True
 
     def end(self, failed: bool) -> None:
-        """They need not any longer, also if this rank has *failed* before it could begin."""
+        """The call, if there is one, ends on this rank; if it *failed*, the other ranks are told."""
         if failed and not self.in_call:
             self.begin(tuple(range(self.size)))
         if self.in_call:
@@ -173,7 +173,7 @@ class Rank:
             self.comm.end(failed)
 
     def action(self, command: Command) -> Callable[[], Reply]:
-        """What *command* asks for, ready to be done."""
+        """A callable that does *command* and returns the reply."""
         match command:
             case messages.Call():
                 return PreparedCall(self, command.plan).run
@@ -209,7 +209,7 @@ class Rank:
         problem = ""
         if start.gpus is not None:
             problem = self._move_to_gpu(start.gpus)
-        rows: Array = self.array(start.outbox)  # after the device, which is to know it
+        rows: Array = self.array(start.outbox)  # mapped after the device is made, which may pin it
         self.outbox = rows[self.number]
         self.group = self._new_group(start.seed)
         if start.profiles is not None:
@@ -225,7 +225,7 @@ class Rank:
         return Group(self.comm, rng, self.device, self.mark, self._master)
 
     def _move_to_gpu(self, gpus: messages.Gpus) -> str:
-        """Compute on this rank's GPU from now on; returns why NCCL does not connect it to the others."""
+        """Compute on this rank's GPU from now on; returns why NCCL does not connect the ranks, or ""."""
         from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
         index = gpus.indices[self.number]
@@ -290,7 +290,7 @@ class Rank:
         return reduce
 
     def _reduce_kept(self, command: messages.Reduce, ranks: tuple[int, ...]) -> Ack:
-        """Reduce outputs that wait on the devices, by their own communicator."""
+        """Reduce outputs that wait on GPUs, by the GPUs."""
         if self.number in ranks:
             assert isinstance(self.comm, GpuCommunicator)
             self.begin(ranks)
@@ -319,7 +319,7 @@ class Rank:
             pieces: list[Array] = []
             if self._kept:
                 pieces, self._kept[kept.leaf] = self._kept[kept.leaf], []
-            # what nobody else refers to, nobody can change any more
+            # an array that nobody else refers to becomes the replica without a copy
             alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
             array = pieces[0] if alone else self._joined(pieces, kept)
             self.variables[kept.number] = self._replica(None, array, shared=not alone)
@@ -329,7 +329,7 @@ class Rank:
         return Replica(name, array, self.device, self.comm.empty, shared)
 
     def _joined(self, pieces: list[Array], kept: messages.KeptOutput) -> Array:
-        """The pieces of an output as one array of its own."""
+        """The pieces of an output, copied into one array."""
         rows = sum(len(piece) for piece in pieces)
         array = self.comm.empty((rows, *kept.tail), kept.dtype)
         start = 0

@@ -1,4 +1,4 @@
-"""``Replica``: a worker variable as its rank has it."""
+"""``Replica``: one rank's replica of a variable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ New = Callable[[tuple[int, ...], Any], Array]
 
 
 class Replica(Variable):
-    """One rank's replica of a variable; what functions see of a ``Shared``, or of a kept output."""
+    """One rank's replica of a variable: what functions see in place of a ``Shared`` or a kept output."""
 
     def __init__(
         self, name: str | None, array: Array, device: Device, empty: New, shared: bool = True
     ) -> None:
-        """*array* is one on *device* that *empty* has made, unless it is not *shared*."""
+        """*array* lies on *device*; *shared* says whether *empty* made it, so that all ranks see it."""
         self.name = name
         self.dtype = array.dtype
         self.ndim = array.ndim
@@ -36,7 +36,7 @@ class Replica(Variable):
 
     @property
     def value(self) -> Array:
-        """This rank's replica; in a sliced or selected variable, its rows of this piece of the call."""
+        """This rank's replica; if the call slices it or selects its rows, those of the running slice."""
         return self._array if self._rows is None else self._rows
 
     @value.setter
@@ -78,7 +78,7 @@ class Replica(Variable):
 
     @property
     def __cuda_array_interface__(self) -> Any:
-        """By which libraries for GPUs take it as an array, if it lies on one."""
+        """Lets libraries for GPUs take it as an array, if it lies on a GPU."""
         return self.value.__cuda_array_interface__  # type: ignore[attr-defined]
 
     @property
@@ -139,7 +139,7 @@ class Replica(Variable):
 
 
 def read_only(array: Array) -> Array:
-    """The array, which nobody can write to from now on; a GPU's does not know how to refuse."""
+    """Make *array* read-only and return it; an array on a GPU cannot be."""
     if isinstance(array, np.ndarray):
         array.flags.writeable = False
     return array

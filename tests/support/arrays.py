@@ -3,8 +3,9 @@
 import numpy as np
 
 import synkro as synk
+from synkro.comms.ops import OPERATIONS
 
-OPS = ["mean", "sum", "prod", "max", "min"]
+OPS = list(OPERATIONS)
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
 ORDERED = [dtype for dtype in DTYPES if dtype[0] != "c"]
 SHAPES = [(), (1,), (5,), (0,), (2, 3), (3, 0, 2), (2, 1, 3, 2)]

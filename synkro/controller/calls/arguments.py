@@ -28,15 +28,15 @@ _LONG = range(-(2**63), 2**63)
 
 @dataclass(frozen=True)
 class Input:
-    """One argument as the plan needs it: it is just one of these.
+    """One argument as the plan needs it; one of *placed*, *variable* and *constant* is set.
 
     Attributes:
         placed: an array in shared memory, of ``Data`` or copied there.
-        scalar: the type of the number that the array holds, where the argument is a number.
-        variable: what the workers hold already.
-        constant: what travels with the plan.
+        scalar: the type of the number that the array holds, if the argument is a number.
+        variable: a variable, which the workers hold already.
+        constant: a value that travels with the plan.
         minibatch: whether the array holds just the rows of the batch.
-        reusable: what takes such an argument again without a look at all the rest, or None.
+        reusable: the short way for such an argument in the next call, or None.
     """
 
     name: str
@@ -104,12 +104,12 @@ class Arguments:
     def __init__(
         self, engine: Engine, variables: Variables, function: str, types: Mapping[str, Any]
     ) -> None:
-        """*types* say what typed inputs have to be: by name, their dtype, ndim, and ``downcast``."""
+        """*types* has, by name, the dtype, the shape and ``downcast`` of each typed input."""
         self._engine = engine
         self._variables = variables
         self._function = function
         self._types = types
-        self._buffers: dict[Any, Outgoing] = {}  # by name, those of numbers by name and type
+        self._buffers: dict[Any, Outgoing] = {}  # by name; for numbers by name and type
         self._files: dict[str, tuple[Any, Data]] = {}
         self.copied = False  # whether the last call copied something that ``again`` would take
         self._reusable: Sequence[Reusable] = ()  # of the last call's values
@@ -129,7 +129,7 @@ class Arguments:
         if trace is not None:
             trace.mark("copy")
         if self._engine.interrupted:
-            self._engine.settle()  # until then the call may read the buffers
+            self._engine.settle()  # the interrupted call may still read the buffers
         regions = [where.region(value) for value, where in zip(values, reusable, strict=True)]
         if trace is not None:
             trace.mark("plan")
@@ -146,7 +146,7 @@ class Arguments:
         return True
 
     def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
-        """The leaves of *arguments*, and how to make them again, unless they are themselves."""
+        """The leaves of *arguments*, and how to build these again; None if they are their own leaves."""
         leaves: list[Bound] = []
         trees: list[Tree] = []
         for bound in arguments:
@@ -207,7 +207,7 @@ class Arguments:
         )
 
     def _number(self, bound: Bound, value: Any, called: str) -> Input:
-        """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
+        """A number that every rank gets as it is: in shared memory, so a new one needs no new plan."""
         scalar = type(value)
         if not _fits(value):
             constant = Constant(value, pickle.dumps(value, 5))
@@ -235,11 +235,11 @@ class Arguments:
         return buffer
 
     def _mapped(self, bound: Bound, array: np.memmap[Any, Any]) -> Data:
-        """A memory-mapped file, mapped once as long as the same array comes again."""
+        """A memory-mapped array as Data, which is made once as long as the same array comes again."""
         source, data = self._files.get(bound.name, (None, None))
         if source is not array or data is None:
             data = make_data(self._engine, array, name=bound.name)
-            # a copy, where the file could not be mapped, would be stale by the next call
+            # if the file could not be mapped, this is a copy, which the next call must not take
             self._files[bound.name] = (None if data.data.flags.writeable else array, data)
         return data
 

@@ -110,7 +110,7 @@ class Functions:
             self.distribute(function)
 
     def collect(self, spec: FunctionSpec, plan: CallPlan, replies: list[Any]) -> Collection:
-        """How the outputs of a call of *spec* come together, of which the ranks left *replies*."""
+        """The collection of the outputs of a call of *spec*, which the ranks answered by *replies*."""
         return Collection(self.outputs, spec.name, spec.outputs, plan, replies, self.variables.keep)
 
     def settings_changed(self) -> bool:
@@ -139,4 +139,4 @@ class Functions:
 
 
 def _quiet(text: str) -> None:
-    """For what happens by itself, at a function's first call."""
+    """Say nothing: for a function that is sent by itself, at its first call."""

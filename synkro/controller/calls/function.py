@@ -2,7 +2,7 @@
 
 plan     what every rank will do, in ``planner``: every error of use arises there
 run      one command to all workers
-collect  merge what the ranks have left, in ``results.collector``
+collect  merge the outputs of the ranks, in ``results.collector``
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Function:
         finish: Callable[[int], None] | None = None,
         bridge: Bridge | None = None,
     ) -> None:
-        """*finish* is for ``FunctionSpec``; *bridge* is of a graph with shared variables."""
+        """*finish* is for ``FunctionSpec``; *bridge* is for a graph with shared variables."""
         home.engine.require_ready()
         if not callable(fn):
             raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
@@ -153,7 +153,7 @@ class Function:
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
-        """The shared variables of a graph are on the workers before the block, and here after it."""
+        """Bring the shared variables of a graph to the workers before the block, and back after it."""
         if self._bridge is None:
             yield
             return
@@ -232,7 +232,7 @@ class Function:
 
 
 def _snapshot(argument: Any) -> Any:
-    """What a later call can use although the caller goes on writing to *argument*."""
+    """A copy of *argument* for a later call: the caller may go on writing to the original."""
     leaves, tree = flatten(argument)
     return unflatten(tree, map(_copied, leaves))
 

@@ -73,7 +73,7 @@ def check_no_options(options: dict[str, Any]) -> None:
 
 
 def _sliceable(home: Functions, given: Any, replicas: dict[Any, Any], name: str) -> Any:
-    """The worker variables of sliceable shared ones.  Raises: InvalidValue for one that is not used."""
+    """The worker variables of PyTensor's in *given*.  Raises: InvalidValue for one that is not used."""
     if given is None:
         return None
     listed = given if isinstance(given, list | tuple) else [given]

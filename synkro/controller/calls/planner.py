@@ -1,8 +1,8 @@
 """From a function's arguments to the plan of a call: every error of use arises here.
 
-bind     arguments beside parameters; arrays and numbers go into shared memory
-select   the rows of the call, of scattered inputs and of what the workers hold
-plan     rows a rank, slices, weights, pickled
+bind     give each parameter its argument; copy arrays and numbers into shared memory
+select   choose the rows of the call, of scattered inputs and of what the workers hold
+plan     split the rows over ranks and slices; pickle the plan
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ..variables.registry import Variables
 from ..variables.shared import Shared
 from .arguments import Arguments, Input
 
-_region_of = attrgetter("_memory.placed.region")  # in C: ``data.region`` would be looked up in Python
+_region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
 
 
 class Planned:
@@ -64,7 +64,7 @@ class Planned:
     ) -> None:
         """*collect* makes a collection of the replies to the plan."""
         self.plan = plan
-        # a form may have the user's classes
+        # a form may have classes of the user's, which only cloudpickle takes
         self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
         self.segments = [(segment, Access.READ) for segment in segments]
         self.known = False
@@ -98,7 +98,7 @@ class Planner:
         types: Any,
         collect: Callable[[CallPlan, list[Any]], Collection],
     ) -> None:
-        """*types* say what typed inputs have to be; *collect* is for ``Planned``."""
+        """*types* has the dtype and the shape of each typed input; *collect* is for ``Planned``."""
         self.arguments = Arguments(engine, variables, spec.name, types)
         self._engine = engine
         self._variables = variables
@@ -132,7 +132,7 @@ class Planner:
             for arg in (*args, *kwargs.values()):
                 if isinstance(arg, Data):
                     arg.touch_if_shared()
-        # True and 1.0 are equal to 1, but no numbers of slices
+        # True and 1.0 are equal to 1, but are no numbers of slices
         simple = batch is None and batch_s is None and subset is None and type(slices) is int
         if simple:
             values = (*args, *kwargs.values()) if kwargs else args
@@ -149,7 +149,7 @@ class Planner:
         return self._anew(args, kwargs, batch, batch_s, slices, subset)
 
     def remember(self, planned: Planned) -> None:
-        """The workers have run it: an equal plan is this one, and no memory is kept with it."""
+        """The workers have run it: equal calls find it, and it no longer keeps their memory alive."""
         planned.ran()
         self._known[planned.plan] = planned
         if self._key is not None:
@@ -257,7 +257,7 @@ class Planner:
     def _own_rows(
         self, selections: list[Selection], segments: list[Segment]
     ) -> tuple[Strided | Picked, ...]:
-        """The ranks' selections as they travel: indices through shared memory."""
+        """The ranks' selections, with their indices copied into shared memory."""
         picked = [s.indices for s in selections if isinstance(s, Indexed)]
         region = None
         if picked:
@@ -275,7 +275,7 @@ class Planner:
         return tuple(held)
 
     def _own_region(self, whole: Region, offset: int, count: int) -> Region:
-        """A part of the indices: the same object as long as it is the same part."""
+        """The region of a part of the indices; the same part gives the same object."""
         key = whole, offset, count
         if key not in self._own_regions:
             self._own_regions[key] = Region(whole.segment, offset, (count,), "<i8")
@@ -325,7 +325,7 @@ class Planner:
 
 
 def _argument(given: Input, selection: Selection | None) -> Argument:
-    """*given* as the plan names it; *selection* are the rows that ``batch=`` names."""
+    """*given* as an argument of the plan; *selection* has the rows of ``batch=``, None if not given."""
     if given.variable is not None:
         return (Replicated if given.broadcast else Held)(given.variable.number)
     if given.constant is not None:
@@ -340,7 +340,7 @@ def _argument(given: Input, selection: Selection | None) -> Argument:
 
 
 def _unknown_rows(batch: Any) -> int:
-    """Rows to select from where only minibatches are given: more than any batch can name."""
+    """The rows to select from if all inputs are minibatches: more than any batch can name."""
     if isinstance(batch, slice) and batch.stop is None:
         raise InvalidValue("a batch= of minibatch inputs only must say where it stops.")
     if isinstance(batch, list | tuple):

@@ -1,7 +1,7 @@
-"""A function in the main process by itself, where it is the only rank of its collectives.
+"""``as_serial``: a function in the main process, as the only rank of a call.
 
-Worker variables are read from the master rank when the function first uses them; those that it has
-changed are sent to all ranks when it has returned.
+Worker variables are read from the master rank when the function first uses them.  When it has returned,
+those that it changed are sent to all ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes of a session, and all by which they are reached: started together, ended together."""
+"""The worker processes of a session, and the descriptors that reach them: started and ended together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Crew:
         self._resources = contextlib.ExitStack()
 
     def start(self, environments: Sequence[dict[str, str]]) -> Controller:
-        """Start a worker with each of *environments*; returns what they are spoken to through.
+        """Start a worker with each of *environments*; returns the controller of their channel.
 
         Raises: OSError, RuntimeError if they cannot be started.
         """
@@ -71,7 +71,7 @@ class Crew:
         return tuple(worker.pid for worker in self._workers)
 
     def interrupt(self, ranks: Sequence[int]) -> None:
-        """What Ctrl-C does."""
+        """Send SIGINT to *ranks*, as Ctrl-C would."""
         for rank in ranks:
             self._workers[rank].interrupt()
 
@@ -83,20 +83,20 @@ class Crew:
     def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> list[int]:
         """Pass descriptors to a worker, as pairs ``(number, fd)``.
 
-        Returns the sentinel of a worker that cannot be reached, which is dead then.  Raises:
-        TimeoutError if it does not take them.
+        Returns an empty list, or the sentinel of a worker that cannot be reached, after it was killed.
+        Raises: TimeoutError if it does not take them.
         """
         try:
             send_descriptors(self._workers[rank].socket, numbered)
         except TimeoutError:
             raise TimeoutError(_SOCKET_PATIENCE) from None
-        except OSError:  # its end is closed: it is dead, or lives without ears
+        except OSError:  # its end of the socket is closed: it is dead, or has closed it by mistake
             self._workers[rank].kill()
             return [self.sentinels[rank]]
         return []
 
     def death(self, sentinel: int) -> WorkerDied:
-        """What became of the worker whose *sentinel* is ready."""
+        """What to raise for the worker whose *sentinel* is ready: how it ended."""
         dead = self._workers[self.sentinels.index(sentinel)]
         return worker_died(dead.rank, dead.pid, dead.status(), self._pump.stderr_tail(dead.rank, 0.3))
 

@@ -12,7 +12,7 @@ from ...messages import Attach, Housekeeping
 from ...plan.call import Access
 
 _SEGMENT, _FUNCTION, _VARIABLE = range(3)
-_AT_A_TIME = 2000  # things that are gone, of which the workers hear with one command
+_AT_A_TIME = 2000  # how many departures one command can tell the workers
 
 
 class News:
@@ -20,9 +20,9 @@ class News:
 
     Attributes:
         new: the segments that they do not have yet, by number.
-        housekeeping: what they are told, pickled.
-        gone: how many departures are in it.
-        dropped: the numbers of the segments in it that they had.
+        housekeeping: the message to them, pickled.
+        gone: how many departures are in the message.
+        dropped: the numbers of the segments that they are to drop.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """The engine of a session: its workers, its segments, and ``run``, the only door to the workers.
 
     run(command)
-      settle      answers that an interrupted call left open are waited for first
-      send        descriptors of new segments over the sockets, the command through the block
-      wait        for all replies and all processes' ends together, until the deadline
-      read        a failure becomes an exception, everything else is returned, one reply a rank
+      settle      wait for the replies that an interrupted call left open
+      send        pass descriptors of new segments over the sockets, the command through the block
+      wait        wait for all replies, and for the end of any process, until the deadline
+      read        raise an exception for a failure, or return the replies, one a rank
 
 Nothing in here knows functions or ``Data``.
 """
@@ -50,8 +50,8 @@ from .crew import Crew
 from .directory import Directory
 from .failures import call_timeout, ranks_in_words, worker_error
 
-_GRACE = 1.0  # seconds that a worker has for leaving by itself, and a call for ending before a close
-_WORTH_ASKING = 1 << 24  # bytes that the workers are told to give back before memory is asked for
+_GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
+_WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
 
@@ -72,9 +72,10 @@ class Engine:
         lock: held during a call; whoever makes several commands one call holds it around them.
         directory: what the workers know by number.
         trace: what records its calls, or None.
-        versions: None, or by which workers on GPUs tell what has changed.
-        interrupted: whether the last command was, and may have replies outstanding.
-        verbose, say: whether status is to be shown; prints a line of it, if so.
+        versions: the versions of segments, for workers on GPUs; None on CPUs.
+        interrupted: whether the last command was interrupted, so that replies may be outstanding.
+        verbose: whether status lines are shown.
+        say: prints a status line, if they are shown.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class Engine:
         self.interrupted = False
         self._timeout = timeout
         self._decoded: Cache[bytes, Any] = Cache()
-        self._payloads: list[bytes] = []  # of the last replies, and the replies
+        self._payloads: list[bytes] = []  # the last replies, pickled
         self._replies: list[Any] = []
-        self._begun = False  # whether the workers have answered once: before, SIGINT would kill them
+        self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
         self._at_close: Callable[[], None] = _nothing
         self._state = State.STARTING
@@ -169,9 +170,9 @@ class Engine:
             self.versions.touch(segment.number)
 
     def release_freed(self) -> None:
-        """Before memory is asked for: let the workers give back what they still hold of the freed.
+        """Make the workers unmap freed segments, if these are large; called before memory is asked for.
 
-        Of a little they hear with the next command.
+        Of small ones they hear with the next command.
         """
         if self._state is State.READY and self.directory.freed >= _WORTH_ASKING:
             self.run(Release())
@@ -208,7 +209,7 @@ class Engine:
         on_tick: Callable[[], None] | None = None,
         timeout: float | None = None,
     ) -> list[Any]:
-        """``run`` a pickled command, for whoever holds the lock.
+        """``run`` for a pickled command; the caller holds the lock.
 
         As long as the ranks give the same replies, the same list is returned.
         """
@@ -247,10 +248,10 @@ class Engine:
         return self._read()
 
     def steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
-        """How many steps are done, where rank r has ``totals[r]``, and counts them in these *phases*."""
+        """How many steps are done; rank r has ``totals[r]``, and counts them in one of *phases*."""
         done = list(totals)
         waiting = self._controller.unanswered()
-        if not waiting:  # whoever has answered may have failed, which is known in a moment
+        if not waiting:  # some rank may have failed, which is known in a moment
             return 0
         for rank in waiting:
             phase, number = self._controller.whereabouts(rank)
@@ -258,7 +259,7 @@ class Engine:
         return sum(done)
 
     def _indirect(self, payload: bytes) -> tuple[bytes, Segment]:
-        """A command that does not fit its place goes through a segment of its own."""
+        """Put a long command into a segment of its own; returns the command to send in its place."""
         segment = self.adopt(Segment.create(self.directory.number(), len(payload)))
         segment.base[:] = memoryview(payload)
         region = Region(segment.number, 0, (len(payload),), "|u1")
@@ -269,7 +270,7 @@ class Engine:
         news = self.directory.news(segments)
         if len(payload) + len(news.housekeeping) > AREA:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
-        with uninterrupted():  # what is known of the workers stays true
+        with uninterrupted():  # so that the directory says what the workers have
             self._pass_descriptors([(s.number, s.fd) for s, _ in news.new.values()])
             self._controller.send(payload, news.housekeeping)
             self.directory.heard(news)
@@ -308,7 +309,7 @@ class Engine:
         return reply
 
     def _fetch_long(self, replies: list[Any]) -> list[Any]:
-        """Fetch the replies that did not fit their place through a segment with room for them."""
+        """Fetch the replies that are too long for the block, through a segment with room for them."""
         lengths = [reply.nbytes if isinstance(reply, TooLong) else 0 for reply in replies]
         shape = (self.size, max(lengths))
         segment = self.allocate(shape[0] * shape[1])
@@ -323,14 +324,14 @@ class Engine:
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
     def _abandon(self) -> None:
-        """A call will not be waited for any longer: interrupt who has not answered it."""
+        """Give the last command up: interrupt the ranks that have not answered it."""
         if self._state is State.READY and self._begun:
             self._controller.disclaim()
             self._controller.wake_all()
             self._crew.interrupt(self._controller.unanswered())
 
     def settle(self, limit: float | None = None) -> None:
-        """Wait for the answers to an interrupted call: until they come, it may read its inputs."""
+        """Wait for the replies to an interrupted call: until they come, it may read its inputs."""
         if not self.interrupted:
             return
         limit = self._timeout if limit is None else limit
@@ -355,7 +356,7 @@ class Engine:
         """Raises WorkerDied, and breaks the session, if one of the sentinels is *ready*."""
         if not ready:
             return
-        if self._state is not State.READY:  # close() of another thread did this
+        if self._state is not State.READY:  # another thread has called close()
             self.require_ready()
         died = self._crew.death(ready[0])
         self._why_broken = str(died).partition(". ")[0] + "."
@@ -394,8 +395,8 @@ class Engine:
     def close(self) -> None:
         """End the workers and give everything back; the second time it does nothing.
 
-        A call that another thread is in is given a second to end, and fails with SessionClosed.  Ctrl-C
-        is put off until it is done.
+        A call of another thread has a second to end; then it fails with SessionClosed.  Ctrl-C is
+        deferred until all is closed.
         """
         with uninterrupted():
             self._close()
@@ -415,9 +416,9 @@ class Engine:
         finally:
             if held:
                 self.lock.release()
-        with self.lock:  # whoever was in a call has seen the workers die
+        with self.lock:  # a call of another thread has seen the workers die
             self._crew.close()
-            self.versions = None  # and its memory
+            self.versions = None  # which holds memory
 
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
@@ -426,7 +427,7 @@ class Engine:
         self._crew.release()
 
 
-_engines: set[Engine] = set()  # those with workers: they live until they are closed, at exit at last
+_engines: set[Engine] = set()  # those with workers, which live until close() or the end of the program
 
 
 def _in_forked_child() -> None:

@@ -48,9 +48,9 @@ def worker_error(replies: Sequence[Any]) -> SynkroError:
 
 
 class _Familiar(pickle.Unpickler):
-    """Loads what is made of modules that this process has imported: it imports none for an error.
+    """Loads an exception only if its modules are imported here already.
 
-    An error of CuPy's would otherwise bring CUDA to where no GPU is to be touched.
+    An error of CuPy's would otherwise import CuPy, and so CUDA, into the main process.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -61,8 +61,8 @@ class _Familiar(pickle.Unpickler):
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (out of memory, perhaps)",
-    signal.SIGSEGV: " (inputs are read-only: who writes to one in place, through a library that does "
-    "not check, ends so; copy it first, with .clone() in PyTorch)",
+    signal.SIGSEGV: " (inputs are read-only: a library that writes to one without checking ends the "
+    "worker like this; copy the input first, with .clone() in PyTorch)",
 }
 
 

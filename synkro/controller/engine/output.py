@@ -39,7 +39,7 @@ class _Stream:
 
 
 def _write(target: str, text: str) -> None:
-    """To what ``sys.stdout`` or ``sys.stderr`` is at this moment (a notebook replaces them)."""
+    """Write to the present ``sys.stdout`` or ``sys.stderr`` (a notebook replaces them)."""
     stream = getattr(sys, target)
     with contextlib.suppress(Exception):  # the user closed it, or put something odd in its place
         stream.write(text)
@@ -55,7 +55,7 @@ class OutputPump:
         self._thread = threading.Thread(target=self._run, name="synkro-output", daemon=True)
 
     def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
-        """Watch the pipes of a worker; the pump closes them at their end.  Before ``start``."""
+        """Watch the pipes of a worker; the pump closes them at their end.  Call it before ``start``."""
         for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
             stream = _Stream(pipe, rank, target)
             self._streams.append(stream)
@@ -84,9 +84,9 @@ class OutputPump:
         return ""
 
     def close(self, patience: float) -> None:
-        """Wait until all has been written that the workers, now gone, have left behind.
+        """Wait until all that the ended workers left in their pipes has been written.
 
-        A grandchild that still holds a pipe is not waited for longer than *patience* seconds.
+        Where a child of a worker still holds a pipe, the wait ends after *patience* seconds.
         """
         if self._thread.ident is not None:
             self._thread.join(patience)

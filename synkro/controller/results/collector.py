@@ -25,7 +25,7 @@ from .transfer import Leaves, Outputs, Transfer
 
 
 class Collection:
-    """How the outputs of one call come together; serves again as long as the replies are the same."""
+    """From the replies to one call to its result; serves as long as the replies are the same."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Collection:
         replies: Sequence[Done],
         keep: Callable[[Sequence[KeptOutput]], list[Any]] | None = None,
     ) -> None:
-        """*keep* makes handles of the outputs that stay where they are.
+        """*keep* makes the handles of outputs that stay on the workers.
 
         Raises: OutputError if the ranks' outputs do not fit each other.
         """
@@ -115,7 +115,7 @@ class Collection:
     # ── the result ───────────────────────────────────────────────────────────────────────────────
 
     def result(self) -> Any:
-        """Merge what the ranks have left, into new memory, and nest it as the function did."""
+        """Merge the outputs of the ranks into new memory, nested as the function returned them."""
         if self._one is not None:
             return self._merge(self._one)
         if self._nothing:
@@ -137,7 +137,7 @@ class Collection:
         return assemble(self._spec, self._tree, iter(merged))
 
     def _merge(self, output: Leaves) -> Any:
-        """A leaf whose pieces lie in outboxes."""
+        """Merge a leaf whose pieces lie in outboxes."""
         operation, views = output.operation, output.views
         if operation is None:
             return np.concatenate(views) if output.mode else [view.copy()[()] for view in views]
@@ -156,7 +156,7 @@ class Collection:
         return value.astype(output.result, copy=False)
 
     def _fetch(self) -> list[Any]:
-        """The leaves that still wait in the workers: through shared memory, by all ranks."""
+        """Fetch the leaves that still wait in the workers: through shared memory, by all ranks."""
         if self._transfer is None:
             self._transfer = self._planned_transfer()
         results: list[Any] = []

@@ -27,7 +27,7 @@ class Outputs:
 
     Attributes:
         outbox: ``outbox[r]`` is where rank r leaves its small outputs.
-        linked: whether the ranks' GPUs reduce by themselves what waits on them.
+        linked: whether NCCL connects the ranks' GPUs, so that they reduce large outputs there.
     """
 
     def __init__(self, engine: Engine, outbox: Array, linked: bool) -> None:
@@ -42,7 +42,7 @@ class Outputs:
         """The memory where *rank* puts what is to be reduced."""
         stage = self._stages[rank]
         if stage is None or stage.nbytes < nbytes:
-            self._stages[rank] = None  # before more is asked for
+            self._stages[rank] = None  # free it before more is asked for
             self._stages[rank] = stage = self.engine.allocate(nbytes)
         return stage
 
@@ -66,7 +66,7 @@ class Outputs:
         return self._spill, False
 
     def close(self) -> None:
-        """Give all memory back, but what users have views of."""
+        """Give all memory back, except what users have views of."""
         self.outbox = np.empty((0, 0), np.uint8)
         self._stages = [None] * self.engine.size
         self._results = []
@@ -79,7 +79,7 @@ def _in_use(segment: Segment) -> bool:
 
 @dataclass
 class Leaves:
-    """One leaf of the result, on its way: its pieces on all ranks, in the order of the rows.
+    """One leaf of the result before it is merged: its pieces on all ranks, in the order of the rows.
 
     ``result`` is the dtype of the result, and ``dtype`` that of what the function returned.
     """
@@ -127,7 +127,7 @@ class Transfer:
         self._pickled: dict[tuple[int, ...], list[bytes]] = {}
 
     def add(self, index: int, output: Leaves, inline: dict[tuple[int, int], Array]) -> None:
-        """Plan for leaf *index*; *inline* are those of its pieces that lie in outboxes."""
+        """Plan the transfer of leaf *index*; *inline* has those of its pieces that lie in outboxes."""
         if output.operation is not None and self._stays(output):
             target = self._reserve(_RESULT, output.pieces[0][2].shape, output.pieces[0][2].dtype)
             self._on_devices.append((output.operation.name, index, target))
@@ -157,7 +157,7 @@ class Transfer:
         return self._home.linked and carrier(output.operation, partial) is not None
 
     def _gathered(self, output: Leaves) -> list[_Spot]:
-        """Places one behind the other, for one array of all rows."""
+        """Spots one behind the other, for one array of all rows."""
         shapes = [piece.shape for _, _, piece in output.pieces]
         dtype = output.pieces[0][2].dtype
         whole = self._reserve(_RESULT, (sum(s[0] for s in shapes), *shapes[0][1:]), dtype)
@@ -179,7 +179,7 @@ class Transfer:
         return spot
 
     def run(self) -> list[list[Array]]:
-        """Let the workers do it; returns the arrays of each leaf, in the order they were added."""
+        """Let the workers do the transfer; returns the arrays of each leaf, in the order of ``add``."""
         result, lent = self._home.result(self._sizes[_RESULT])
         segments = {
             rank: self._home.stage(rank, nbytes)
@@ -196,7 +196,7 @@ class Transfer:
         return arrays if lent else [[array.copy() for array in some] for some in arrays]
 
     def _commands(self, segments: dict[int, Segment]) -> list[bytes]:
-        """The commands, pickled, with *segments* filled in; kept, as segments come again and again."""
+        """The commands, pickled, with *segments* filled in; cached, as the same segments come again."""
         numbers = tuple(segment.number for segment in segments.values())
         commands = self._pickled.get(numbers)
         if commands is None:
