@@ -216,6 +216,34 @@ def test_classes_and_functions_are_short():
     assert too_long == {}
 
 
+def stores(file):
+    """What *file* stores in attributes of other objects: ``(line, object, attribute)``."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            owner = ast.unparse(node.value)
+            if owner not in ("self", "cls"):
+                yield node.lineno, owner, node.attr
+
+
+FOREIGN = {"writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit"}
+"""Attributes of other libraries' objects that are there to be set."""
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_nothing_is_set_from_outside(file):
+    """An object's attributes are its own to set; a variable's ``value`` is there to be set."""
+    library = {"sys", "dispatcher", "fn", "here"}
+    found = [
+        (line, owner, name)
+        for line, owner, name in stores(file)
+        if name not in {*FOREIGN, "value"} and name[:2] != "__" and owner not in library
+    ]
+    assert found == (
+        [(found[0][0], "variable", "name")] if relative(file).endswith("registry.py") else []
+    )
+
+
 @pytest.mark.quick
 def test_no_two_classes_have_one_name():
     names = [

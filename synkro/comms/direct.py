@@ -97,8 +97,9 @@ class DirectCollectives:
         """All-reduce *arrays*, each with weight 1, where they lie; whether that was possible."""
         if not all(_as_is(array, operation) for array in arrays):
             return False
-        shapes, kind = given(arrays), KIND["all_reduce"]
-        record = Record(kind, operation.name, -1, 1, None, True, shapes, on_gpu=True)
+        record = Record(
+            KIND["all_reduce"], operation.name, in_place=True, given=given(arrays), on_gpu=True
+        )
         records, link, linked = self._links.agree(record)
         self._agreement.check_alike(records)
         if linked and link is not None:
@@ -127,8 +128,7 @@ class DirectCollectives:
             sent.append(encode(operation, vector))
             parts.append(self._device.empty((sent[-1].size // self._host.count,), sent[-1].dtype))
         names = ",".join(operation.name for operation in operations)
-        shapes = given(partials)
-        record = Record(KIND["reduce_scatter"], names, -1, 1, None, True, shapes, on_gpu=True)
+        record = Record(KIND["reduce_scatter"], names, in_place=True, given=given(partials), on_gpu=True)
         _, link, linked = self._links.agree(record)
         if not linked:
             self._agreement.refuse("NCCL cannot connect the GPUs any more")
@@ -202,7 +202,7 @@ class DirectCollectives:
         Returns the root's record, the link if one is needed, and whether NCCL can move the arrays.
         If not, this collective is over: the ranks enter another one, of host memory.
         """
-        record = Record(KIND[kind], "", root, 1, None)
+        record = Record(KIND[kind], root=root)
         if arrays is not None and self._host.place == root:
             on_gpu = not all(map(in_host_memory, arrays))
             record = record._replace(given=given(arrays), on_gpu=on_gpu)
@@ -217,7 +217,7 @@ class DirectCollectives:
     ) -> list[Array] | None:
         """Enter a collective in which all ranks exchange rows of their arrays, and do it."""
         arrays = [self._contiguous(array) for array in arrays]
-        record = Record(KIND[kind], "", root, 1, None, False, given(arrays), on_gpu=True)
+        record = Record(KIND[kind], root=root, given=given(arrays), on_gpu=True)
         records, link, linked = self._links.agree(record)
         self._agreement.check_fit(records)
         if linked:

@@ -87,7 +87,7 @@ class GpuCommunicator(Communicator):
             others = [array for array in arrays if not in_host_memory(array)]
             second = iter(self.all_reduce(others, operation, weight, names))
             return [next(first if in_host_memory(array) else second) for array in arrays]
-        record = Record(KIND["all_reduce"], operation.name, -1, weight, None, on_gpu=True, names=names)
+        record = Record(KIND["all_reduce"], operation.name, -1, weight, on_gpu=True, names=names)
         results = self._direct.reduced(record, arrays, operation)
         if results is not None:
             return results
@@ -101,7 +101,7 @@ class GpuCommunicator(Communicator):
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
-        record = Record(KIND["reduce"], operation.name, root, weight, None, on_gpu=True)
+        record = Record(KIND["reduce"], operation.name, root, weight, on_gpu=True)
         results = self._direct.reduced(record, arrays, operation)
         if results is not None:
             return results if self.place == root else None
@@ -110,7 +110,7 @@ class GpuCommunicator(Communicator):
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
-        record = Record(KIND["reduce_scatter"], operation.name, -1, weight, None, on_gpu=True)
+        record = Record(KIND["reduce_scatter"], operation.name, -1, weight, on_gpu=True)
         results = self._direct.reduced(record, arrays, operation)
         if results is not None:
             return results

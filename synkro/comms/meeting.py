@@ -74,6 +74,11 @@ class _Record:
         self.memory = array.data
         self.payload = b""
 
+    def write(self, payload: bytes) -> None:
+        """Show *payload* from now on."""
+        self.memory[: len(payload)] = payload
+        self.payload = payload
+
 
 def board_bytes(size: int) -> int:
     """The size of the board for *size* ranks."""
@@ -178,8 +183,7 @@ class Meeting:
         if payload is not record.payload:
             if len(payload) > len(record.memory):
                 record = self._own[turn] = _Record(self._arena, 2 * len(payload))
-            record.memory[: len(payload)] = payload
-            record.payload = payload
+            record.write(payload)
         word = self._line + _RECORDS + 2 * turn
         self._words[word], self._words[word + 1] = record.at, len(payload)
         self._reach_all(self._count * _STEPS, kind)

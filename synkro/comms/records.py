@@ -37,10 +37,10 @@ class Record(NamedTuple):
     """What a rank says when it enters a collective."""
 
     kind: int
-    operation: str
-    root: int
-    weight: float
-    shown: tuple[Shown, ...] | None
+    operation: str = ""
+    root: int = -1
+    weight: float = 1
+    shown: tuple[Shown, ...] | None = None
     in_place: bool = False
     given: tuple[ArrayType, ...] = ()  # the arrays, where *shown* is empty or holds packed vectors
     on_gpu: bool = False  # whether the arrays lie on a GPU

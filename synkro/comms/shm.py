@@ -48,7 +48,7 @@ _RECYCLED_FROM = 1 << 20
 """Bytes from which results are made in the arena, whose blocks are used again: fresh pages cost more
 than the reduction."""
 
-_BARRIER = Record(KIND["barrier"], "", -1, 1, None)
+_BARRIER = Record(KIND["barrier"])
 
 
 class ShmCommunicator(Communicator):
@@ -109,7 +109,7 @@ class ShmCommunicator(Communicator):
     def all_reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
     ) -> list[Array]:
-        record = Record(KIND["all_reduce"], operation.name, -1, weight, None, names=names)
+        record = Record(KIND["all_reduce"], operation.name, weight=weight, names=names)
         records = self._reduced(record, arrays)
         results = self._collected(records, operation)
         self._meeting.part()
@@ -118,7 +118,7 @@ class ShmCommunicator(Communicator):
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
-        records = self._reduced(Record(KIND["reduce"], operation.name, root, weight, None), arrays)
+        records = self._reduced(Record(KIND["reduce"], operation.name, root, weight), arrays)
         results = self._collected(records, operation) if self.place == root else None
         self._meeting.part()
         return results
@@ -126,7 +126,7 @@ class ShmCommunicator(Communicator):
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
-        record = Record(KIND["reduce_scatter"], operation.name, -1, weight, None)
+        record = Record(KIND["reduce_scatter"], operation.name, weight=weight)
         records = self._lifted(record, arrays)
         self.agreement.check_rows(records)
         divisor = sum(record.weight for record in records)
@@ -149,7 +149,7 @@ class ShmCommunicator(Communicator):
             for array, result in zip(arrays, results, strict=True):
                 array[...] = result
             return
-        record = Record(KIND["all_reduce"], operation.name, -1, 1, self._where(arrays), True)
+        record = Record(KIND["all_reduce"], operation.name, shown=self._where(arrays), in_place=True)
         records = self.agreement.enter(record)
         self.agreement.check_alike(records)
         for index in range(len(arrays)):
@@ -213,14 +213,14 @@ class ShmCommunicator(Communicator):
         return results
 
     def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
-        records = self.agreement.enter(Record(KIND["all_gather"], "", -1, 1, self._shown(arrays)))
+        records = self.agreement.enter(Record(KIND["all_gather"], shown=self._shown(arrays)))
         self.agreement.check_fit(records)
         results = [self._copied(self._sources(records, i), lasting) for i in range(len(arrays))]
         self._meeting.part()
         return results
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
-        records = self.agreement.enter(Record(KIND["gather"], "", root, 1, self._shown(arrays)))
+        records = self.agreement.enter(Record(KIND["gather"], root=root, shown=self._shown(arrays)))
         self.agreement.check_fit(records)
         results = None
         if self.place == root:
@@ -240,7 +240,7 @@ class ShmCommunicator(Communicator):
         return results
 
     def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
-        records = self.agreement.enter(Record(KIND["all_to_all"], "", -1, 1, self._shown(arrays)))
+        records = self.agreement.enter(Record(KIND["all_to_all"], shown=self._shown(arrays)))
         self.agreement.check_fit(records)
         results = []
         for index in range(len(arrays)):
@@ -349,7 +349,7 @@ class ShmCommunicator(Communicator):
     def _rooted(self, kind: int, arrays: Sequence[Array] | None, root: int) -> list[Record]:
         """Enter a collective in which only *root* has something to show."""
         shown = self._shown(arrays) if arrays is not None and self.place == root else None
-        return self.agreement.enter(Record(kind, "", root, 1, shown))
+        return self.agreement.enter(Record(kind, root=root, shown=shown))
 
 
 def shared_file(size: int) -> int:

@@ -204,6 +204,7 @@ class Session:
 
     def close(self) -> None:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
+        self.functions.cancel()
         self._engine.close()
         self.functions.close()
 

@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 
 class Device(ABC):
-    """Where a worker computes.
+    """Where a worker computes.  Methods that only some devices need do nothing here.
 
     Attributes:
         pins: whether inputs are mapped writable, so that their pages can be pinned.
@@ -83,7 +83,6 @@ class Device(ABC):
     def take(self, array: Array, indices: NDArray[np.int64]) -> Array:
         """Rows of an array, by valid index, as a new array where it lies."""
 
-    @abstractmethod
     def welcome(self, things: Sequence[Any]) -> None:
         """Move PyTorch's modules and optimizers, which came with functions, to the device."""
 
@@ -101,31 +100,27 @@ class Device(ABC):
     def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
         """Copy each second array into the first, in host memory; complete when it returns."""
 
-    @abstractmethod
     def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
         """Segment *number* has been mapped: inputs and results may lie in its *memory*."""
 
-    @abstractmethod
     def forget(self, number: int) -> None:
         """Segment *number* is about to be unmapped."""
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
-    @abstractmethod
     def resume(self) -> None:
         """Make this the current device again, which a function may have changed."""
 
-    @abstractmethod
     def settle(self) -> None:
         """``resume``, and wait for all that the device computes; raises its errors."""
 
-    @abstractmethod
     def lost(self, error: BaseException) -> str | None:
         """Why this process cannot use the device any more, after *error*; None if it can."""
+        return None
 
-    @abstractmethod
     def advice(self, error: BaseException, in_call: bool) -> str:
         """What to do about *error*, in brackets, or an empty text.
 
         *in_call* says whether a function raised it, whose rows can be sliced.
         """
+        return ""

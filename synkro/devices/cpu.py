@@ -46,9 +46,6 @@ class CpuDevice(Device):
         rows: Array = np.take(array, indices, axis=0, mode="clip")
         return rows
 
-    def welcome(self, things: Sequence[Any]) -> None:
-        pass
-
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
         for values in pieces:
             yield [self._loaded(value) if isinstance(value, Source) else value for value in values]
@@ -59,24 +56,6 @@ class CpuDevice(Device):
     def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
         for target, source in pairs:
             target[...] = source
-
-    def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
-        pass
-
-    def forget(self, number: int) -> None:
-        pass
-
-    def resume(self) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def lost(self, error: BaseException) -> str | None:
-        return None
-
-    def advice(self, error: BaseException, in_call: bool) -> str:
-        return ""
 
 
 THREAD_VARIABLES = (

@@ -17,15 +17,23 @@ class Atomic:
 
     def __init__(self) -> None:
         self.depth = 0
-        self.pending = False
+        self._pending = False
+
+    def interrupt(self) -> None:
+        """An interrupt has come among the steps: it is due after them."""
+        self._pending = True
+
+    def forget(self) -> None:
+        """No interrupt is due any more."""
+        self._pending = False
 
     def __enter__(self) -> None:
         self.depth += 1
 
     def __exit__(self, *error: object) -> None:
         self.depth -= 1
-        if self.pending and not self.depth:
-            self.pending = False
+        if self._pending and not self.depth:
+            self._pending = False
             raise KeyboardInterrupt
 
 

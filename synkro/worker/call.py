@@ -94,10 +94,9 @@ class PreparedCall:
     def run(self) -> Done:
         """Compute all pieces, merge them, and lay the outputs out."""
         rank, spec = self._rank, self._spec
-        rank.function = spec.name
         if not self._spans:
             return self._run_without_rows()
-        rank.begin(self._ranks)
+        rank.begin(self._ranks, spec.name)
         merger = self._merger
         updates = Updates(spec, len(self._spans) > 1) if spec.updates else None
         rank.mark(Phase.FEEDING)
@@ -126,7 +125,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         rank.keep([])
         if spec.finish is not None:
-            rank.begin(self._everyone)
+            rank.begin(self._everyone, spec.name)
             if spec.updates:
                 rank.comm.barrier()  # the others' before they update
             self._finish(0)
@@ -139,10 +138,7 @@ class PreparedCall:
             rank.report(Phase.RUNNING, number)
             for variable in self._sliced:
                 variable.show(self._rows_held(self._spans[number]))
-            rank.in_function = True
-            value = spec.fn(*args, **kwargs)
-            rank.in_function = False
-            rank.device.settle()
+            value = rank.run(spec.fn, args, kwargs)
             rank.mark(Phase.MERGING)
             if updates is not None:
                 value = updates.add(value, weight, rank.device)
@@ -164,11 +160,8 @@ class PreparedCall:
 
     def _finish(self, weight: int) -> None:
         self._rank.mark(Phase.RUNNING)
-        self._rank.in_function = True
         with atomic:  # Ctrl-C stops all ranks before it, or none
-            self._spec.finish(weight)
-        self._rank.in_function = False
-        self._rank.device.settle()
+            self._rank.run(self._spec.finish, (weight,), {})
 
     def _arguments(self) -> Generator[tuple[list[Any], dict[str, Any], int], None, None]:
         """Positional and keyword arguments, and the weight, of each piece."""

@@ -89,7 +89,8 @@ class Worker:
                 failed = False
                 return reply
             finally:
-                self._interruptible = atomic.pending = False
+                self._interruptible = False
+                atomic.forget()
                 self._rank.end(failed)
                 sys.stdout.flush()
         except _Leave:
@@ -111,9 +112,7 @@ class Worker:
 
     def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
         rank = self._rank
-        rank.in_function = False
-        rank.device.resume()
-        rank.epoch = self._listener.number
+        rank.attend(self._listener.number)
         if housekeeping:
             self._prepared.clear()  # they hold views of what may have to go
             rank.keep_house(pickle.loads(housekeeping))
@@ -168,7 +167,7 @@ class Worker:
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interruptible and atomic.depth:
-            atomic.pending = True
+            atomic.interrupt()
         elif self._interruptible and not _imports(frame):  # if it does, the next interrupt comes soon
             raise KeyboardInterrupt
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -169,8 +169,24 @@ class Rank:
         if isinstance(self.comm, GpuCommunicator):
             self.comm.close()
 
-    def begin(self, ranks: tuple[int, ...]) -> None:
+    def attend(self, epoch: int) -> None:
+        """Command number *epoch* begins."""
+        self.in_function = False
+        self.epoch = epoch
+        self.device.resume()
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the user's code, until the device is done with it."""
+        self.in_function = True
+        value = fn(*args, **kwargs)
+        self.in_function = False
+        self.device.settle()
+        return value
+
+    def begin(self, ranks: tuple[int, ...], function: str | None = None) -> None:
         """From here on the others of *ranks* may wait for this one in collectives."""
+        if function is not None:
+            self.function = function
         self.group.begin(self.epoch, ranks)
         self.in_call = True
 

@@ -126,10 +126,13 @@ class Functions:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="synkro-submit")
         return self._executor.submit(call)
 
-    def close(self) -> None:
-        """Cancel what was submitted and has not begun, and give memory back."""
+    def cancel(self) -> None:
+        """Cancel the submitted calls that have not begun."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Give memory back."""
         self._packer.close()
         self.outputs.close()
         self.variables.collectives.close()

@@ -54,7 +54,6 @@ class Planned:
 
     Attributes:
         known: whether the workers have run it, and so have all that it needs.
-        key: its cache key, by which a call with the same inputs finds it; None if there is none.
     """
 
     def __init__(
@@ -69,9 +68,13 @@ class Planned:
         self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
         self.segments = [(segment, Access.READ) for segment in segments]
         self.known = False
-        self.key: tuple[Any, ...] | None = None
         self._collect = collect
         self._collection: Collection | None = None
+
+    def ran(self) -> None:
+        """The workers have run it: they have its memory, and none is kept here."""
+        self.known = True
+        self.segments = []
 
     def result(self, replies: list[Any]) -> Any:
         """The result of a call that the ranks have answered by *replies*."""
@@ -109,7 +112,8 @@ class Planner:
         self._own_indices = Outgoing(engine)
         self._own_regions: Cache[tuple[Region, int, int], Region] = Cache()
         self._known: Cache[CallPlan, Planned] = Cache()
-        self._found: Cache[tuple[Any, ...], Planned] = Cache()  # by cache key
+        self._found: Cache[tuple[Any, ...], Planned] = Cache()  # by the cache keys of calls
+        self._key: tuple[Any, ...] | None = None  # of the last call; None if it has none
 
     def planned(
         self,
@@ -146,11 +150,10 @@ class Planner:
 
     def remember(self, planned: Planned) -> None:
         """The workers have run it: an equal plan is this one, and no memory is kept with it."""
-        planned.known = True
-        planned.segments = []
+        planned.ran()
         self._known[planned.plan] = planned
-        if planned.key is not None:
-            self._found[planned.key] = planned
+        if self._key is not None:
+            self._found[self._key] = planned
 
     def _anew(
         self,
@@ -172,9 +175,11 @@ class Planner:
         simple = batch is None and batch_s is None and subset is None and not self._sliced
         nested = form is not None and any(form.trees)
         if self.arguments.reuse(inputs if simple and not nested else None):
-            planned.key = (slices, *kwargs, *[each.placed.region for each in inputs if each.placed])
+            self._key = (slices, *kwargs, *[each.placed.region for each in inputs if each.placed])
             if planned.known:
-                self._found[planned.key] = planned
+                self._found[self._key] = planned
+        else:
+            self._key = None
         return planned
 
     def _plan(

@@ -50,9 +50,6 @@ class Collection:
         self._nothing = isinstance(self._spec, tuple | list | dict) and not self._spec
         self._tree = replies[plan.participants[0]].tree
         self._outputs = [] if self._nothing else self._match()
-        for output in self._outputs:
-            if not output.waits:
-                output.views = [self._in_outbox(rank, piece) for rank, _, piece in output.pieces]
         self._total_weight = plan.total_weight
         self._transfer: Transfer | None = None
         self._keep = keep
@@ -100,7 +97,9 @@ class Collection:
                             f'{np.dtype(leaf.dtype)} on rank {rank}: "{mode}" needs the same dtype, and '
                             f"the same shape{rows}.{hint}"
                         )
-        return Leaves(mode, np.dtype(leaves[0][1].dtype), pieces)
+        inside = all(piece.offset is not None for _, _, piece in pieces)
+        views = [self._in_outbox(rank, piece) for rank, _, piece in pieces] if inside else []
+        return Leaves(mode, np.dtype(leaves[0][1].dtype), pieces, views)
 
     def _leaf(self, rank: int, index: int) -> Leaf:
         leaves = self.replies[rank].leaves

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ...ipc.channel import MARKS
+from ...ipc.channel import MARKS, Controller
 from ...messages import Phase
 
 MAIN = -1
@@ -41,16 +41,6 @@ _NAMES = {
     Phase.STORING: "store",
     Phase.REDUCING: "reduce",
 }
-
-
-class Marks(Protocol):
-    """What this needs of the ``Controller``."""
-
-    def trace(self, on: bool) -> None: ...
-
-    def marked(self, rank: int) -> int: ...
-
-    def marks(self, rank: int, since: int) -> list[tuple[int, int, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,7 @@ class Trace:
         within: whether a call is going on.
     """
 
-    def __init__(self, size: int, marks: Marks) -> None:
+    def __init__(self, size: int, marks: Controller) -> None:
         self.size = size
         self.calls: deque[Called] = deque(maxlen=_KEPT)
         self._marks = marks
