@@ -1,6 +1,7 @@
-"""The functions of the module: each is sent to the current session.
+"""The functions of the module: methods of the current session, and what functions call on a rank.
 
-Nothing is decided in here but which session that is.
+Nothing is decided in here but where a call goes: to the session that ``fork()`` made, or to the group of
+ranks that runs a function.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence  # noqa: F401  it stands in signatures
+from collections.abc import Callable, Iterator, Sequence  # noqa: F401  a name in the signatures of methods
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -48,17 +49,18 @@ R = TypeVar("R")
 def _taking(
     method: Callable[Concatenate[Session, P], Any], returns: str | None = None
 ) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Let a function of the module take what *method* takes after the session.
+    """Give a function the signature of *method*, without ``self``, and its docstring if it has none.
 
-    It has the docstring of the method, too, unless it has its own.
+    *returns* is what the function returns, if not the same.
     """
     signature = inspect.signature(method)
-    parameters = list(signature.parameters.values())[1:]
-    returned = returns or signature.return_annotation
+    signature = signature.replace(
+        parameters=list(signature.parameters.values())[1:],
+        return_annotation=returns or signature.return_annotation,
+    )
 
     def taking(function: Callable[..., R]) -> Callable[P, R]:
-        shown = signature.replace(parameters=parameters, return_annotation=returned)
-        function.__dict__["__signature__"] = shown
+        function.__dict__["__signature__"] = signature
         function.__doc__ = function.__doc__ or method.__doc__
         return function
 
@@ -66,7 +68,7 @@ def _taking(
 
 
 def _forwarded(method: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
-    """The function of the module that is *method* of the current session."""
+    """A function of the module that calls *method* of the current session."""
 
     @_taking(method)
     def forward(*args: Any, **kwargs: Any) -> R:
@@ -271,14 +273,12 @@ def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
 
 def rank() -> int:
     """Which of the ranks that take part in the call this is: 0 … ``size()`` - 1."""
-    place: int = _inside("rank").rank
-    return place
+    return _inside("rank").rank
 
 
 def size() -> int:
     """How many ranks take part in the call: all of them, unless there are fewer rows than ranks."""
-    count: int = _inside("size").size
-    return count
+    return _inside("size").size
 
 
 def rng() -> np.random.Generator:
@@ -286,8 +286,7 @@ def rng() -> np.random.Generator:
 
     It is kept from call to call.  The states are spawned from one seed, as NumPy's SeedSequence does.
     """
-    generator: np.random.Generator = _inside("rng").rng
-    return generator
+    return _inside("rng").rng
 
 
 def reduce_scatter(value: Any, op: str = "mean", *, weight: Any = None) -> Any:

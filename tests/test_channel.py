@@ -42,9 +42,9 @@ class Wire:
         """Every rank replies ``answer(rank, command, housekeeping)``, until the end."""
 
         def work(rank, listener):
-            while (received := listener.receive())[0] != END:
-                listener.reply(answer(rank, *received))
-            listener.reply(b"")
+            while (received := listener.receive(0))[0] != END:
+                listener.reply(answer(rank, *received), 0)
+            listener.reply(b"", 0)
 
         self.threads = [
             threading.Thread(target=work, args=each, daemon=True) for each in enumerate(self.listeners)
@@ -236,9 +236,9 @@ def test_who_has_not_begun_hears_that_nobody_wants_the_answer(wired):
         wire.controller.send(b"do", b"")
         if unwanted:
             wire.controller.disclaim()
-        assert listener.receive() == (b"do", b"")
+        assert listener.receive(0) == (b"do", b"")
         assert listener.unwanted() == unwanted
-        listener.reply(b"done")
+        listener.reply(b"done", 0)
         assert wire.answers() == [b"done"]
 
 
@@ -248,14 +248,14 @@ def test_commands_have_numbers_that_grow(wired):
     numbers = []
     for _ in range(3):
         wire.controller.send(b"do", b"")
-        one.receive(), other.receive()
+        one.receive(0), other.receive(0)
         numbers.append(one.number)
         assert other.number == one.number
         assert not one.answered(1, other.number)
-        other.reply(b"")
+        other.reply(b"", 0)
         assert one.answered(1, other.number)
         assert not other.answered(0, other.number)
-        one.reply(b"")
+        one.reply(b"", 0)
     assert sorted(set(numbers)) == numbers
 
 
@@ -323,7 +323,7 @@ def test_descriptors_arrive_by_their_numbers(wired, tmp_path):
 def test_a_listener_ends_when_its_main_process_has_gone(wired, monkeypatch):
     wire = wired(1)
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    (outcome,) = together(wire.listeners[0].receive)
+    (outcome,) = together(lambda: wire.listeners[0].receive(0))
     assert isinstance(outcome, EOFError)
     wire.sockets[0].close()
     with pytest.raises(EOFError, match="closed the socket"):

@@ -120,7 +120,7 @@ def test_the_module_function_makes_the_same():
         ({"value": [1], "shape": (2,)}, InvalidValue, r"shape=\(2,\) does not fit .*\(1,\)"),
         ({"value": [1], "ndim": 2}, InvalidValue, "ndim= has 2, the value has 1"),
         ({"ndim": 1, "shape": (2, 2)}, InvalidValue, "ndim= has 1, shape= has 2"),
-        ({"ndim": -1}, InvalidValue, "negative: ndim= has -1"),
+        ({"ndim": -1}, InvalidValue, "ndim must be 0 or more; got -1"),
         ({"ndim": 1.5}, InvalidType, r"ndim must be an int of 0 or more; got 1\.5"),
         ({"shape": (2, -1)}, InvalidValue, r"0 or more; got \(2, -1\)"),
         ({"shape": (2.0,)}, InvalidType, r"tuple of ints; got \(2\.0,\)"),

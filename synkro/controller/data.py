@@ -25,6 +25,7 @@ from ..values.arrays import (
     as_numeric,
     cast,
     checked_dtype,
+    checked_int,
     checked_oversize,
     checked_shape,
     code_of,
@@ -384,17 +385,14 @@ def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> 
     """The number of dimensions that *ndim*, *shape* and *array*, where given, agree on."""
     said: dict[str, int] = {}
     if ndim is not None:
-        try:
-            said["ndim="] = operator.index(ndim)
-        except TypeError:
-            raise InvalidType(f"ndim must be an int of 0 or more; got {ndim!r}.") from None
+        said["ndim="] = checked_int(ndim, "ndim", 0)
     if shape is not None:
         said["shape="] = len(shape)
     if array is not None:
         said["the value"] = array.ndim
     if not said:
         raise InvalidValue("data() needs a value, a shape, an ndim, or a var that has one.")
-    if len(set(said.values())) > 1 or min(said.values()) < 0:
+    if len(set(said.values())) > 1:
         listed = ", ".join(f"{who} has {count}" for who, count in said.items())
-        raise InvalidValue(f"the numbers of dimensions disagree or are negative: {listed}.")
+        raise InvalidValue(f"the numbers of dimensions disagree: {listed}.")
     return next(iter(said.values()))

@@ -34,11 +34,9 @@ class Rule(ABC):
     def __init__(
         self, params: Sequence[Any], learning_rate: float | Variable, *states: str, name: str | None
     ) -> None:
-        self.params = _checked(params)
+        self.params = parameters(params)
         variables = session_variables()
-        if is_graph_shared(learning_rate):
-            learning_rate = variables.check(learning_rate, "a learning rate")
-        self._rate = learning_rate
+        self._rate = worker_variable(learning_rate)
         self._dtype = np.result_type(*[param.dtype for param in self.params])
         self.name = label = variables.unused_name(name or type(self).__name__)
         for index, param in enumerate(self.params):
@@ -266,23 +264,14 @@ class adamax(_Adaptive):  # noqa: N801
         return -rate / (1 - self.beta1**time) * first / (infinity + self.epsilon)
 
 
-def parameters(params: Sequence[Any]) -> list[Any]:
-    """The parameters, with PyTensor's shared variables replaced by their worker variables."""
+def parameters(params: Sequence[Any]) -> list[Shared]:
+    """The parameters, with PyTensor's shared variables replaced by their worker variables.
+
+    Raises: InvalidType, InvalidValue unless they are variables of floats, each named once.
+    """
     if not isinstance(params, list | tuple) or not params:
         raise InvalidType(f"params must be a list of worker variables, at least one; got {params!r}.")
-    return [
-        session_variables().check(param, "a parameter") if is_graph_shared(param) else param
-        for param in params
-    ]
-
-
-def session_variables() -> Variables:
-    """The variables of the current session.  Raises: NotForked, UsageError."""
-    return api.current_session("shared").functions.variables
-
-
-def _checked(params: Sequence[Any]) -> list[Shared]:
-    found = parameters(params)
+    found = [worker_variable(param) for param in params]
     for param in found:
         if not isinstance(param, Shared):
             raise InvalidType(f"params must be worker variables, made by shared(); got {param!r}.")
@@ -291,3 +280,13 @@ def _checked(params: Sequence[Any]) -> list[Shared]:
     if len({id(param) for param in found}) < len(found):
         raise InvalidValue("params names a variable twice: name each once.")
     return found
+
+
+def worker_variable(variable: Any) -> Any:
+    """*variable*, or the worker variable that stands for it if it is PyTensor's."""
+    return session_variables().check(variable, "a rule") if is_graph_shared(variable) else variable
+
+
+def session_variables() -> Variables:
+    """The variables of the current session.  Raises: NotForked, UsageError."""
+    return api.current_session("shared").functions.variables

@@ -16,7 +16,7 @@ from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_variable
 from ..values.variable import Variable
-from .rules import Rule, Vector, parameters, session_variables
+from .rules import Rule, Vector, parameters, worker_variable
 
 
 def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
@@ -140,7 +140,7 @@ def _of_graph(
         updates=[(target, flat)],
         givens=options.pop("givens", None),
         options=options,
-        finish=_step(rule, session_variables().check(target, "a gradient")),
+        finish=_step(rule, worker_variable(target)),
         used=[*rates, *rule.params],
         changed=rule.params,
         **keywords,

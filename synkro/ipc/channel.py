@@ -309,8 +309,8 @@ class Listener:
         """Let go of the socket, when no command will come any more."""
         self._socket.close()
 
-    def receive(self) -> tuple[bytes, bytes]:
-        """Wait for the next command; returns it and its housekeeping."""
+    def receive(self, phase: int) -> tuple[bytes, bytes]:
+        """Wait for the next command, which begins *phase*; returns it and its housekeeping."""
         if not self._patience.poll(self._has_command):
             with self._patience, _at_home(self._home):
                 naps = itertools.chain([_FIRST_NAP / 1000], itertools.repeat(None))
@@ -323,6 +323,8 @@ class Listener:
                 )
         self._fence()  # the number of the command is loaded before its payload
         words = self._block.words
+        if words[_TRACED]:
+            self._leave_mark(phase, words[self._line + _SLICE])
         edition = words[_COMMAND_EDITION]
         if edition == self._edition:
             return self._command, b""
@@ -355,8 +357,9 @@ class Listener:
         """Whether nobody wants the answer to the last command any more."""
         return self._block.words[_UNWANTED] == self._block.words[_COMMAND]
 
-    def reply(self, payload: bytes) -> None:
-        """Answer the last command, with at most ``AREA`` bytes."""
+    def reply(self, payload: bytes, phase: int) -> None:
+        """Answer the last command, with at most ``AREA`` bytes; *phase* begins."""
+        self.report(phase, 0)
         words, line = self._block.words, self._line
         if payload is not self._reply:
             self._area[: len(payload)] = payload

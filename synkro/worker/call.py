@@ -70,8 +70,15 @@ class PreparedCall:
         self._pieces = None if changing else self._sources()
         self._fixed = list(self._arguments()) if self._stands() else None
         self._numbers = list(self._numbers_among(self._fixed or []))
+        self._plain = self._is_plain()
         self._merger = Merger(self._spec.name, self._outputs, len(self._spans) > 1)
         self._layout = Layout()
+
+    def _is_plain(self) -> bool:
+        """Whether all that there is to do is to run the function once and to leave its outputs."""
+        spec, plan, device = self._spec, self._plan, self._rank.device
+        special = spec.updates or spec.finish or plan.sliced or plan.subset is not None
+        return self._fixed is not None and len(self._spans) == 1 and not special and device.xp is np
 
     def _stands(self) -> bool:
         """Whether the arguments are the same in every call, but for numbers."""
@@ -97,11 +104,13 @@ class PreparedCall:
         if not self._spans:
             return self._run_without_rows()
         rank.begin(self._ranks, spec.name)
-        merger = self._merger
-        updates = Updates(spec, len(self._spans) > 1) if spec.updates else None
         rank.mark(Phase.FEEDING)
         for place, key, number in self._numbers:
             place[key] = self._value_of(number)
+        if self._plain:
+            return self._run_plain()
+        merger = self._merger
+        updates = Updates(spec, len(self._spans) > 1) if spec.updates else None
         arguments = self._fixed or self._arguments()
         try:
             try:
@@ -117,6 +126,25 @@ class PreparedCall:
             rank.report(Phase.MERGING, len(self._spans))
             done = self._layout.place(merger, rank.outbox, rank.device)
             rank.keep(merger.leaves if self._layout.keeps else [])
+        finally:
+            merger.reset()
+        return done
+
+    def _run_plain(self) -> Done:
+        assert self._fixed is not None
+        rank, layout, merger = self._rank, self._layout, self._merger
+        args, kwargs, weight = self._fixed[0]
+        rank.report(Phase.RUNNING, 0)
+        value = rank.run(self._spec.fn, args, kwargs)
+        rank.report(Phase.MERGING, 1)
+        if merger.nothing or layout.take(value, weight):
+            rank.keep([])
+            return layout.done
+        try:
+            merger.add(value, weight, rank.device)
+            done = layout.place(merger, rank.outbox, rank.device)
+            layout.expect(value, merger)
+            rank.keep(merger.leaves if layout.keeps else [])
         finally:
             merger.reset()
         return done

@@ -68,8 +68,7 @@ class Worker:
 
     def serve(self) -> None:
         while True:
-            command, housekeeping = self._listener.receive()
-            self._listener.mark(Phase.BEGINNING)
+            command, housekeeping = self._listener.receive(Phase.BEGINNING)
             try:
                 reply = self._answer(command, housekeeping)
             except _Leave:
@@ -77,9 +76,7 @@ class Worker:
                 return
             if self._forked:  # by the function, and this is the child: no rank
                 os._exit(0)
-            payload = self._encoded(reply)
-            self._listener.report(Phase.WAITING, 0)
-            self._listener.reply(payload)
+            self._listener.reply(self._encoded(reply), Phase.WAITING)
 
     def _answer(self, command: bytes, housekeeping: bytes) -> Reply:
         try:

@@ -25,6 +25,7 @@ class Merger:
     Attributes:
         tree, modes, dtypes: how the outputs are nested; of each leaf the operation and the dtype.
         leaves: of each leaf its merged partial, or its pieces where they do not merge.
+        nothing: whether the call has no outputs, whatever the function returns.
     """
 
     def __init__(self, name: str, outputs: Any, several: bool) -> None:
@@ -37,7 +38,7 @@ class Merger:
         self._partials: list[np.dtype[Any] | None] = []  # the dtypes that leaves accumulate in
         self._name = name
         self._outputs = outputs
-        self._nothing = isinstance(outputs, tuple | list | dict) and not outputs
+        self.nothing = isinstance(outputs, tuple | list | dict) and not outputs
         self._several = several
 
     def reset(self) -> None:
@@ -49,7 +50,7 @@ class Merger:
 
         Raises: OutputError for what is no array, or does not fit what other pieces gave.
         """
-        if self._nothing:
+        if self.nothing:
             return  # outputs=[]: what the function returns is of no use
         if self._is_known(value):
             arrays = [np.asarray(value)]
@@ -143,6 +144,7 @@ class Layout:
     """Where the outputs of a call lie; kept while they stay the same from call to call.
 
     Attributes:
+        done: what lies where.
         keeps: whether some outputs do not fit, or are to stay with the rank.
     """
 
@@ -151,8 +153,36 @@ class Layout:
         self._tree: Tree = None
         self._seen: list[tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # of each piece
         self._counts: list[int] = []  # pieces of each leaf
-        self._done = Done(None, None)
+        self.done = Done(None, None)
         self._slots: list[tuple[int, Array]] = []  # pieces that fit, by their number, and where
+        self._slot: Array | None = None
+        self._kind: type = object
+        self._dtype: Any = None
+        self._weighted = False
+
+    def take(self, value: Any, weight: int) -> bool:
+        """Put the only output of the only piece straight into the outbox, if it is like the last one."""
+        slot = self._slot
+        kind: Any = type(value)
+        if slot is None or kind is not self._kind:
+            return False
+        if self._kind is np.ndarray and (value.dtype != self._dtype or value.shape != slot.shape):
+            return False
+        if self._weighted and weight != 1:
+            np.multiply(value, weight, out=slot, dtype=slot.dtype)
+        else:
+            slot[...] = value
+        return True
+
+    def expect(self, value: Any, merger: Merger) -> None:
+        """Remember *value*, which has been placed, for ``take``: an array or a number, to be reduced."""
+        self._kind = type(value)
+        simple = self._kind is np.ndarray or isinstance(value, float | np.number | np.bool_)
+        operation = OPERATIONS.get(merger.modes[0] or "") if len(merger.modes) == 1 else None
+        self._slot = None
+        if simple and operation is not None and self._slots:
+            self._slot, self._dtype = self._slots[0][1], merger.dtypes[0]
+            self._weighted = operation.weighted
 
     def place(self, merger: Merger, outbox: NDArray[np.uint8], device: Device) -> Done:
         """Copy what fits into the outbox, and say what lies where."""
@@ -163,7 +193,7 @@ class Layout:
             self._tree, self._counts = merger.tree, [len(leaf) for leaf in merger.leaves]
             self._seen = [(piece.shape, piece.dtype) for piece in pieces]
         device.copy_out([(slot, pieces[number]) for number, slot in self._slots])
-        return self._done
+        return self.done
 
     def _fits(self, merger: Merger, pieces: list[Array]) -> bool:
         """Whether the outputs are like the last ones."""
@@ -192,7 +222,7 @@ class Layout:
                     slot: Array = np.ndarray(array.shape, array.dtype, buffer=outbox, offset=end)
                     self._slots.append((numbers[leaf, piece], slot))
                     end += aligned(array.nbytes)
-        self._done = Done(
+        self.done = Done(
             merger.tree,
             tuple(
                 Leaf(

@@ -128,14 +128,13 @@ class Function:
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
-        call = (args, kwargs, batch, batch_s, num_slices, output_subset, progress)
         with self._engine.lock:
             trace = self._engine.trace
             if trace is None and self._bridge is None:
-                return self._call(*call)
+                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
             tracing = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
             with tracing, self._bridged():
-                return self._call(*call)
+                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
 
     def _call(
         self,

@@ -1,7 +1,7 @@
-"""A function in the main process by itself: its collectives act as in a world of one.
+"""A function in the main process by itself, where it is the only rank of its collectives.
 
-Worker variables are read from the master rank when the function first uses them; what it has written is
-sent to all ranks when it has returned.
+Worker variables are read from the master rank when the function first uses them; those that it has
+changed are sent to all ranks when it has returned.
 """
 
 from __future__ import annotations

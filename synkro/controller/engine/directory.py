@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import count
 
 from ...memory.departures import Departures
@@ -46,12 +46,17 @@ def _of_kind(
 
 
 class Directory:
-    """Numbers things for the workers, and notices when the user has dropped them."""
+    """Numbers things for the workers, and notices when the user has dropped them.
+
+    Attributes:
+        gone: not empty where the workers are to hear of something that is gone.
+    """
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
         self._departures: Departures[tuple[int, int]] = Departures()
+        self.gone = self._departures.gone
 
     def number(self) -> int:
         """A number that nothing of this session has had."""
@@ -75,13 +80,9 @@ class Directory:
         gone = self._departures.payloads()
         return sum(self._attached[n] for n in _of_kind(_SEGMENT, gone, self._attached))
 
-    def news(self, segments: Sequence[tuple[Segment, Access]]) -> News | None:
-        """What the workers are to hear with a command that names *segments*; None for nothing."""
-        if not segments and not self._departures.gone:
-            return None
+    def news(self, segments: Iterable[tuple[Segment, Access]]) -> News:
+        """What the workers are to hear with a command that names *segments*."""
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
-        if not new and not self._departures.gone:
-            return None
         return News(new, self._departures.payloads()[:_AT_A_TIME], self._attached)
 
     def heard(self, news: News) -> None:

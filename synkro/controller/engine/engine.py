@@ -212,11 +212,12 @@ class Engine:
 
         As long as the ranks give the same replies, the same list is returned.
         """
-        self.require_ready()
+        if self._state is not State.READY:
+            self.require_ready()
         limit = self._timeout if timeout is None else timeout
         if self.interrupted:
             self.settle(limit)
-        deadline = _after(limit)
+        deadline = None if limit is None else time.monotonic() + limit
         if len(payload) > AREA // 2:
             payload, segment = self._indirect(payload)
             segments = [*segments, (segment, Access.READ)]
@@ -225,10 +226,17 @@ class Engine:
         try:
             if trace is not None:
                 trace.mark("send")
-            self._send(payload, segments)
+            if segments or self.directory.gone:
+                self._send_news(payload, segments)
+            else:
+                self._controller.send(payload, b"")
             if trace is not None:
                 trace.mark("wait")
-            self._wait(deadline, limit, on_tick)
+            ready = self._controller.wait(deadline, self._crew.sentinels, on_tick)
+            if ready:
+                self._check_alive(ready)
+            if deadline is not None and (late := self._controller.unanswered()):
+                raise self._late(late, limit or 0.0)
             if trace is not None:
                 trace.mark("collect")
         except BaseException:
@@ -256,11 +264,9 @@ class Engine:
         region = Region(segment.number, 0, (len(payload),), "|u1")
         return pickle.dumps(Indirect(region), 5), segment
 
-    def _send(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
+    def _send_news(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
+        """Send a command, and before it what the workers are to know of memory."""
         news = self.directory.news(segments)
-        if news is None:
-            self._controller.send(payload, b"")
-            return
         if len(payload) + len(news.housekeeping) > AREA:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
         with uninterrupted():  # what is known of the workers stays true
@@ -274,13 +280,6 @@ class Engine:
                 self._check_alive(self._crew.pass_descriptors(rank, numbered))
             except TimeoutError as error:
                 raise self._late([rank], error.args[0]) from None
-
-    def _wait(
-        self, deadline: float | None, limit: float | None, on_tick: Callable[[], None] | None = None
-    ) -> None:
-        self._check_alive(self._controller.wait(deadline, self._crew.sentinels, on_tick))
-        if deadline is not None and (late := self._controller.unanswered()):
-            raise self._late(late, limit or 0.0)
 
     def _late(self, ranks: list[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
@@ -335,7 +334,7 @@ class Engine:
         if not self.interrupted:
             return
         limit = self._timeout if limit is None else limit
-        deadline = _after(limit)
+        deadline = None if limit is None else time.monotonic() + limit
         quiet = True
         while True:
             self._abandon()
@@ -447,8 +446,3 @@ atexit.register(_at_exit)
 
 def _nothing() -> None:
     """For an engine that is not traced."""
-
-
-def _after(limit: float | None) -> float | None:
-    """The deadline *limit* seconds from now, on the monotonic clock."""
-    return None if limit is None else time.monotonic() + limit

@@ -1,8 +1,8 @@
 """The collectives of the main process over variables, and how values get to replicas and back.
 
-Values that go to the workers travel like inputs, through a segment from which every rank takes its rows;
-values that come back travel like outputs.  Collectives among the replicas move nothing through the
-main process.
+Values for the workers lie in shared memory, like inputs, and every rank copies its rows from there.
+Values of replicas come back like outputs.  Collectives among the replicas move nothing through the main
+process.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .shared import Shared, check_once, check_rows
 if TYPE_CHECKING:
     from .registry import Variables
 
-_SMALL = 1 << 16  # bytes of a value that stays in shared memory after it was sent, for the next one
+_SMALL = 1 << 16  # bytes up to which the buffer of a sent value is kept for the next one
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def in_turn(method: Method) -> Method:
-    """A method of what has an ``_engine``: while it runs, the calls of other threads wait."""
+    """Let the calls of other threads wait while a method runs of an object that has an ``_engine``."""
 
     @functools.wraps(method)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,12 +50,13 @@ def in_turn(method: Method) -> Method:
 
 
 class Collectives:
-    """The collectives of the main process over the variables of a session.
+    """The collectives of the main process over one variable or a list of them.
 
-    ``Session`` has those that users call as its methods.  They take one variable, or a list of them.
+    Those that users call are methods of ``Session``, too.  The others, for variables and values that
+    were checked, are the transport.
 
     Attributes:
-        variables: those of the session.
+        variables: the variables of the session.
         master_rank: the root of collectives that have one.
     """
 
@@ -64,7 +65,7 @@ class Collectives:
         self.master_rank = master_rank
         self._engine = engine
         self._outputs = outputs
-        self._buffers: dict[int, Outgoing] = {}  # by variable: what brought its last value, if small
+        self._buffers: dict[int, Outgoing] = {}  # for small variables, by number: with the last value
 
     # ── from the main process to the replicas ────────────────────────────────────────────────────
 
@@ -186,7 +187,7 @@ class Collectives:
         """
         self._exchange("all_gather", self._checked(variables, "all_gather")[0], "")
 
-    # ── transport, of variables and values that were checked ─────────────────────────────────────
+    # ── transport ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def size(self) -> int:
@@ -201,10 +202,10 @@ class Collectives:
         batch: Any = None,
         by_rows: bool = False,
     ) -> None:
-        """Put *arrays* into replicas of *targets*: whole, or *by_rows* the rows that *batch* selects.
+        """Put *arrays* into replicas of *targets*: whole, or *by_rows*, the rows that *batch* selects.
 
-        ``rows(n)`` says which of so many rows each rank takes, or None for one whose replica stays as
-        it is; by default all replicas change.
+        ``rows(n)`` says which of n rows each rank takes, with None for a rank whose replica stays as it
+        is.  By default all ranks take all.
         """
         self._engine.require_ready()
         self._engine.settle()
@@ -238,9 +239,9 @@ class Collectives:
         mode: str | None = None,
         raised: bool = False,
     ) -> list[Any]:
-        """The replicas of *targets* on *ranks* (None: on all), merged by *mode*, or the first rank's.
+        """For each of *targets* its replicas on *ranks* (None: all), merged by *mode*.
 
-        *raised* gives them a new first axis before.
+        Without a mode it is the replica of the first rank.  *raised* adds a first axis before merging.
         """
         ranks = ranks or tuple(range(self._engine.size))
         replies = self._engine.run(Read(tuple(t.number for t in targets), ranks, mode, raised))
@@ -287,7 +288,10 @@ class Collectives:
     # ── checks ───────────────────────────────────────────────────────────────────────────────────
 
     def _checked(self, variables: Any, by_rows: str = "") -> tuple[list[Shared], bool]:
-        """*variables* as a list, and whether it was a single one; with rows for the verb *by_rows*."""
+        """*variables* as a list, and whether there was one outside of a list.
+
+        They must have rows if *by_rows* is given, the verb that needs them.
+        """
         self._engine.require_ready()
         single = not isinstance(variables, list | tuple)
         given = [variables] if single else list(variables)
@@ -305,7 +309,7 @@ class Collectives:
         return checked_int(rank, "a rank", 0, self._engine.size - 1)
 
     def _values(self, targets: Sequence[Shared], values: Any) -> list[Array]:
-        """One array a variable, of its dtype and number of dimensions."""
+        """*values* as one array a variable, of its dtype and number of dimensions."""
         given = list(values) if isinstance(values, list | tuple) and len(targets) > 1 else [values]
         if isinstance(values, list | tuple) and len(targets) == 1 and len(values) == 1:
             given = [values if np.ndim(values[0]) + 1 == targets[0].ndim else values[0]]

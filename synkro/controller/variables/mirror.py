@@ -1,8 +1,8 @@
 """PyTensor's own shared variables, and the worker variables that stand for them.
 
-What the main process puts into one (``set_value``, or a function of its own that updates it) reaches
-the workers before the next call that uses it.  What a call, or a collective, makes of it is there after
-it: the master rank's replica, as if the master had computed by itself.
+A value that the main process has put into one (by ``set_value``, or by a function of its own that
+updates it) reaches the workers before the next call that uses it.  After a call or a collective that
+changes the replicas it holds the master rank's replica, as if the master had computed by itself.
 """
 
 from __future__ import annotations

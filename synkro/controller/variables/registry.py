@@ -1,4 +1,4 @@
-"""The variables of a session: which there are, and what users may say of them."""
+"""The variables of a session: made, named, and checked where they are arguments."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Made = TypeVar("Made", bound=Shared)
 
 
 class Variables:
-    """The variables of a session: made, named, and checked where users name them.
+    """The variables of a session.
 
     Attributes:
-        token: what variables of this session are known by on its workers.
-        rng: gives the generator of functions that run in the main process by themselves.
-        collectives: what moves their values.
-        linked: PyTensor's shared variables, which are variables here, too.
+        token: the name of the session, by which a pickled variable finds its replica on a worker.
+        rng: returns the generator of functions that run in the main process by themselves.
+        collectives: reads and writes the replicas.
+        linked: PyTensor's shared variables, for which variables of the session stand.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Variables:
         self._named: list[weakref.ref[Shared]] = []
         self._engine = engine
 
-    # ── which there are ──────────────────────────────────────────────────────────────────────────
+    # ── made and named ───────────────────────────────────────────────────────────────────────────
 
     def shared(self, value: ArrayLike, name: str | None = None) -> Shared:
         """A variable with a replica on every rank, which functions read and write.
@@ -85,7 +85,7 @@ class Variables:
         return made
 
     def keep(self, outputs: Sequence[messages.KeptOutput]) -> list[Kept]:
-        """Handles of outputs of the last call, which stay on the workers."""
+        """Let the workers keep *outputs* of the last call; returns a handle for each."""
         handles = []
         for output in outputs:
             dtype, ndim = np.dtype(output.dtype), 1 + len(output.tail)
@@ -94,7 +94,7 @@ class Variables:
         return handles
 
     def _made(self, variable: Made) -> Made:
-        """The workers drop their replicas when the handle is gone."""
+        """Let the workers drop their replicas of *variable* when this handle is gone."""
         self._engine.directory.watch_variable(variable, variable.number)
         return variable
 
@@ -115,10 +115,13 @@ class Variables:
         variable.name = name
         self._named.append(weakref.ref(variable))
 
-    # ── what users say of them ───────────────────────────────────────────────────────────────────
+    # ── checked ──────────────────────────────────────────────────────────────────────────────────
 
     def check(self, variable: Any, called: str) -> Shared:
-        """Raises: InvalidType, InvalidValue for what is no variable, or one of another session."""
+        """*variable*, or the one that stands for it if it is PyTensor's; errors call it *called*.
+
+        Raises: InvalidType for what is no variable, InvalidValue for a variable of another session.
+        """
         if is_graph_shared(variable):
             variable = self.linked.shared(variable)
         if not isinstance(variable, Shared):
@@ -155,7 +158,10 @@ class Variables:
         return tuple(pairs)
 
     def check_sliceable(self, variables: Any) -> tuple[Shared, ...]:
-        """Raises: InvalidType, InvalidValue."""
+        """``sliceable_shareds=`` as a tuple of variables, which have rows.
+
+        Raises: InvalidType, InvalidValue.
+        """
         if variables is None:
             return ()
         if isinstance(variables, Variable):
@@ -168,9 +174,9 @@ class Variables:
         return tuple(variables)
 
     def rows(self, variables: Mapping[str, Shared], function: str) -> list[int]:
-        """How many rows each rank holds of all *variables*, which messages call by their keys.
+        """How many rows each rank holds of every variable; errors call the variables by their keys.
 
-        Raises: InvalidValue if they differ.
+        Raises: InvalidValue if a rank holds more of one than of another.
         """
         for called, variable in variables.items():
             check_rows(variable, called)

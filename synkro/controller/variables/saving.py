@@ -1,9 +1,9 @@
 """Named variables and random generators of all ranks, to a file and back.
 
-The file is NumPy's ``.npz``.  Its entry ``synkro`` is a JSON text: how many ranks there were, the states
-of their generators and of the main process's (``as_serial``), and the entries of each variable: one if
-all ranks had the same, else one a rank.  They are called ``name`` and ``name@rank``, where the name can
-be that of a file.
+The file is NumPy's ``.npz``.  Its entry ``synkro`` is a JSON text: the number of ranks, the states of
+their generators and of the main process's (``as_serial``), and the names of each variable's entries.  A
+variable has one entry, ``name``, if all replicas were equal, else one a rank, ``name@rank``.  Names that
+are not fit for files are replaced by numbers.
 """
 
 from __future__ import annotations

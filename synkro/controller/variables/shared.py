@@ -74,7 +74,7 @@ class Shared(Variable):
         return None if own is None else own.in_place()
 
     def _stand_in(self) -> Variable | None:
-        """What it is while a function runs in this process by itself (``as_serial``)."""
+        """The copy that a function uses that runs in this process by itself (``as_serial``), if any."""
         group = here.group.get()
         return None if group is None else group.stand_in(self)
 
@@ -83,7 +83,7 @@ class Shared(Variable):
         return self._home is home
 
     def __copy__(self) -> Shared:
-        return self  # it stands for what the workers have
+        return self  # a handle: the contents are on the workers
 
     def __deepcopy__(self, memo: Any) -> Shared:
         return self
@@ -93,18 +93,10 @@ class Shared(Variable):
 
 
 class Kept(Shared):
-    """Outputs that stayed on the workers: rank r's replica is what it computed, its rows in their order.
+    """Outputs that stayed on the workers: the replica of a rank holds the rows that it computed.
 
-    It can be an input of functions, where it is used in place.  As an array it is all of its rows.
+    It can be an input of functions, where it is used in place.  Its value are all rows, in their order.
     """
-
-    @property
-    def value(self) -> Array:
-        return self.get_value()
-
-    @value.setter
-    def value(self, value: Any) -> None:
-        self.set_value(value)
 
     @property
     def shape(self) -> tuple[int, ...]:
