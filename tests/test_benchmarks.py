@@ -35,6 +35,19 @@ def test_leaves_a_record_with_medians(question, run_python, tmp_path):
         assert ("target" in figure) == ("met" in figure)
 
 
+def test_two_versions_take_turns(run_python, tmp_path):
+    out, kinds = tmp_path / "record.json", ["empty", "new number"]
+    few = ["--runs", "1", "--calls", "3", "--neighbours", "0", "1", "--json", str(out)]
+    done = run_python("-m", "benchmarks.against", str(ROOT), *few, "--kinds", *kinds)
+    record = json.loads(out.read_text())["kinds"]
+    assert list(record) == [*kinds, "empty, beside 1 busy", "reduced scalar, beside 1 busy"]
+    for kind, found in record.items():
+        assert kind in done.stdout
+        assert all(0 < found[side]["median"] < math.inf for side in ("this checkout", "the other"))
+    refused = run_python("-m", "benchmarks.against", str(tmp_path), check=False)
+    assert (refused.returncode, "synkro/" in refused.stderr) == (2, True)
+
+
 def test_the_report_is_one_page_with_its_plots(run_python, tmp_path):
     pytest.importorskip("matplotlib")
     done = run_python("-m", "synkro", "bench", "memory", "--smoke", "--out", str(tmp_path / "lab"))
