@@ -8,9 +8,14 @@ import pytest
 
 import synkro as synk
 from support.programs import ROOT
+from support.sessions import lasting
 
 bfloat16 = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes (the extra test)").bfloat16
 VALUES = np.random.default_rng(0).standard_normal((1000, 3)).astype(bfloat16)
+
+pytestmark = pytest.mark.counted_once
+
+session = lasting(2)
 
 
 def rounded(exact):

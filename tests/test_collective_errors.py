@@ -245,11 +245,11 @@ def test_an_error_that_is_caught_leaves_the_ranks_in_step(three):
     ],
     ids=["broadcast", "scatter", "reduce", "batch"],
 )
-def test_a_root_that_is_not_named_is_not_taken_for_something_else(session, misplaced):
+def test_a_root_that_is_not_named_is_not_taken_for_something_else(two, misplaced):
     with pytest.raises(
         synk.WorkerError, match=r"inside a function, .* the root by name: \w+\(x, root=…\)"
     ):
-        session.function(misplaced, outputs=[])()
+        two.function(misplaced, outputs=[])()
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_a_root_that_is_not_named_is_not_taken_for_something_else(session, mispl
     ],
     ids=["other keys", "other nesting", "very many"],
 )
-def test_values_of_other_nesting_do_not_meet(session, nested):
+def test_values_of_other_nesting_do_not_meet(two, nested):
     with pytest.raises(
         synk.WorkerError, match=r"rank 0 is in all_reduce .* of .*, but rank 1 in all_reduce"
     ):
-        session.function(lambda: synk.all_reduce(nested()), outputs=[])()
+        two.function(lambda: synk.all_reduce(nested()), outputs=[])()

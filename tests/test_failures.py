@@ -15,7 +15,7 @@ import pytest
 
 import synkro as synk
 from support.failing import leave
-from support.sessions import LARGE, rank, rows, total
+from support.sessions import LARGE, lasting, rank, rows, total
 from support.waiting import Watch, gone, wait_until
 from synkro import here
 from synkro.controller.engine.engine import State
@@ -265,6 +265,8 @@ def test_a_future_hears_of_the_death(session):
 
 # ── an exception in a worker ─────────────────────────────────────────────────────────────────────────
 
+lived = lasting(2)  # as all these errors leave it in working order
+
 
 class Plain(Exception):
     pass
@@ -349,10 +351,10 @@ if group := vars(builtins).get("ExceptionGroup"):  # from Python 3.11 on
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_exception_is_told(case, session):
+def test_an_exception_is_told(case, lived):
     fail, original, text = CASES[case]
-    f = session.function(lambda x: fail(), name="failing")
-    pids = session.pids
+    f = lived.function(lambda x: fail(), name="failing")
+    pids = lived.pids
     with Watch(), pytest.raises(synk.WorkerError) as caught:
         f(np.ones(4))
     error = caught.value
@@ -365,16 +367,16 @@ def test_an_exception_is_told(case, session):
     assert isinstance(error.__cause__, synk.RemoteTraceback)
     assert "Traceback (most recent call last)" in error.__cause__.text or case.startswith("huge")
     assert len(str(error)) + len(str(error.__cause__)) < 100_000
-    assert total(session) == 7
-    assert session.pids == pids
+    assert total(lived) == 7
+    assert lived.pids == pids
 
 
-def test_the_remote_traceback_shows_the_line(session):
+def test_the_remote_traceback_shows_the_line(lived):
     def divide(x):
         return x / np.intp(0) if False else 1 // (len(x) - len(x))
 
     with pytest.raises(synk.WorkerError) as caught:
-        session.function(divide)(np.ones(4))
+        lived.function(divide)(np.ones(4))
     text = str(caught.value.__cause__)
     assert "in divide" in text
     assert __file__ in text
@@ -382,35 +384,35 @@ def test_the_remote_traceback_shows_the_line(session):
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_an_exception_on_one_rank_strands_nobody(culprit, session):
+def test_an_exception_on_one_rank_strands_nobody(culprit, lived):
     def f(x):
         if rank() == culprit:
             raise Plain(f"I am {culprit}")
         return np.ones(LARGE)
 
     with pytest.raises(synk.WorkerError, match=f"rank {culprit} .*Plain: I am {culprit}") as caught:
-        session.function(f, outputs="sum")(np.ones(4))
+        lived.function(f, outputs="sum")(np.ones(4))
     assert caught.value.rank == culprit
     assert caught.value.original.args == (f"I am {culprit}",)
     assert "ranks failed" not in str(caught.value)
-    assert total(session) == 7
+    assert total(lived) == 7
 
 
-def test_failing_and_working_calls_alternate(session):
+def test_failing_and_working_calls_alternate(lived):
     def f(x):
         if x.min() < 0:
             raise Plain("negative")
         return x.sum()
 
-    f = session.function(f, outputs="sum")
-    good, bad = session.data(np.ones(6)), session.data(-np.ones(6))
+    f = lived.function(f, outputs="sum")
+    good, bad = lived.data(np.ones(6)), lived.data(-np.ones(6))
     for _ in range(20):
         assert f(good) == 6
         with pytest.raises(synk.WorkerError, match="negative"):
             f(bad)
 
 
-def test_a_function_that_fails_to_load_can_be_mended(session):
+def test_a_function_that_fails_to_load_can_be_mended(lived):
     class Broken:
         def __reduce__(self):
             return raising(Plain("cannot be loaded")), ()
@@ -419,7 +421,7 @@ def test_a_function_that_fails_to_load_can_be_mended(session):
         pass
 
     part = Broken()
-    f = session.function(lambda x: (part, x.sum())[1], outputs="sum")
+    f = lived.function(lambda x: (part, x.sum())[1], outputs="sum")
     for _ in range(2):
         with pytest.raises(synk.WorkerError, match="cannot be loaded"):
             f(np.ones(3))
@@ -427,7 +429,7 @@ def test_a_function_that_fails_to_load_can_be_mended(session):
     assert f(np.ones(3)) == 3
 
 
-def test_what_an_exception_held_is_freed(session):
+def test_what_an_exception_held_is_freed(lived):
     def f():
         block = np.ones(1 << 22)
         raise Plain(len(block))
@@ -436,8 +438,8 @@ def test_what_an_exception_held_is_freed(session):
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
 
-    f = session.function(f, outputs=[])
-    resident = session.function(resident, outputs="max")
+    f = lived.function(f, outputs=[])
+    resident = lived.function(resident, outputs="max")
     before = resident()
     with pytest.raises(synk.WorkerError):
         f()

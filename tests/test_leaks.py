@@ -8,6 +8,7 @@ import pytest
 
 import synkro as synk
 from support.leftovers import children, descriptors, mappings, shared_files
+from support.sessions import lasting
 from support.waiting import wait_until
 from synkro import here
 
@@ -15,6 +16,10 @@ MB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SLACK = 12 * MB  # of resident memory; every leak that is looked for below would be far larger
 FEW = 3  # descriptors and mappings that may come and go
+
+pytestmark = pytest.mark.counted_once
+
+session = lasting(2)
 
 
 def resident(pid="self"):
@@ -204,10 +209,10 @@ def test_forking_and_closing_leaves_nothing():
         gc.collect()
         return len(children()), len(descriptors()), mappings(), len(os.listdir("/proc/self/task"))
 
-    for n in range(5):
+    for n in range(3):
         cycle(n)
     before, memory = counted(), resident()
-    for n in range(30):
+    for n in range(12):
         cycle(n)
     assert wait_until(lambda: counted() <= before), (counted(), before)
     assert resident() - memory < SLACK
@@ -227,3 +232,4 @@ def test_sessions_that_fail_to_start_leave_nothing(end, tmp_path, monkeypatch):
         gc.collect()
         assert descriptors() == before
     assert synk.fork(1, verbose=False) == 1
+    synk.close()

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import synkro
+from support.sessions import lasting
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerDied, WorkerError
 
-pytestmark = pytest.mark.libraries
+pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
 ROWS = np.random.default_rng(0).standard_normal((101, 5))
+
+session = lasting(2)
 
 
 class TestJax:

@@ -17,6 +17,7 @@ import synkro as synk
 from support.failing import leave
 from support.inside import marks_left
 from support.programs import ROOT
+from support.sessions import lasting, running
 from synkro import extensions, here
 from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
 
@@ -24,6 +25,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 
 ROWS = np.arange(40.0).reshape(20, 2)
 NAP = 0.05
+
+session = lasting(2)
 
 
 @pytest.fixture
@@ -384,10 +387,11 @@ def test_each_session_of_a_program_has_a_file_of_its_own(tmp_path):
 
 
 class TestBadUse:
-    def test_nothing_was_traced(self, current, tmp_path):
-        for ask in (synk.summary, lambda: synk.plot_timeline(tmp_path / "calls.png")):
-            with pytest.raises(UsageError, match=r"no call of this session was traced.*with trace\(\)"):
-                ask()
+    def test_nothing_was_traced(self, tmp_path):
+        with running(1):
+            for ask in (synk.summary, lambda: synk.plot_timeline(tmp_path / "calls.png")):
+                with pytest.raises(UsageError, match=r"no call of this session was traced.*trace\(\)"):
+                    ask()
 
     def test_two_at_once(self, current):
         with synk.trace():

@@ -20,29 +20,8 @@ where *w* and *b* are shared variables of PyTensor's, and *x* and *y* inputs of 
     rules     the update rules
 """
 
-from .rules import (
-    Rule,
-    adadelta,
-    adagrad,
-    adam,
-    adamax,
-    momentum,
-    nesterov_momentum,
-    rmsprop,
-    sgd,
-)
+from .rules import Rule, adadelta, adagrad, adam, adamax, momentum, nesterov_momentum, rmsprop, sgd
 from .training import flatten, make_train_function
 
-__all__ = [
-    "Rule",
-    "adadelta",
-    "adagrad",
-    "adam",
-    "adamax",
-    "flatten",
-    "make_train_function",
-    "momentum",
-    "nesterov_momentum",
-    "rmsprop",
-    "sgd",
-]
+__all__ = ["Rule", "adadelta", "adagrad", "adam", "adamax", "flatten", "make_train_function"]
+__all__ += ["momentum", "nesterov_momentum", "rmsprop", "sgd"]

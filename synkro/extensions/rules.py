@@ -18,6 +18,9 @@ from ..values.foreign import is_graph_shared
 from ..values.variable import Variable
 
 Vector = NDArray[Any]
+Params = Sequence[Variable]
+Rate = float | Variable
+Name = str | None
 
 
 class Rule(ABC):
@@ -31,9 +34,7 @@ class Rule(ABC):
             stand for them).  Those without a name get one.
     """
 
-    def __init__(
-        self, params: Sequence[Any], learning_rate: float | Variable, *states: str, name: str | None
-    ) -> None:
+    def __init__(self, params: Sequence[Any], learning_rate: Rate, *states: str, name: Name) -> None:
         self.params = parameters(params)
         variables = session_variables()
         self._rate = worker_variable(learning_rate)
@@ -81,13 +82,7 @@ class Rule(ABC):
 class sgd(Rule):  # noqa: N801 - the rules have the names that they have everywhere
     """Stochastic gradient descent: ``p -= rate · g``."""
 
-    def __init__(
-        self,
-        params: Sequence[Variable],
-        learning_rate: float | Variable = 0.01,
-        *,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, params: Params, learning_rate: Rate = 0.01, *, name: Name = None) -> None:
         super().__init__(params, learning_rate, name=name)
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
@@ -98,12 +93,7 @@ class momentum(Rule):  # noqa: N801
     """Momentum: ``v = μ v - rate · g; p += v`` (Polyak 1964)."""
 
     def __init__(
-        self,
-        params: Sequence[Variable],
-        learning_rate: float | Variable = 0.01,
-        momentum: float = 0.9,
-        *,
-        name: str | None = None,
+        self, params: Params, learning_rate: Rate = 0.01, momentum: float = 0.9, *, name: Name = None
     ) -> None:
         super().__init__(params, learning_rate, "velocity", name=name)
         self.momentum = momentum
@@ -127,12 +117,7 @@ class adagrad(Rule):  # noqa: N801
     """AdaGrad (Duchi et al. 2011): ``a += g²; p -= rate · g / √(a + ε)``."""
 
     def __init__(
-        self,
-        params: Sequence[Variable],
-        learning_rate: float | Variable = 1.0,
-        epsilon: float = 1e-6,
-        *,
-        name: str | None = None,
+        self, params: Params, learning_rate: Rate = 1.0, epsilon: float = 1e-6, *, name: Name = None
     ) -> None:
         super().__init__(params, learning_rate, "accumulator", name=name)
         self.epsilon = epsilon
@@ -148,12 +133,12 @@ class rmsprop(Rule):  # noqa: N801
 
     def __init__(
         self,
-        params: Sequence[Variable],
-        learning_rate: float | Variable = 1.0,
+        params: Params,
+        learning_rate: Rate = 1.0,
         rho: float = 0.9,
         epsilon: float = 1e-6,
         *,
-        name: str | None = None,
+        name: Name = None,
     ) -> None:
         super().__init__(params, learning_rate, "accumulator", name=name)
         self.rho = rho
@@ -174,12 +159,12 @@ class adadelta(Rule):  # noqa: N801
 
     def __init__(
         self,
-        params: Sequence[Variable],
-        learning_rate: float | Variable = 1.0,
+        params: Params,
+        learning_rate: Rate = 1.0,
         rho: float = 0.95,
         epsilon: float = 1e-6,
         *,
-        name: str | None = None,
+        name: Name = None,
     ) -> None:
         super().__init__(params, learning_rate, "accumulator", "delta", name=name)
         self.rho = rho
@@ -200,13 +185,13 @@ class _Adaptive(Rule):
 
     def __init__(
         self,
-        params: Sequence[Variable],
-        learning_rate: float | Variable,
+        params: Params,
+        learning_rate: Rate,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         *,
-        name: str | None = None,
+        name: Name = None,
     ) -> None:
         super().__init__(params, learning_rate, "first", "second", name=name)
         self.beta1 = beta1
@@ -227,9 +212,7 @@ class adam(_Adaptive):  # noqa: N801
     ``m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= rate · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)``.
     """
 
-    def __init__(
-        self, params: Sequence[Variable], learning_rate: float | Variable = 0.001, **options: Any
-    ) -> None:
+    def __init__(self, params: Params, learning_rate: Rate = 0.001, **options: Any) -> None:
         super().__init__(params, learning_rate, **options)
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
@@ -250,9 +233,7 @@ class adamax(_Adaptive):  # noqa: N801
     ``m = β₁ m + (1 - β₁) g; u = max(β₂ u, |g|); p -= rate / (1 - β₁ᵗ) · m / (u + ε)``.
     """
 
-    def __init__(
-        self, params: Sequence[Variable], learning_rate: float | Variable = 0.002, **options: Any
-    ) -> None:
+    def __init__(self, params: Params, learning_rate: Rate = 0.002, **options: Any) -> None:
         super().__init__(params, learning_rate, **options)
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:

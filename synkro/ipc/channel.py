@@ -228,8 +228,8 @@ class Controller:
 
 
 def _spin(size: int) -> float:
-    """Seconds to poll in a session of *size* workers."""
-    return SPIN
+    """Seconds to poll: twice as many where the *size* workers take turns on the cores."""
+    return SPIN if size <= len(os.sched_getaffinity(0)) else 2 * SPIN
 
 
 def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -> None:

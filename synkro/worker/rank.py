@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import messages
 from ..comms.agreement import Guard
 from ..comms.base import Communicator
 from ..comms.gpu import GpuCommunicator
@@ -27,34 +28,7 @@ from ..devices.cpu import CpuDevice
 from ..errors import InternalError
 from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
-from ..messages import (
-    Ack,
-    Attach,
-    Call,
-    Command,
-    Create,
-    Distribute,
-    Done,
-    Exchange,
-    FunctionSpec,
-    Generator,
-    GeneratorState,
-    Gpus,
-    Housekeeping,
-    Inspect,
-    Keep,
-    KeptOutput,
-    Phase,
-    Read,
-    Reduce,
-    Release,
-    Reply,
-    Shapes,
-    Start,
-    Started,
-    Store,
-    Write,
-)
+from ..messages import Ack, Command, Done, FunctionSpec, Phase, Reply
 from ..packing import place, settings
 from ..packing.pickles import unpack
 from ..plan.call import Access, Region
@@ -109,7 +83,7 @@ class Rank:
         self.token = ""
         self._descriptor = descriptor
         self._segments: dict[int, Segment] = {}
-        self._unmapped: dict[int, tuple[int, Attach]] = {}
+        self._unmapped: dict[int, tuple[int, messages.Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
         self.group = self._new_group(None)
@@ -117,7 +91,7 @@ class Rank:
         self._profile_path = ""
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
 
-    def keep_house(self, housekeeping: Housekeeping) -> None:
+    def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""
         for number in housekeeping.drop_segments:
             segment = self._segments.pop(number, None)
@@ -201,24 +175,24 @@ class Rank:
     def action(self, command: Command) -> Callable[[], Reply]:
         """A callable that does *command* and returns the reply."""
         match command:
-            case Call():
+            case messages.Call():
                 return PreparedCall(self, command.plan).run
-            case Store():
+            case messages.Store():
                 return self._storing(command)
-            case Reduce():
+            case messages.Reduce():
                 return self._reducing(command)
-            case Release():
+            case messages.Release():
                 return Ack
         handlers: dict[type, Callable[[Any], Reply]] = {
-            Distribute: self._load,
-            Start: self._start,
-            Keep: self._keep_outputs,
-            Create: self._create,
-            Write: self._write,
-            Read: self._read,
-            Inspect: self._inspect,
-            Exchange: self._exchange,
-            Generator: self._generator,
+            messages.Distribute: self._load,
+            messages.Start: self._start,
+            messages.Keep: self._keep_outputs,
+            messages.Create: self._create,
+            messages.Write: self._write,
+            messages.Read: self._read,
+            messages.Inspect: self._inspect,
+            messages.Exchange: self._exchange,
+            messages.Generator: self._generator,
         }
         handler = handlers.get(type(command))
         if handler is None:
@@ -226,7 +200,7 @@ class Rank:
         self.function = None  # what fails from here on is no function's fault
         return lambda: handler(command)
 
-    def _start(self, start: Start) -> Started:
+    def _start(self, start: messages.Start) -> messages.Started:
         core = start.cores[self.number]
         if core is not None:
             os.sched_setaffinity(0, {core})
@@ -244,13 +218,13 @@ class Rank:
             self._profile_path = start.profiles[self.number]
             self._profile = cProfile.Profile()
             self._profile.enable()
-        return Started(problem)
+        return messages.Started(problem)
 
     def _new_group(self, seed: Any) -> Group:
         rng = functools.partial(generator, seed, self.number)
         return Group(self.comm, rng, self.device, self.mark, self._master)
 
-    def _move_to_gpu(self, gpus: Gpus) -> str:
+    def _move_to_gpu(self, gpus: messages.Gpus) -> str:
         """Compute on this rank's GPU from now on; returns why NCCL does not connect the ranks, or ""."""
         from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
@@ -269,7 +243,7 @@ class Rank:
         self.begin(tuple(range(self.size)))
         return comm.connect()
 
-    def _load(self, command: Distribute) -> Ack:
+    def _load(self, command: messages.Distribute) -> Ack:
         self.report(Phase.LOADING, 0)
         place.enter(command.sys_path, command.cwd)
         settings.apply(command.settings)
@@ -287,7 +261,7 @@ class Rank:
         """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""
         self._kept = leaves
 
-    def _storing(self, command: Store) -> Callable[[], Reply]:
+    def _storing(self, command: messages.Store) -> Callable[[], Reply]:
         places = [(p.leaf, p.piece, self.array(p.region)) for p in command.placements[self.number]]
 
         def store() -> Ack:
@@ -298,7 +272,7 @@ class Rank:
 
         return store
 
-    def _reducing(self, command: Reduce) -> Callable[[], Reply]:
+    def _reducing(self, command: messages.Reduce) -> Callable[[], Reply]:
         ranks = command.ranks
         if ranks is not None:
             return lambda: self._reduce_kept(command, ranks)
@@ -315,7 +289,7 @@ class Rank:
 
         return reduce
 
-    def _reduce_kept(self, command: Reduce, ranks: tuple[int, ...]) -> Ack:
+    def _reduce_kept(self, command: messages.Reduce, ranks: tuple[int, ...]) -> Ack:
         """Reduce outputs that wait on GPUs, by the GPUs."""
         if self.number in ranks:
             assert isinstance(self.comm, GpuCommunicator)
@@ -333,14 +307,14 @@ class Rank:
 
     # ── variables ────────────────────────────────────────────────────────────────────────────────
 
-    def _create(self, command: Create) -> Ack:
+    def _create(self, command: messages.Create) -> Ack:
         value = self.array(command.value)
         array = self.comm.empty(value.shape, value.dtype)
         self.device.assign(array, value)
         self.variables[command.number] = self._replica(command.name, array)
         return Ack()
 
-    def _keep_outputs(self, command: Keep) -> Ack:
+    def _keep_outputs(self, command: messages.Keep) -> Ack:
         for kept in command.outputs:
             pieces: list[Array] = []
             if self._kept:
@@ -354,7 +328,7 @@ class Rank:
     def _replica(self, name: str | None, array: Array, shared: bool = True) -> Replica:
         return Replica(name, array, self.device, self.comm.empty, shared)
 
-    def _joined(self, pieces: list[Array], kept: KeptOutput) -> Array:
+    def _joined(self, pieces: list[Array], kept: messages.KeptOutput) -> Array:
         """The pieces of an output, copied into one array."""
         rows = sum(len(piece) for piece in pieces)
         array = self.comm.empty((rows, *kept.tail), kept.dtype)
@@ -364,7 +338,7 @@ class Rank:
             start += len(piece)
         return array
 
-    def _write(self, command: Write) -> Ack:
+    def _write(self, command: messages.Write) -> Ack:
         for fill in command.fills:
             rows = fill.rows[self.number]
             if rows is None:
@@ -375,7 +349,7 @@ class Rank:
             self.variables[fill.variable].value = source
         return Ack()
 
-    def _read(self, command: Read) -> Done:
+    def _read(self, command: messages.Read) -> Done:
         if self.number not in command.ranks:
             return Done(None, None)
         values = [self.variables[number].whole for number in command.variables]
@@ -387,10 +361,10 @@ class Rank:
         self.keep(merger.leaves if layout.keeps else [])
         return done
 
-    def _inspect(self, command: Inspect) -> Shapes:
-        return Shapes(tuple(self.variables[number].whole.shape for number in command.variables))
+    def _inspect(self, command: messages.Inspect) -> messages.Shapes:
+        return messages.Shapes(tuple(self.variables[number].whole.shape for number in command.variables))
 
-    def _exchange(self, command: Exchange) -> Ack:
+    def _exchange(self, command: messages.Exchange) -> Ack:
         variables = [self.variables[number] for number in command.variables]
         self.begin(tuple(range(self.size)))
         self.report(Phase.REDUCING, 0)
@@ -416,11 +390,11 @@ class Rank:
                     variable.adopt(array)
         return Ack()
 
-    def _generator(self, command: Generator) -> GeneratorState:
+    def _generator(self, command: messages.Generator) -> messages.GeneratorState:
         bits = self.group.rng.bit_generator
         if command.states is not None:
             bits.state = command.states[self.number]
-        return GeneratorState(bits.state)
+        return messages.GeneratorState(bits.state)
 
 
 def _writable(fd: int) -> bool:

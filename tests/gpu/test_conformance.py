@@ -9,7 +9,7 @@ import pytest
 
 import synkro.here
 import test_comms
-from support.gpus import MOST, serving
+from support.gpus import MOST, crews, serving
 from support.together import good
 from synkro.comms.ops import OPERATIONS
 
@@ -126,11 +126,10 @@ def several(world):
     return world
 
 
-@pytest.fixture
-def pair(world):
-    if world.size != 2:
-        pytest.skip("for two ranks")
-    return world
+@pytest.fixture(scope="module", params=crews("two", "sockets"))
+def pair(request):
+    with serving(request.param) as session:
+        yield GpuWorld(session)
 
 
 class TestConformance(test_comms.TestConformance):

@@ -1,5 +1,6 @@
 """Python programs in processes of their own."""
 
+import compileall
 import os
 import subprocess
 import sys
@@ -8,6 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def pytest_configure(config):
+    """Where Python keeps no bytecode, every worker of every test would compile the package anew."""
+    if sys.dont_write_bytecode:
+        for folder in ("synkro", "benchmarks", "tests/stand_in"):
+            compileall.compile_dir(ROOT / folder, quiet=2)
 
 
 SLOW = ("jax", "matplotlib", "numba", "pytensor", "torch")  # to import

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,57 +171,35 @@ class Arguments:
         """
         called = self._called(bound)
         value = bound.value
+        made = functools.partial(Input, bound.name, called, bound.broadcast)
         wanted = self._types.get(bound.name)
         if wanted is not None:
             value = _typed(value, wanted, called)
         if isinstance(value, Shared):
-            variable = self._variables.check(value, called)
-            return Input(bound.name, called, bound.broadcast, variable=variable)
+            return made(variable=self._variables.check(value, called))
         if isinstance(value, SCALARS) and bound.broadcast:
-            return self._number(bound, value, called)
+            return self._number(bound.name, value, called, made)
+        reusable: Reusable | None = _DATA
         if isinstance(value, np.memmap):
-            value = self._mapped(bound, value)
-            reusable = None
-        else:
-            reusable = _DATA
+            value, reusable = self._mapped(bound, value), None
         if isinstance(value, Data):
             placed = value.input(self._engine, called)
-            return Input(
-                bound.name,
-                called,
-                bound.broadcast,
-                placed,
-                minibatch=value.minibatch,
-                reusable=reusable,
-            )
+            return made(placed, minibatch=value.minibatch, reusable=reusable)
         array = as_numeric(value, called)
         checked_dtype(array.dtype, called)
         if self._engine.on_gpus:
             array = native(array)
         buffer = self._put(bound.name, array, called)
-        return Input(
-            bound.name,
-            called,
-            bound.broadcast,
-            buffer.placed,
-            reusable=ReusableArray(buffer) if array is bound.value else None,
-        )
+        reusable = ReusableArray(buffer) if array is bound.value else None
+        return made(buffer.placed, reusable=reusable)
 
-    def _number(self, bound: Bound, value: Any, called: str) -> Input:
-        """A number that every rank gets as it is: in shared memory, so a new one needs no new plan."""
-        scalar = type(value)
+    def _number(self, name: str, value: Any, called: str, made: Callable[..., Input]) -> Input:
+        """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
         if not _fits(value):
-            constant = Constant(value, pickle.dumps(value, 5))
-            return Input(bound.name, called, True, constant=constant)
-        buffer = self._put((bound.name, scalar), np.asarray(value), called)
-        return Input(
-            bound.name,
-            called,
-            True,
-            buffer.placed,
-            scalar=scalar,
-            reusable=ReusableNumber(buffer, scalar),
-        )
+            return made(constant=Constant(value, pickle.dumps(value, 5)))
+        scalar = type(value)
+        buffer = self._put((name, scalar), np.asarray(value), called)
+        return made(buffer.placed, scalar=scalar, reusable=ReusableNumber(buffer, scalar))
 
     def _put(self, name: Any, array: Array, called: str) -> Outgoing:
         buffer = self._buffers.get(name)

@@ -1,0 +1,148 @@
+"""Arguments that come again and again: what is kept of a call never shows in the next."""
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.sessions import lasting
+
+NUMBERS = [
+    0.1,
+    -0.0,
+    float("nan"),
+    float("inf"),
+    1,
+    0,
+    -(2**63),
+    2**63,
+    10**100,
+    True,
+    False,
+    1j,
+    np.float32(0.1),
+    np.float64(0.1),
+    np.float16(1),
+    np.longdouble("0.1"),
+    np.int8(3),
+    np.uint64(2**63),
+    np.bool_(True),
+    np.complex64(2j),
+]
+
+
+def looked_at(value):
+    """A number that tells apart all types and values."""
+    return zlib.crc32(f"{type(value).__name__} {value!r}".encode())
+
+
+session = lasting()
+
+several_calls = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.mark.quick
+@several_calls
+@given(st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=12), st.booleans())
+def test_broadcast_numbers_arrive_as_they_are(session, numbers, by_name):
+    look = session.function(lambda x, k: looked_at(k), bcast_inputs="k", outputs=None)
+    x = np.ones(2)
+    for number in numbers:
+        seen = look(x, k=number) if by_name else look(x, number)
+        assert seen == [looked_at(number)] * 2
+
+
+@pytest.mark.quick
+def test_a_number_and_an_array_take_turns(session):
+    f = session.function(lambda x, k: np.sum(x * k), bcast_inputs="k", outputs="sum")
+    x = session.data(np.arange(4.0))
+    for k in (2.0, np.array(3.0), 2.0, np.float32(0.5), [1.0], 2, np.ones(1), True, 2.0):
+        assert f(x, k) == np.sum(np.arange(4.0) * k)
+
+
+ARRAYS = [
+    np.arange(4.0),
+    np.arange(4.0) + 1,
+    np.arange(6.0),
+    np.arange(4, dtype="f4"),
+    np.arange(4),
+    np.arange(8.0).reshape(4, 2),
+    np.arange(8.0)[::2],
+    np.asfortranarray(np.arange(8.0).reshape(4, 2)),
+    np.arange(4, dtype=">f8"),
+    [1.0, 2.0, 3.0],
+]
+
+
+@pytest.mark.quick
+@several_calls
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(range(len(ARRAYS))),
+            st.sampled_from(["array", "data", "named"]),
+            st.sampled_from([None, 2, slice(None, None, -1)]),
+            st.integers(1, 3),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_arrays_and_data_of_any_shape_take_turns(session, calls):
+    f = session.function(lambda x: x * 2, outputs="gather")
+    kept = [session.data(array) for array in ARRAYS]
+    for index, form, batch, slices in calls:
+        array = np.asarray(ARRAYS[index])
+        rows = array if batch is None else array[: batch if isinstance(batch, int) else None]
+        rows = array[::-1] if isinstance(batch, slice) else rows
+        options = {"batch": batch, "num_slices": slices}
+        if form == "named":
+            found = f(x=ARRAYS[index], **options)
+        else:
+            found = f(ARRAYS[index] if form == "array" else kept[index], **options)
+        assert found.dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found, rows * 2)
+
+
+RETURNED = [
+    1.5,
+    np.float64(1.5),
+    np.float32(1.5),
+    np.float16(1.5),
+    np.int64(3),
+    np.int8(100),
+    np.bool_(True),
+    3,
+    2 + 1j,
+    np.array(2.5),
+    np.array([1.0, 2.0]),
+    np.array([1.0, 2.0, 3.0]),
+    np.array([1, 2]),
+    np.array([1, 2], dtype=">i4"),
+    np.array([True, False]),
+    np.ones((2, 2), "f4"),
+    (1.0, 2),
+    {"a": 1.0},
+]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("op", ["mean", "sum", "max", "gather", None])
+@several_calls
+@given(st.lists(st.sampled_from(range(len(RETURNED))), min_size=1, max_size=12))
+def test_outputs_may_change_from_call_to_call(session, op, indices):
+    def give(x, index):
+        return RETURNED[index]
+
+    again = session.function(give, bcast_inputs="index", outputs=op)
+    x = session.data(np.ones(3))  # two rows and one: weights that differ
+    for index in indices:
+        fresh = session.function(give, bcast_inputs="index", outputs=op)
+        if op == "gather" and not (isinstance(RETURNED[index], np.ndarray) and RETURNED[index].ndim):
+            continue  # refused, as it has no rows
+        found, wanted = again(x, index), fresh(x, index)
+        assert repr(found) == repr(wanted)
