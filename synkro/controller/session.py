@@ -287,8 +287,8 @@ class Session:
         for names in (inputs, bcast_inputs):
             if names is not None and not all(isinstance(each, str) for each in names):
                 raise NotAvailable(
-                    "function() without a callable takes the variables of a graph compiler, which is "
-                    "not available yet: pass a callable, and the names of its parameters."
+                    "function() without a callable takes the variables of a graph compiler, and knows "
+                    "PyTensor's only: pass those, or pass a callable and the names of its parameters."
                 )
         self._engine.require_ready()
         return make

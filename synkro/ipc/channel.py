@@ -106,7 +106,7 @@ class Controller:
             self._write(command, housekeeping)
         self._fence()  # the payload, and what the user has written to Data, before the number
         words[_COMMAND] += 1  # from here on it is sent
-        self._fence()  # the number is stored before it is loaded who sleeps
+        self._fence()  # the number is stored before the loads of who sleeps
         for sleeps in self._sleeps:
             if words[sleeps]:
                 self.wake_all()
@@ -369,7 +369,7 @@ class Listener:
         self._fence()  # the payload before the number
         number = words[_COMMAND]
         words[line + _ANSWERED] = number
-        self._fence()  # the number is stored before it is loaded whether the main process sleeps
+        self._fence()  # the number is stored before the load of whether the main process sleeps
         if words[_MAIN_SLEEPS] and all(words[each + _ANSWERED] == number for each in self._block.lines):
             os.eventfd_write(self._wake_main, 1)
 

@@ -58,7 +58,7 @@ def occupy_standard_descriptors() -> None:
 
 
 class WorkerProcess:
-    """A worker's process, its sentinel, its wake-up and its socket: all that belongs to one rank.
+    """A worker's process, its lifeline, its sentinel, its socket and its pipes.
 
     Attributes:
         pid, sentinel: the process, and a descriptor that becomes readable when it ends.
@@ -69,7 +69,7 @@ class WorkerProcess:
     def __init__(
         self, rank: int, shared_fds: Sequence[int], environment: Mapping[str, str], size: int
     ) -> None:
-        """Start it; *shared_fds* are what all workers get: the board's file, everybody's eventfds …"""
+        """Start it; *shared_fds* are what all workers get: the block, the arena and all eventfds."""
         self.rank = rank
         with contextlib.ExitStack() as undo:
             with contextlib.ExitStack() as theirs:

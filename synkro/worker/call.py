@@ -76,7 +76,7 @@ class PreparedCall:
         self._layout = Layout()
 
     def _is_plain(self) -> bool:
-        """Whether all that there is to do is to run the function once and to leave its outputs."""
+        """Whether a run only calls the function, once, and leaves its outputs."""
         spec, plan, device = self._spec, self._plan, self._rank.device
         special = spec.updates or spec.finish or plan.sliced or plan.subset is not None
         return self._fixed is not None and len(self._spans) == 1 and not special and device.xp is np

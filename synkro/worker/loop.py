@@ -98,7 +98,7 @@ class Worker:
             return self._failure(error)
 
     def _leave_if_lost(self, error: BaseException) -> None:
-        """End the process if *error* has made its device useless: what that computes would be wrong."""
+        """End the process if *error* has made its device useless, whose results would be wrong."""
         try:
             what = self._rank.device.lost(error)
         except Exception as another:

@@ -139,4 +139,4 @@ class Functions:
 
 
 def _quiet(text: str) -> None:
-    """Say nothing: for a function that is sent by itself, at its first call."""
+    """Say nothing: for a function that is sent alone, at its first call."""

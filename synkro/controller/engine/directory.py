@@ -46,10 +46,10 @@ def _of_kind(
 
 
 class Directory:
-    """Numbers things for the workers, and notices when the user has dropped them.
+    """Gives things numbers for the workers, and notices when the user has dropped them.
 
     Attributes:
-        gone: not empty where the workers are to hear of something that is gone.
+        gone: what is gone, of which the workers are to hear; empty if there is nothing.
     """
 
     def __init__(self) -> None:

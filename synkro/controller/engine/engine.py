@@ -69,7 +69,7 @@ class Engine:
 
     Attributes:
         size: the number of workers.
-        lock: held during a call; whoever makes several commands one call holds it around them.
+        lock: held during a call; a call of several commands holds it around all of them.
         directory: what the workers know by number.
         trace: what records its calls, or None.
         versions: the versions of segments, for workers on GPUs; None on CPUs.
@@ -384,7 +384,7 @@ class Engine:
         return trace
 
     def end_trace(self, trace: Trace) -> bool:
-        """Record no longer; whether *trace* was still recording."""
+        """Record no longer; returns whether *trace* was still recording."""
         with self.lock:
             if self.trace is not trace:
                 return False
