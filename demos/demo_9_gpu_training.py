@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import synkro as synk
-from synkro.extensions.training import adam, make_train_function
+from synkro.extensions import adam, make_train_function
 
 n = synk.fork(seed=0)
 digits = load_digits()
