@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.leftovers import descriptors
 from support.sessions import lasting
 
 NUMBERS = [
@@ -62,6 +63,17 @@ def test_a_number_and_an_array_take_turns(session):
     x = session.data(np.arange(4.0))
     for k in (2.0, np.array(3.0), 2.0, np.float32(0.5), [1.0], 2, np.ones(1), True, 2.0):
         assert f(x, k) == np.sum(np.arange(4.0) * k)
+
+
+@pytest.mark.quick
+def test_many_numbers_take_few_descriptors(session):
+    f = session.function(lambda x, k: x * sum(k.values()), bcast_inputs="k", outputs="gather")
+    f(np.ones(2), {"one": 1.0})
+    before = len(descriptors())
+    for factor in (1, 2):
+        numbers = {f"k{index}": factor * index for index in range(600)}
+        assert f(np.ones(2), numbers).tolist() == [factor * 599 * 300] * 2
+    assert len(descriptors()) - before <= 3
 
 
 ARRAYS = [

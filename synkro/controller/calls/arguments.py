@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue
+from ...memory.segment import Segment
 from ...plan.binding import Bound
 from ...plan.call import Constant, Form, Region
 from ...plan.outputs import Tree, flatten, leaf_paths
-from ...values.arrays import Array, as_numeric, cast, checked_dtype, native
+from ...values.arrays import Array, as_numeric, cast, checked_dtype, code_of, native
 from ...values.foreign import is_graph_shared, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
@@ -25,6 +26,7 @@ from ..variables.shared import Shared
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
 _LONG = range(-(2**63), 2**63)
+_PLACE, _PLACES = 16, 256  # bytes of a number's place, and how many places are reserved at once
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,47 @@ class ReusableArray(Reusable):
         return None if self._placed is None else self._placed.region
 
 
-class ReusableNumber(ReusableArray):
-    """For numbers of one type."""
+class ReusableNumber(Reusable):
+    """For numbers of one type.
 
-    def __init__(self, buffer: Outgoing, scalar: type) -> None:
-        super().__init__(buffer)
+    Attributes:
+        placed: where they lie.
+    """
+
+    def __init__(self, placed: Placed, scalar: type) -> None:
+        self.placed = placed
+        self._array = placed.segment.array(placed.region)
         self._scalar = scalar
 
     def takes(self, value: Any) -> bool:
         return type(value) is self._scalar and (self._scalar is not int or value in _LONG)
+
+    def region(self, value: Any) -> Region:
+        self._array[...] = value
+        return self.placed.region
+
+
+class Numbers:
+    """The broadcast numbers of one function's calls, side by side in shared memory."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._places: dict[tuple[str, type], ReusableNumber] = {}
+        self._segment: Segment | None = None
+        self._end = 0  # of what is taken of the segment
+
+    def put(self, name: str, value: Any) -> ReusableNumber:
+        """Copy *value* to the place of numbers of its type in the argument *name*."""
+        key = name, type(value)
+        if key not in self._places:
+            if self._segment is None or self._end + _PLACE > self._segment.nbytes:
+                self._segment, self._end = self._engine.allocate(_PLACES * _PLACE), 0
+            dtype = code_of(np.asarray(value).dtype)
+            region = Region(self._segment.number, self._end, (), dtype)
+            self._end += _PLACE
+            self._places[key] = ReusableNumber(Placed(region, self._segment), type(value))
+        self._places[key].region(value)
+        return self._places[key]
 
 
 _DATA = Reusable()
@@ -110,7 +144,8 @@ class Arguments:
         self._variables = variables
         self._function = function
         self._types = types
-        self._buffers: dict[Any, Outgoing] = {}  # by name; for numbers by name and type
+        self._buffers: dict[str, Outgoing] = {}  # by name
+        self._numbers = Numbers(engine)
         self._files: dict[str, tuple[Any, Data]] = {}
         self.copied = False  # whether the last call copied something that ``again`` would take
         self._reusable: Sequence[Reusable] = ()  # of the last call's values
@@ -178,7 +213,7 @@ class Arguments:
         if isinstance(value, Shared):
             return made(variable=self._variables.check(value, called))
         if isinstance(value, SCALARS) and bound.broadcast:
-            return self._number(bound.name, value, called, made)
+            return self._number(bound.name, value, made)
         reusable: Reusable | None = _DATA
         if isinstance(value, np.memmap):
             value, reusable = self._mapped(bound, value), None
@@ -193,15 +228,14 @@ class Arguments:
         reusable = ReusableArray(buffer) if array is bound.value else None
         return made(buffer.placed, reusable=reusable)
 
-    def _number(self, name: str, value: Any, called: str, made: Callable[..., Input]) -> Input:
+    def _number(self, name: str, value: Any, made: Callable[..., Input]) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
         if not _fits(value):
             return made(constant=Constant(value, pickle.dumps(value, 5)))
-        scalar = type(value)
-        buffer = self._put((name, scalar), np.asarray(value), called)
-        return made(buffer.placed, scalar=scalar, reusable=ReusableNumber(buffer, scalar))
+        number = self._numbers.put(name, value)
+        return made(number.placed, scalar=type(value), reusable=number)
 
-    def _put(self, name: Any, array: Array, called: str) -> Outgoing:
+    def _put(self, name: str, array: Array, called: str) -> Outgoing:
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = self._buffers[name] = Outgoing(self._engine)

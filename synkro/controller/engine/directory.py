@@ -80,9 +80,11 @@ class Directory:
         gone = self._departures.payloads()
         return sum(self._attached[n] for n in _of_kind(_SEGMENT, gone, self._attached))
 
-    def news(self, segments: Iterable[tuple[Segment, Access]]) -> News:
-        """What the workers are to hear with a command that names *segments*."""
+    def news(self, segments: Iterable[tuple[Segment, Access]]) -> News | None:
+        """What the workers are to hear with a command that names *segments*; None for nothing."""
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
+        if not new and not self.gone:
+            return None
         return News(new, self._departures.payloads()[:_AT_A_TIME], self._attached)
 
     def heard(self, news: News) -> None:

@@ -228,7 +228,7 @@ class Engine:
             if trace is not None:
                 trace.mark("send")
             if segments or self.directory.gone:
-                self._send_news(payload, segments)
+                self._send_with_news(payload, segments)
             else:
                 self._controller.send(payload, b"")
             if trace is not None:
@@ -265,9 +265,12 @@ class Engine:
         region = Region(segment.number, 0, (len(payload),), "|u1")
         return pickle.dumps(Indirect(region), 5), segment
 
-    def _send_news(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
+    def _send_with_news(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
         """Send a command, and before it what the workers are to know of memory."""
         news = self.directory.news(segments)
+        if news is None:
+            self._controller.send(payload, b"")
+            return
         if len(payload) + len(news.housekeeping) > AREA:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
         with uninterrupted():  # so that the directory says what the workers have
