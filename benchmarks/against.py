@@ -41,7 +41,6 @@ TARGETS = {
 }
 """The kinds of calls, and what fraction of the other version's time each may take."""
 
-_BUSY = "while True: sum(range(10000))"
 _IDLE = 5e-3  # seconds
 
 
@@ -133,18 +132,6 @@ class Version:
         self.process.wait(10)
 
 
-@contextlib.contextmanager
-def neighbours(count: int) -> Iterator[None]:
-    """Processes that compute all the time."""
-    busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-
-
 def compare(
     versions: dict[str, Version], kind: str, runs: int, calls: int
 ) -> dict[str, dict[str, float]]:
@@ -184,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.folder is None or not (options.folder / "synkro").is_dir():
         parser.error("name the folder that holds the other version's package, synkro/")
+    from .common import neighbours  # not above: a version's process runs this file by itself
+
     record: dict[str, Any] = {"runs": options.runs, "calls": options.calls, "kinds": {}}
     with contextlib.ExitStack() as stack:
         versions = {}

@@ -10,8 +10,9 @@ posix_ipc semaphore each, which wait for it and release another.
 Peers: ``multiprocessing.Pool.map``, ``ProcessPoolExecutor.map`` and joblib (loky, kept open), each with
 two tasks for two processes.
 
-Hot: each side calls in a loop.  Idle: 5 ms of sleep before each call, the sides in turn.  At last, what
-a trace adds to a call of 1 ms.
+Hot: each side calls in a loop; also beside one and two busy neighbours, processes that compute all the
+time.  In turns: one call a side.  Idle: 5 ms of sleep before each call, the sides in turn.  At last,
+what a trace adds to a call of 1 ms.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import multiprocessing
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import posix_ipc
@@ -29,7 +31,7 @@ import posix_ipc
 import synkro
 
 from .bare import LINE, start, stop
-from .common import Report, Side, main, paired
+from .common import Report, Side, main, neighbours, paired
 
 
 class BareSemaphores:
@@ -160,6 +162,18 @@ def ask(report: Report, runs: int, calls: int, idle_runs: int) -> None:
         for mine in ("Synkro, empty", "Synkro, reduced scalar"):
             report.ratio(f"Pool.map ÷ {mine}", hot["Pool.map"], hot[mine], at_least=10)
             report.figure(f"aim for {mine}", float(np.median(hot[mine])), "s", at_most=25e-6)
+
+        ours = [
+            Side("Synkro, empty", lambda: empty[2](x[2])),
+            Side("Synkro, reduced scalar", lambda: reduced(x[2])),
+            Side("Pool.map", lambda: pool.map(nothing, (0, 1), chunksize=1)),
+        ]
+        report.table("a call to two workers, single calls in turns", paired(ours, idle_runs))
+        for count in (1, 2):
+            with neighbours(count):
+                beside = paired([replace(side, calls=few, warm=5) for side in ours], runs)
+            busy_ones = "a busy neighbour" if count == 1 else f"{count} busy neighbours"
+            report.table(f"a call to two workers, hot loop beside {busy_ones}", beside)
 
         cold = paired(
             [

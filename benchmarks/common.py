@@ -9,6 +9,7 @@ percentile.  A ratio is the ratio of the medians; its spread is that of the rati
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -18,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -109,6 +110,20 @@ def paired(sides: Sequence[Side], runs: int, first: bool = True) -> Samples:
         for side in (*sides[begin:], *sides[:begin]):
             samples[side.name].append(side.turn())
     return samples
+
+
+@contextlib.contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Processes that compute all the time."""
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: sum(range(10000))"]) for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 # ── reporting ────────────────────────────────────────────────────────────────────────────────────
