@@ -7,6 +7,8 @@ import synkro as synk
 from synkro import extensions as ext
 from synkro.errors import InvalidType, InvalidValue
 
+pytestmark = pytest.mark.counted_once
+
 RNG = np.random.default_rng(0)
 ROWS = RNG.standard_normal((67, 4))
 TARGETS = ROWS @ np.array([1.0, -2.0, 0.5, 3.0]) + 0.7 + 0.1 * RNG.standard_normal(67)
@@ -93,15 +95,8 @@ def trained(make, batches, *, distributed=False, **options):
     return np.append(w.get_value(), b.get_value()), losses
 
 
-@pytest.fixture(params=[1, 2, 3])
-def workers(request):
-    synk.fork(devices=["cpu"] * request.param, verbose=False, timeout=60)
-    yield request.param
-    synk.close()
-
-
 @pytest.mark.parametrize(("make", "step"), rules())
-def test_a_hundred_steps_are_those_of_the_formula(workers, make, step):
+def test_a_hundred_steps_are_those_of_the_formula(n, make, step):
     rng = np.random.default_rng(1)
     batches = [rng.permutation(67)[: rng.integers(1, 23)] for _ in range(100)]
     params, losses = trained(make, batches)
@@ -110,7 +105,7 @@ def test_a_hundred_steps_are_those_of_the_formula(workers, make, step):
     np.testing.assert_allclose(losses, want_losses, rtol=1e-9)
 
 
-def test_slices_make_one_step(workers):
+def test_slices_make_one_step(n):
     rng = np.random.default_rng(2)
     batches = [rng.permutation(67)[: rng.integers(5, 40)] for _ in range(30)]
     whole, _ = trained(lambda p: ext.adam(p, 0.05), batches)
@@ -118,8 +113,7 @@ def test_slices_make_one_step(workers):
     np.testing.assert_allclose(sliced, whole, rtol=1e-9)
 
 
-def test_rows_that_the_workers_hold():
-    synk.fork(2, verbose=False, timeout=60)
+def test_rows_that_the_workers_hold(two):
     w, b = synk.shared(np.zeros(4)), synk.shared(0.0)
     x, y = synk.shared(np.zeros((0, 4))), synk.shared(np.zeros(0))
     synk.scatter([x, y], [ROWS, TARGETS])
@@ -144,8 +138,7 @@ def test_rows_that_the_workers_hold():
     np.testing.assert_allclose(np.append(w.get_value(), b.get_value()), want, rtol=1e-9)
 
 
-def test_as_serial_makes_the_same_step():
-    synk.fork(2, verbose=False, timeout=60)
+def test_as_serial_makes_the_same_step(two):
     w, b = synk.shared(np.zeros(4)), synk.shared(0.0)
 
     def loss_and_grad(x, y):
@@ -159,8 +152,7 @@ def test_as_serial_makes_the_same_step():
     np.testing.assert_allclose(params, again)
 
 
-def test_a_learning_rate_that_changes():
-    synk.fork(2, verbose=False, timeout=60)
+def test_a_learning_rate_that_changes(two):
     w, b, rate = synk.shared(np.zeros(4)), synk.shared(0.0), synk.shared(0.1)
 
     def loss_and_grad(x, y):
@@ -174,8 +166,7 @@ def test_a_learning_rate_that_changes():
     np.testing.assert_array_equal(w.get_value(), before)
 
 
-def test_bad_input():
-    synk.fork(1, verbose=False, timeout=60)
+def test_bad_input(two):
     w, counter = synk.shared(np.zeros(4)), synk.shared(0)
     with pytest.raises(InvalidType, match="must be floats"):
         ext.sgd([counter])

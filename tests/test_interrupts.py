@@ -18,8 +18,9 @@ from support.leftovers import children
 from support.sessions import LARGE, rank, rows, total
 from support.waiting import SOON, Watch, stopped, wait_until
 from synkro import here
-from synkro.controller.engine.engine import State
+from synkro.controller.engine.engine import Engine, State
 from synkro.errors import InvalidIndex
+from synkro.ipc.channel import Controller
 from synkro.memory.segment import Segment
 from synkro.messages import Phase
 
@@ -51,11 +52,11 @@ class Interrupt:
 
 
 def inside(function):
-    """Whether the main thread is in a function of this name."""
+    """Whether the main thread is in *function*."""
 
     def condition():
         frame = sys._current_frames()[threading.main_thread().ident]
-        while frame is not None and frame.f_code.co_name != function:
+        while frame is not None and frame.f_code is not function.__code__:
             frame = frame.f_back
         return frame is not None
 
@@ -101,7 +102,7 @@ def test_ctrl_c_before_a_worker_has_begun(session):
     session.distribute()
     os.kill(session.pids[1], signal.SIGSTOP)
     assert wait_until(lambda: stopped(session.pids[1]))
-    ctrl_c(inside("_wait"), f)
+    ctrl_c(inside(Controller.wait), f)
     os.kill(session.pids[1], signal.SIGCONT)
     assert wait_until(lambda: answered(session), SOON)
     assert total(session) == 7
@@ -115,8 +116,8 @@ def test_ctrl_c_while_waiting_for_an_interrupted_call(session):
     f = session.function(rows, outputs="gather")
     session.distribute()
     ctrl_c(in_phase(session, Phase.RUNNING), session.function(deaf, outputs=[]))
-    ctrl_c(inside("settle"), lambda: f(np.ones(3)))
-    ctrl_c(inside("settle"), lambda: f(np.ones(3)))
+    ctrl_c(inside(Engine.settle), lambda: f(np.ones(3)))
+    ctrl_c(inside(Engine.settle), lambda: f(np.ones(3)))
     assert f(np.ones(3)).tolist() == [1, 1, 1]
 
 
@@ -199,7 +200,7 @@ def test_ctrl_c_while_a_worker_maps_memory(session, tmp_path):
 def test_ctrl_c_during_fork(tmp_path, monkeypatch):
     hanging(tmp_path, monkeypatch)
     before = children()
-    ctrl_c(inside("_wait"), lambda: synk.fork(2, verbose=False))
+    ctrl_c(inside(Controller.wait), lambda: synk.fork(2, verbose=False))
     assert wait_until(lambda: children() == before)
     monkeypatch.undo()
     assert synk.fork(2, verbose=False) == 2
