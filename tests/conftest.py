@@ -1,5 +1,6 @@
 """What holds for all tests; what they share is the plugin ``support``."""
 
+import contextlib
 import os
 import signal
 
@@ -13,6 +14,11 @@ INLINE = 1 << 17
 
 synkro.controller.session._OUTBOXES = INLINE
 
+with contextlib.suppress(ImportError):  # where GPUs are verified it may be missing
+    from hypothesis import settings
+
+    settings.register_profile("patient", deadline=None)  # a busy machine is no failure
+    settings.load_profile("patient")
 if visible().gpus:  # the tests are of CPU workers, but for those in tests/gpu
     os.environ.setdefault("SYNKRO_DEVICES", "cpu")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
