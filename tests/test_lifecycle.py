@@ -13,6 +13,7 @@ import synkro as synk
 from support.leftovers import shared_files
 from support.sessions import ask
 from support.waiting import gone, wait_until
+from synkro.controller.placement.choice import choose
 from synkro.machine import available_cores, cpu_name
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -151,13 +152,20 @@ def test_past_the_core_count_is_a_warning():
     ids=str,
 )
 @pytest.mark.parametrize("by", ["argument", "environment"])
-def test_forms_of_devices(devices, count, by, monkeypatch):
-    monkeypatch.delenv("SYNKRO_DEVICES", raising=False)
-    if by == "environment":
-        monkeypatch.setenv("SYNKRO_DEVICES", devices if isinstance(devices, str) else ",".join(devices))
-        devices = None
-    with synk.Session(devices=devices, verbose=False) as session:
-        assert session.n_parallel == (count or available_cores())
+def test_forms_of_devices(devices, count, by):
+    value = devices if isinstance(devices, str) else ",".join(devices)
+    chosen = choose(None, devices, "x") if by == "argument" else choose(None, None, value)
+    assert len(chosen) == (count or available_cores())
+    assert {each.device[:3] for each in chosen} == {"cpu"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_workers_are_on_the_devices_that_were_chosen(by, monkeypatch):
+    value = "a->cpu0;b->cpu"
+    monkeypatch.setenv("SYNKRO_DEVICES", value if by == "environment" else "cpu,cpu,cpu")
+    with synk.Session(devices=value if by == "argument" else None, verbose=False) as session:
+        assert ask(session, lambda: os.sched_getaffinity(0)) == [{CORES[0]}, set(CORES)]
         assert total(session) == 21
 
 

@@ -5,23 +5,18 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-import synkro as synk
 from support.arrays import alike
 from support.sessions import INLINE, lasting
 
-pytestmark = pytest.mark.quick  # on every Python version
+pytestmark = [  # on every Python version; a session keeps memory for the next large outputs
+    pytest.mark.quick,
+    pytest.mark.counted_once,
+]
 
 X = np.arange(21.0).reshape(7, 3)
 Y = np.array([1.0, -2.0, 3.0])
 
 session = lasting(2)
-
-
-@pytest.fixture
-def fresh():
-    """One of a test's own, for large outputs: a session keeps memory for the next ones."""
-    with synk.Session(2, verbose=False, timeout=60) as session:
-        yield session
 
 
 Pair = namedtuple("Pair", "first second")
@@ -117,7 +112,7 @@ def test_without_reduction_every_slice_comes(session):
 
 @pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min", "gather", None])
 @pytest.mark.parametrize("width", [1, INLINE // 8 + 1])
-def test_a_function_may_return_the_same_buffer_for_every_slice(fresh, op, width):
+def test_a_function_may_return_the_same_buffer_for_every_slice(session, op, width):
     kept = {}
 
     def running(x):
@@ -125,7 +120,7 @@ def test_a_function_may_return_the_same_buffer_for_every_slice(fresh, op, width)
         buffer[...] = x.sum()
         return buffer
 
-    f = fresh.function(running, outputs=op)
+    f = session.function(running, outputs=op)
     values = np.arange(1.0, 7.0)
     for _ in range(2):
         result = f(values, num_slices=3)
@@ -137,9 +132,9 @@ def test_a_function_may_return_the_same_buffer_for_every_slice(fresh, op, width)
             assert result[0, -1] == getattr(values, op)()
 
 
-def test_the_memory_of_a_result_is_used_again_when_it_is_dropped(fresh):
-    f = fresh.function(lambda x: x, outputs="gather")
-    x = fresh.data(np.ones((2, INLINE)))
+def test_the_memory_of_a_result_is_used_again_when_it_is_dropped(own):
+    f = own.function(lambda x: x, outputs="gather")
+    x = own.data(np.ones((2, INLINE)))
     first, second = f(x), f(x)
     addresses = [result.ctypes.data for result in (first, second)]
     del first
@@ -154,8 +149,8 @@ def test_the_memory_of_a_result_is_used_again_when_it_is_dropped(fresh):
     assert (part == 9).all()
 
 
-def test_very_many_outputs(fresh):
-    result = fresh.function(lambda x: [x.sum() + i for i in range(3000)], outputs="max")(X[:1])
+def test_very_many_outputs(session):
+    result = session.function(lambda x: [x.sum() + i for i in range(3000)], outputs="max")(X[:1])
     assert result == [X[0].sum() + i for i in range(3000)]
 
 
