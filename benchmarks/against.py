@@ -171,9 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.folder is None or not (options.folder / "synkro").is_dir():
         parser.error("name the folder that holds the other version's package, synkro/")
-    from .common import neighbours  # not above: a version's process runs this file by itself
+    from .common import (
+        environment,
+        neighbours,
+    )  # not above: a version's process runs this file by itself
 
     record: dict[str, Any] = {"runs": options.runs, "calls": options.calls, "kinds": {}}
+    record["environment"] = environment()
     with contextlib.ExitStack() as stack:
         versions = {}
         for name, folder in ((OURS, ROOT), (THEIRS, options.folder.resolve())):
