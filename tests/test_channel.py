@@ -160,6 +160,18 @@ def test_a_command_wakes_whoever_sleeps(wired, idle):
         assert wire.ask(b"%d" % turn) == [b"%d|%d|" % (rank, turn) for rank in range(3)]
 
 
+@pytest.mark.parametrize("idle", [0.0, 0.005])
+@pytest.mark.parametrize("late", [0.0, 0.0005, 0.02])
+def test_roused_workers_also_get_a_command_that_comes_late_or_not_at_once(wired, idle, late):
+    wire = wired(3, echo)
+    for turn in range(5):
+        time.sleep(idle)
+        for _ in range(turn):
+            wire.controller.rouse()
+        time.sleep(late)  # after half a millisecond they sleep again
+        assert wire.ask(b"%d" % turn) == [b"%d|%d|" % (rank, turn) for rank in range(3)]
+
+
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_the_last_answer_wakes_the_controller(wired, last):
     """It sleeps, and nobody but the last to answer wakes it: waiting has no limit here."""

@@ -12,6 +12,9 @@
      (spins, then                     [ reply area r ]     ◀── payload ─
       sleeps)         ◀──── eventfd of main, if it said that it sleeps, from the last to answer
 
+Before a call is planned, ``Controller.rouse`` wakes workers that have slept for long: a sleeper needs
+some 50 us to come to itself, and has most of them behind it when the command comes.
+
 A number is written after its payload, so whoever sees the number sees the payload.  How the two sides
 wait for each other, and where the fences stand, is in ``ipc.waiting``.
 
@@ -38,17 +41,17 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ..memory.segment import ALIGNMENT
-from .waiting import SPIN, Fence, Patience, sleep_until
+from .waiting import SPIN, Fence, Patience, sleep_until, spin
 
 AREA = 1 << 17
 """Bytes of the command area and of each reply area; a longer payload goes through its own segment."""
 
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
-_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _COMMAND_EDITION, _UNWANTED, _TRACED = range(6)
+_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _COMMAND_EDITION, _UNWANTED, _TRACED, _ROUSED = range(7)
 _MAIN_SLEEPS = _LINE
 _RANKS = 2 * _LINE
 _ANSWERED, _REPLY_SIZE, _REPLY_EDITION, _SLEEPS, _PHASE, _SLICE, _MARKED = range(7)
@@ -98,6 +101,18 @@ class Controller:
         self._read: list[int] = []  # the editions of the replies
         self._replies: list[bytes] = []
         self._patience = Patience(_spin(size))
+
+    def rouse(self) -> None:
+        """Wake the workers, if they have slept for long: a command will follow at once.
+
+        They wake while the main process prepares it, and then poll for it.  The last rank stands for
+        all: this is a hint, and ``send`` wakes those that sleep all the same.
+        """
+        words = self._block.words
+        if words[self._sleeps[-1]] > 1:
+            words[_ROUSED] += 1
+            self._fence()  # that they are roused is stored before they wake and load it
+            self.wake_all()
 
     def send(self, command: bytes, housekeeping: bytes) -> None:
         """Hand a command to all workers; together at most ``AREA`` bytes."""
@@ -255,25 +270,22 @@ def _home(rank: int, size: int) -> int | None:
     return cores[rank % len(cores)] if size >= len(cores) else None
 
 
-@contextlib.contextmanager
-def _at_home(core: int | None) -> Iterator[None]:
-    """Sleep on *core* inside the block; afterwards all cores are allowed again.
+def _confine(core: int | None) -> set[int] | None:
+    """Let this process run on *core* alone; returns the cores that it could run on, if they were more.
 
     The kernel chooses the core on which a sleeper wakes.  If all cores are busy, one of them with the
     main process, it may choose the same core for two workers: one would wait until the other is done.
     """
     allowed = os.sched_getaffinity(0)
     if core is None or core not in allowed or len(allowed) == 1:
-        yield
-        return
+        return None
+    _allow({core})
+    return allowed
+
+
+def _allow(cores: set[int]) -> None:
     with contextlib.suppress(OSError):  # the cores of a container may have changed
-        os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        if os.sched_getaffinity(0) == {core}:  # unless somebody has changed it meanwhile
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, allowed)
+        os.sched_setaffinity(0, cores)
 
 
 class Listener:
@@ -300,6 +312,7 @@ class Listener:
         self._parent = os.getppid()
         self._received: dict[int, int] = {}
         self._fence = self._block.fence
+        self._roused = 0  # how often the main process had roused the workers
         self._edition = 0  # of the command that was read last
         self._command = b""
         self._reply = b""  # what lies in the reply area
@@ -312,15 +325,8 @@ class Listener:
     def receive(self, phase: int) -> tuple[bytes, bytes]:
         """Wait for the next command, which begins *phase*; returns it and its housekeeping."""
         if not self._patience.poll(self._has_command):
-            with self._patience, _at_home(self._home):
-                naps = itertools.chain([_FIRST_NAP / 1000], itertools.repeat(None))
-                sleep_until(
-                    self._has_command,
-                    self._block.words,
-                    self._line + _SLEEPS,
-                    self._fence,
-                    lambda: self._doze(next(naps)),
-                )
+            with self._patience:
+                self._sleep()
         self._fence()  # the number of the command is loaded before its payload
         words = self._block.words
         if words[_TRACED]:
@@ -334,12 +340,28 @@ class Listener:
         self._command, self._edition = bytes(area[:middle]), edition
         return self._command, bytes(area[middle:end])
 
+    def _sleep(self) -> None:
+        """Sleep until there is a command; when one is about to come, poll for it."""
+        words = self._block.words
+        while not self._has_command():
+            allowed = _confine(self._home)
+            sleep_until(self._is_wanted, words, self._line + _SLEEPS, self._fence, self._doze)
+            if allowed and os.sched_getaffinity(0) == {self._home}:  # unless somebody has changed it
+                _allow(allowed)
+            self._roused = words[_ROUSED]
+            spin(self._has_command)
+
+    def _is_wanted(self) -> bool:
+        """Whether a command is there, or about to come."""
+        return self._has_command() or self._block.words[_ROUSED] != self._roused
+
     def _has_command(self) -> bool:
         words = self._block.words
         return words[_COMMAND] != words[self._line + _ANSWERED]
 
-    def _doze(self, seconds: float | None) -> bool:
-        self._wakes.poll(seconds)
+    def _doze(self) -> bool:
+        first = self._block.words[self._line + _SLEEPS] == 1
+        self._wakes.poll(_FIRST_NAP / 1000 if first else None)
         if os.getppid() != self._parent:  # in case a function has closed the lifeline
             raise EOFError("the main process has gone")
         return False

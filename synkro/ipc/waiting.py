@@ -65,11 +65,11 @@ def sleep_until(
     """Sleep until *condition* holds, or *doze* says that the wait is over.
 
     *doze* sleeps once, until it is woken or for as long as it likes.  ``words[sleeps]`` says meanwhile
-    that this process sleeps.
+    that this process sleeps: how often it has gone to sleep in this wait.
     """
     try:
         while True:
-            words[sleeps] = 1
+            words[sleeps] += 1
             fence()  # "I sleep" is stored before the awaited word is loaded; see the handshake above
             if condition() or doze():
                 return

@@ -129,6 +129,7 @@ class Function:
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
         with self._engine.lock:
+            self._engine.rouse()
             trace = self._engine.trace
             if trace is None and self._bridge is None:
                 return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)

@@ -76,6 +76,7 @@ class Engine:
         interrupted: whether the last command was interrupted, so that replies may be outstanding.
         verbose: whether status lines are shown.
         say: prints a status line, if they are shown.
+        rouse: wakes the workers, when a command will follow at once.
     """
 
     def __init__(
@@ -99,11 +100,13 @@ class Engine:
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
         self._at_close: Callable[[], None] = _nothing
+        self.rouse: Callable[[], None] = _nothing
         self._state = State.STARTING
         self._crew = Crew()
         self.versions: Versions | None = None
         try:
             self._controller = self._crew.start(environments)
+            self.rouse = self._controller.rouse
             self._state = State.READY
             _engines.add(self)
             if on_gpus:
@@ -420,13 +423,14 @@ class Engine:
             if held:
                 self.lock.release()
         with self.lock:  # a call of another thread has seen the workers die
+            self.rouse = _nothing
             self._crew.close()
             self.versions = None  # which holds memory
 
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
         self.lock = threading.RLock()
-        self._state = State.CLOSED
+        self._state, self.rouse = State.CLOSED, _nothing
         self._crew.release()
 
 
@@ -449,4 +453,4 @@ atexit.register(_at_exit)
 
 
 def _nothing() -> None:
-    """For an engine that is not traced."""
+    """For an engine that is not traced, or has no workers."""
