@@ -59,6 +59,48 @@ class Communicator(ABC):
         """Wait until all ranks have called this."""
 
     @abstractmethod
+    def send(self, array: Array, to: int) -> None:
+        """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread."""
+
+    @abstractmethod
+    def recv(self, source: int) -> Array:
+        """Wait for the next array that *source* sends to this rank."""
+
+    # ── collectives of three shapes ──────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def reduced(
+        self,
+        kind: str,
+        arrays: Sequence[Array],
+        operation: Operation,
+        weight: float,
+        root: int = -1,
+        names: str = "",
+    ) -> list[Array]:
+        """The reduction that *kind* names; without meaning on a rank that gets no results."""
+
+    @abstractmethod
+    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+        """Do ``all_reduce_in_place``, if it can be done where *arrays* lie; returns whether it can."""
+
+    @abstractmethod
+    def rooted(
+        self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
+    ) -> list[Array]:
+        """What this rank gets of *root*'s arrays."""
+
+    @abstractmethod
+    def exchanged(
+        self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
+    ) -> list[Array]:
+        """Rows of every rank's arrays, one rank's behind the other's.
+
+        They are without meaning on a rank that gets no results.
+        """
+
+    # ── reductions ───────────────────────────────────────────────────────────────────────────────
+
     def all_reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
     ) -> list[Array]:
@@ -67,50 +109,49 @@ class Communicator(ABC):
         In a mean, a rank's arrays count *weight* times.  *names* describes the arrays; it has to be the
         same on all ranks.
         """
+        return self.reduced("all_reduce", arrays, operation, weight, names=names)
 
-    @abstractmethod
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
         """As ``all_reduce`` with weight 1, written into *arrays*, which ``empty`` has made."""
+        if not self.reduced_in_place(arrays, operation):
+            for array, result in zip(arrays, self.all_reduce(arrays, operation, 1), strict=True):
+                array[...] = result
 
-    @abstractmethod
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
         """As ``all_reduce``, but only *root* gets the results."""
+        results = self.reduced("reduce", arrays, operation, weight, root)
+        return results if self.place == root else None
 
-    @abstractmethod
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
         """This rank's rows of the results of ``all_reduce``, split as by ``scatter``."""
+        return self.reduced("reduce_scatter", arrays, operation, weight)
 
-    @abstractmethod
+    # ── moving ───────────────────────────────────────────────────────────────────────────────────
+
     def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
         """Copies of *root*'s arrays; the other ranks give None."""
+        return self.rooted("broadcast", arrays, root, lasting)
 
-    @abstractmethod
-    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
-        """The arrays of all ranks, concatenated along axis 0 in their order."""
-
-    @abstractmethod
-    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
-        """As ``all_gather``, but only *root* gets the results."""
-
-    @abstractmethod
     def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
         """This rank's rows of *root*'s arrays, split as evenly as can be; the other ranks give None."""
+        return self.rooted("scatter", arrays, root)
 
-    @abstractmethod
+    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
+        """The arrays of all ranks, concatenated along axis 0 in their order."""
+        return self.exchanged("all_gather", arrays, lasting=lasting)
+
+    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
+        """As ``all_gather``, but only *root* gets the results."""
+        results = self.exchanged("gather", arrays, root)
+        return results if self.place == root else None
+
     def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
         """This rank's part of the rows of every rank, in rank order.
 
         Each rank's rows are split over the ranks as by ``scatter``.
         """
-
-    @abstractmethod
-    def send(self, array: Array, to: int) -> None:
-        """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread."""
-
-    @abstractmethod
-    def recv(self, source: int) -> Array:
-        """Wait for the next array that *source* sends to this rank."""
+        return self.exchanged("all_to_all", arrays)

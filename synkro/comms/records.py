@@ -25,14 +25,6 @@ ArrayType = tuple[tuple[int, ...], str]
 """The shape and the dtype of an array."""
 
 
-class Shown(NamedTuple):
-    """An array that a rank shows, at this offset in the shared file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    at: int
-
-
 class Record(NamedTuple):
     """What a rank says when it enters a collective."""
 
@@ -40,9 +32,9 @@ class Record(NamedTuple):
     operation: str = ""
     root: int = -1
     weight: float = 1
-    shown: tuple[Shown, ...] | None = None
+    given: tuple[ArrayType, ...] = ()  # the arrays
+    at: tuple[int, ...] = ()  # where they, or the vectors that hold them, lie in the shared file
     in_place: bool = False
-    given: tuple[ArrayType, ...] = ()  # the arrays, where *shown* is empty or holds packed vectors
     on_gpu: bool = False  # whether the arrays lie on a GPU
     names: str = ""  # of the arrays, where several are nested
     link: int = 0  # the number of the link between the GPUs; 0: none yet
@@ -51,8 +43,7 @@ class Record(NamedTuple):
 class PackedLayout(NamedTuple):
     """The vectors that hold the arrays of a reduction, one for each partial dtype."""
 
-    dtypes: tuple[np.dtype[Any], ...]
-    sizes: tuple[tuple[int], ...]
+    vectors: tuple[tuple[tuple[int], np.dtype[Any]], ...]  # the shape and the dtype of each
     places: tuple[tuple[int, int, int], ...]  # of each array: its vector's number, start, stop
 
 
@@ -74,7 +65,8 @@ def _cached_layout(given: tuple[ArrayType, ...], op: str) -> PackedLayout:
         start = sizes[vector]
         sizes[vector] += prod(shape)
         places.append((vector, start, sizes[vector]))
-    return PackedLayout(tuple(dtypes), tuple((size,) for size in sizes), tuple(places))
+    vectors = [((size,), dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
+    return PackedLayout(tuple(vectors), tuple(places))
 
 
 def given(arrays: Sequence[Array]) -> tuple[ArrayType, ...]:
@@ -94,13 +86,19 @@ def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> N
             place[...] = array
 
 
-def shapes_of(record: Record) -> Sequence[ArrayType]:
-    return record.given or [(shown.shape, shown.dtype) for shown in record.shown or ()]
+def unpack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> list[Array]:
+    """The results for *arrays*, cut out of the reduced *vectors*."""
+    results = []
+    for array, (vector, start, stop) in zip(arrays, layout_of(record).places, strict=True):
+        result = vectors[vector][start:stop].reshape(array.shape)
+        dtype = OPERATIONS[record.operation].result_dtype(array.dtype)
+        results.append(result.astype(dtype, copy=False))
+    return results
 
 
 def listed(record: Record) -> str:
     """The arrays, in words."""
-    shown = [f"shape {shape} and dtype {np.dtype(dtype)}" for shape, dtype in shapes_of(record)]
+    shown = [f"shape {shape} and dtype {np.dtype(dtype)}" for shape, dtype in record.given]
     if len(shown) > 3:
         shown = [*shown[:3], f"{len(shown)} arrays in all"]
     return "; ".join(shown) or "no array"
