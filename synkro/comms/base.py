@@ -14,6 +14,7 @@ from typing import Any
 
 from ..values.arrays import Array
 from .ops import Operation
+from .records import KIND, Record, given
 
 
 class Communicator(ABC):
@@ -69,16 +70,8 @@ class Communicator(ABC):
     # ── collectives of three shapes ──────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def reduced(
-        self,
-        kind: str,
-        arrays: Sequence[Array],
-        operation: Operation,
-        weight: float,
-        root: int = -1,
-        names: str = "",
-    ) -> list[Array]:
-        """The reduction that *kind* names; without meaning on a rank that gets no results."""
+    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+        """The reduction of *arrays* that *record* names; without meaning where nobody wants it."""
 
     @abstractmethod
     def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
@@ -109,7 +102,9 @@ class Communicator(ABC):
         In a mean, a rank's arrays count *weight* times.  *names* describes the arrays; it has to be the
         same on all ranks.
         """
-        return self.reduced("all_reduce", arrays, operation, weight, names=names)
+        kind = KIND["all_reduce"]
+        record = Record(kind, operation.name, weight=weight, given=given(arrays), names=names)
+        return self.reduced(record, arrays)
 
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
         """As ``all_reduce`` with weight 1, written into *arrays*, which ``empty`` has made."""
@@ -121,14 +116,16 @@ class Communicator(ABC):
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
         """As ``all_reduce``, but only *root* gets the results."""
-        results = self.reduced("reduce", arrays, operation, weight, root)
+        record = Record(KIND["reduce"], operation.name, root, weight, given(arrays))
+        results = self.reduced(record, arrays)
         return results if self.place == root else None
 
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
         """This rank's rows of the results of ``all_reduce``, split as by ``scatter``."""
-        return self.reduced("reduce_scatter", arrays, operation, weight)
+        kind = KIND["reduce_scatter"]
+        return self.reduced(Record(kind, operation.name, weight=weight, given=given(arrays)), arrays)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 

@@ -20,7 +20,7 @@ from ..devices.base import Device
 from ..plan.split import Span, split
 from ..values.arrays import Array
 from .links import Links
-from .ops import Operation
+from .ops import OPERATIONS, Operation
 from .records import KIND, ArrayType, Record, given, layout_of, pack, unpack
 from .shm import ShmCommunicator
 from .wire import REDUCTIONS, carried_as_is, carrier, decode, encode
@@ -41,28 +41,19 @@ class DirectCollectives:
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def reduced(
-        self,
-        kind: str,
-        arrays: Sequence[Array],
-        operation: Operation,
-        weight: float,
-        root: int,
-        names: str,
-    ) -> list[Array] | None:
-        """The reduction that *kind* names, as one vector for each partial dtype."""
+    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array] | None:
+        """The reduction that *record* names, as one vector for each partial dtype."""
+        operation = OPERATIONS[record.operation]
         if not _carried(arrays, operation):
             return None
-        record = Record(
-            KIND[kind], operation.name, root, weight, given(arrays), on_gpu=True, names=names
-        )
+        record = record._replace(on_gpu=True)
         layout = layout_of(record)
         vectors = [self._device.empty(shape, dtype) for shape, dtype in layout.vectors]
         pack(record, arrays, vectors)
         carried = [encode(operation, vector) for vector in vectors]
         records, link, linked = self._links.agree(record)
         self._agreement.check_alike(records)
-        if kind == "reduce_scatter":
+        if record.kind == KIND["reduce_scatter"]:
             self._agreement.check_rows(records)
         divisor = self._agreement.check_weights(records)
         if linked and link is not None:
@@ -74,7 +65,7 @@ class DirectCollectives:
             vectors[index] = decode(operation, carried[index], dtype)
             operation.finish(vectors[index], divisor, out=vectors[index])
         results = unpack(record, arrays, vectors)
-        if kind == "reduce_scatter":
+        if record.kind == KIND["reduce_scatter"]:
             results = [self._host.part_of(result).copy() for result in results]
         return results
 

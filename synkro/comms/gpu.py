@@ -16,6 +16,7 @@ from .base import Communicator
 from .direct import DirectCollectives, in_host_memory, on_gpu
 from .links import Links
 from .ops import Operation
+from .records import Record
 from .shm import ShmCommunicator
 
 
@@ -75,20 +76,11 @@ class GpuCommunicator(Communicator):
         second = iter(super().all_reduce(others, operation, weight, names))
         return [next(first if in_host_memory(array) else second) for array in arrays]
 
-    def reduced(
-        self,
-        kind: str,
-        arrays: Sequence[Array],
-        operation: Operation,
-        weight: float,
-        root: int = -1,
-        names: str = "",
-    ) -> list[Array]:
-        results = self.direct.reduced(kind, arrays, operation, weight, root, names)
+    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+        results = self.direct.reduced(record, arrays)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
-            results = self._host.reduced(kind, hosted, operation, weight, root, names)
-            results = self._back(results, on_gpu(arrays))
+            results = self._back(self._host.reduced(record, hosted), on_gpu(arrays))
         return results
 
     def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:

@@ -180,8 +180,8 @@ class Link:
         """Reduce each first vector, this rank's n-th part of it into the second one."""
         with self._together() as stream:
             for (vector, part), operation in zip(jobs, operations, strict=True):
-                ends = vector.data.ptr, part.data.ptr, part.size
-                self._comm.reduceScatter(*ends, *_kind(vector.dtype, operation), stream)
+                kind = _kind(vector.dtype, operation)
+                self._comm.reduceScatter(*_ends(vector, part), *kind, stream)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
@@ -284,7 +284,7 @@ def _given(identity: bytes) -> Any:
 
 
 def _ends(source: Any, target: Any) -> tuple[int, int, int]:
-    return source.data.ptr, target.data.ptr, source.size
+    return source.data.ptr, target.data.ptr, target.size
 
 
 @functools.cache

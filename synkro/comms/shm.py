@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
@@ -34,7 +33,7 @@ from ..values.arrays import Array, code_of
 from .agreement import Agreement
 from .base import Communicator
 from .meeting import Meeting, board_bytes
-from .ops import Operation
+from .ops import OPERATIONS, Operation
 from .records import KIND, Record, given, layout_of, pack, unpack
 
 _BLOCK_BYTES = 1 << 18
@@ -105,17 +104,8 @@ class ShmCommunicator(Communicator):
     ) -> None:
         _reduce(operation, divisor, sources, [target], self.rank, self.size)
 
-    def reduced(
-        self,
-        kind: str,
-        arrays: Sequence[Array],
-        operation: Operation,
-        weight: float,
-        root: int = -1,
-        names: str = "",
-    ) -> list[Array]:
-        record = Record(KIND[kind], operation.name, root, weight, given(arrays), names=names)
-        layout = layout_of(record)
+    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+        operation, layout = OPERATIONS[record.operation], layout_of(record)
         vectors = self._staged(layout.vectors)
         pack(record, arrays, vectors)
         records = self.agreement.enter(record._replace(at=self._places_of(vectors)))
@@ -126,7 +116,7 @@ class ShmCommunicator(Communicator):
             for index, vector in enumerate(layout.vectors)
         ]
         results = []
-        if kind == "reduce_scatter":
+        if record.kind == KIND["reduce_scatter"]:
             self.agreement.check_rows(records)
             for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
                 mine = [
@@ -139,7 +129,7 @@ class ShmCommunicator(Communicator):
             for stages in sources:
                 _reduce(operation, divisor, stages, [stages[self.place]], self.place, self.count)
             self._meeting.step()
-            if root in (-1, self.place):
+            if record.root in (-1, self.place):
                 results = unpack(record, arrays, [self._collected(stages) for stages in sources])
         self._meeting.part()
         return results
@@ -213,7 +203,7 @@ class ShmCommunicator(Communicator):
         head = pickle.dumps((array.shape, code_of(array.dtype), on_gpu))
         start = aligned(8 + len(head))
         message = self._arena.empty((start + array.nbytes,), np.uint8)
-        message[:8] = memoryview(struct.pack("=q", len(head)))
+        message[:8].view(np.int64)[:] = len(head)
         message[8 : 8 + len(head)] = memoryview(head)
         body: Array = np.ndarray(array.shape, array.dtype, buffer=message, offset=start)
         body[...] = array
