@@ -56,7 +56,7 @@ class DirectCollectives:
         if record.kind == KIND["reduce_scatter"]:
             self._agreement.check_rows(records)
         divisor = self._agreement.check_weights(records)
-        if linked and link is not None:
+        if link is not None:
             self._reduce(record, link, carried)
         self._meeting.pass_on()
         if not linked:
@@ -96,7 +96,7 @@ class DirectCollectives:
         )
         records, link, linked = self._links.agree(record)
         self._agreement.check_alike(records)
-        if linked and link is not None:
+        if link is not None:
             link.all_reduce(arrays, REDUCTIONS[operation.name])
         self._meeting.pass_on()
         for array in arrays if linked else ():
