@@ -53,19 +53,14 @@ def layout_of(record: Record) -> PackedLayout:
 
 @lru_cache(_REMEMBERED)
 def _cached_layout(given: tuple[ArrayType, ...], op: str) -> PackedLayout:
-    dtypes: list[np.dtype[Any]] = []
-    sizes: list[int] = []
+    sizes: dict[np.dtype[Any], int] = {}  # of the vectors
     places = []
-    for shape, given_dtype in given:
-        dtype = OPERATIONS[op].partial_dtype(np.dtype(given_dtype))
-        if dtype not in dtypes:
-            dtypes.append(dtype)
-            sizes.append(0)
-        vector = dtypes.index(dtype)
-        start = sizes[vector]
-        sizes[vector] += prod(shape)
-        places.append((vector, start, sizes[vector]))
-    vectors = [((size,), dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
+    for shape, dtype in given:
+        partial = OPERATIONS[op].partial_dtype(np.dtype(dtype))
+        start = sizes.setdefault(partial, 0)
+        sizes[partial] += prod(shape)
+        places.append((list(sizes).index(partial), start, sizes[partial]))
+    vectors = [((size,), partial) for partial, size in sizes.items()]
     return PackedLayout(tuple(vectors), tuple(places))
 
 
