@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 from ..errors import CollectiveError
 from ..values.cache import Cache
-from .meeting import Meeting
-from .records import KIND, Record, described, listed, manner
+from .meeting import KINDS, Meeting
+from .records import Record, described, listed, manner
+
+_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 class Agreement:
@@ -32,7 +34,7 @@ class Agreement:
         if record != self._last[0]:
             self._last = (record, pickle.dumps(record, 5))
         mine = self._last[1]
-        said = self.meeting.meet(record.kind, mine)
+        said = self.meeting.meet(_NUMBERS[record.kind], mine)
         records = [record if payload == mine else self._record(payload) for payload in said]
         for place, other in enumerate(records):
             if other is not record and manner(other) != manner(record):
@@ -68,7 +70,7 @@ class Agreement:
             return [(shape[1:], len(shape), dtype) for shape, dtype in record.given]
 
         self._check_same(records, but_for_rows, "only the number of rows may differ")
-        if records[0].kind == KIND["all_to_all"]:
+        if records[0].kind == "all_to_all":
             self.check_rows(records)
 
     def _check_same(self, records: Sequence[Record], said: Callable[[Record], Any], rule: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..values.arrays import Array
 from .ops import Operation
-from .records import KIND, Record, given
+from .records import Record, given
 
 
 class Communicator(ABC):
@@ -71,26 +71,23 @@ class Communicator(ABC):
 
     @abstractmethod
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
-        """The reduction of *arrays* that *record* names; without meaning where nobody wants it."""
+        """The reduction of *arrays* that *record* describes; anything on a rank that gets no results."""
 
     @abstractmethod
     def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
-        """Do ``all_reduce_in_place``, if it can be done where *arrays* lie; returns whether it can."""
+        """``all_reduce_in_place``, if *arrays* can be reduced where they lie; returns whether."""
 
     @abstractmethod
     def rooted(
         self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
     ) -> list[Array]:
-        """What this rank gets of *root*'s arrays."""
+        """What this rank gets of *root*'s arrays in the collective *kind*."""
 
     @abstractmethod
     def exchanged(
         self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
     ) -> list[Array]:
-        """Rows of every rank's arrays, one rank's behind the other's.
-
-        They are without meaning on a rank that gets no results.
-        """
+        """This rank's share of the rows of all ranks, in rank order; anything if it gets no results."""
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
@@ -102,8 +99,7 @@ class Communicator(ABC):
         In a mean, a rank's arrays count *weight* times.  *names* describes the arrays; it has to be the
         same on all ranks.
         """
-        kind = KIND["all_reduce"]
-        record = Record(kind, operation.name, weight=weight, given=given(arrays), names=names)
+        record = Record("all_reduce", operation.name, weight=weight, given=given(arrays), names=names)
         return self.reduced(record, arrays)
 
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
@@ -116,7 +112,7 @@ class Communicator(ABC):
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
         """As ``all_reduce``, but only *root* gets the results."""
-        record = Record(KIND["reduce"], operation.name, root, weight, given(arrays))
+        record = Record("reduce", operation.name, root, weight, given(arrays))
         results = self.reduced(record, arrays)
         return results if self.place == root else None
 
@@ -124,8 +120,8 @@ class Communicator(ABC):
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
         """This rank's rows of the results of ``all_reduce``, split as by ``scatter``."""
-        kind = KIND["reduce_scatter"]
-        return self.reduced(Record(kind, operation.name, weight=weight, given=given(arrays)), arrays)
+        record = Record("reduce_scatter", operation.name, weight=weight, given=given(arrays))
+        return self.reduced(record, arrays)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 

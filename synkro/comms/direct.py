@@ -21,7 +21,7 @@ from ..plan.split import Span, split
 from ..values.arrays import Array
 from .links import Links
 from .ops import OPERATIONS, Operation
-from .records import KIND, ArrayType, Record, given, layout_of, pack, unpack
+from .records import ArrayType, Record, given, layout_of, pack, unpack
 from .shm import ShmCommunicator
 from .wire import REDUCTIONS, carried_as_is, carrier, decode, encode
 
@@ -53,7 +53,7 @@ class DirectCollectives:
         carried = [encode(operation, vector) for vector in vectors]
         records, link, linked = self._links.agree(record)
         self._agreement.check_alike(records)
-        if record.kind == KIND["reduce_scatter"]:
+        if record.kind == "reduce_scatter":
             self._agreement.check_rows(records)
         divisor = self._agreement.check_weights(records)
         if link is not None:
@@ -65,16 +65,16 @@ class DirectCollectives:
             vectors[index] = decode(operation, carried[index], dtype)
             operation.finish(vectors[index], divisor, out=vectors[index])
         results = unpack(record, arrays, vectors)
-        if record.kind == KIND["reduce_scatter"]:
+        if record.kind == "reduce_scatter":
             results = [self._host.part_of(result).copy() for result in results]
         return results
 
     def _reduce(self, record: Record, link: Link, carried: Sequence[Array]) -> None:
         """Reduce vectors in place, on the ranks that want the results."""
         name = REDUCTIONS[record.operation]
-        if record.kind == KIND["all_reduce"]:
+        if record.kind == "all_reduce":
             link.all_reduce(carried, name)
-        elif record.kind == KIND["reduce"]:
+        elif record.kind == "reduce":
             link.reduce([(vector, record.root) for vector in carried], name)
         else:
             layout, jobs = layout_of(record), []
@@ -91,9 +91,7 @@ class DirectCollectives:
         """All-reduce *arrays*, each with weight 1, where they lie; whether that was possible."""
         if not all(_as_is(array, operation) for array in arrays):
             return False
-        record = Record(
-            KIND["all_reduce"], operation.name, in_place=True, given=given(arrays), on_gpu=True
-        )
+        record = Record("all_reduce", operation.name, in_place=True, given=given(arrays), on_gpu=True)
         records, link, linked = self._links.agree(record)
         self._agreement.check_alike(records)
         if link is not None:
@@ -122,7 +120,7 @@ class DirectCollectives:
             sent.append(encode(operation, vector))
             parts.append(self._device.empty((sent[-1].size // self._host.count,), sent[-1].dtype))
         names = ",".join(operation.name for operation in operations)
-        record = Record(KIND["reduce_scatter"], names, in_place=True, given=given(partials), on_gpu=True)
+        record = Record("reduce_scatter", names, in_place=True, given=given(partials), on_gpu=True)
         _, link, linked = self._links.agree(record)
         if not linked:
             self._agreement.refuse("NCCL cannot connect the GPUs any more")
@@ -148,7 +146,7 @@ class DirectCollectives:
         self, kind: str, arrays: Sequence[Array] | None, root: int
     ) -> tuple[list[Array] | None, bool]:
         """What this rank gets of *root*'s arrays, if they lie on its GPU; also, whether they do."""
-        record = Record(KIND[kind], root=root)
+        record = Record(kind, root=root)
         if arrays is not None:
             record = record._replace(given=given(arrays), on_gpu=on_gpu(arrays))
         records, link, linked = self._links.agree(record)
@@ -187,7 +185,7 @@ class DirectCollectives:
             return None
         split_up = kind == "all_to_all"
         arrays = [self._contiguous(array if array.ndim or split_up else array[None]) for array in arrays]
-        record = Record(KIND[kind], root=root, given=given(arrays), on_gpu=True)
+        record = Record(kind, root=root, given=given(arrays), on_gpu=True)
         records, link, linked = self._links.agree(record)
         self._agreement.check_fit(records)
         if not linked:

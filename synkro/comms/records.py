@@ -10,15 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..values.arrays import Array, code_of
-from .meeting import KINDS
 from .ops import OPERATIONS
 
 _REMEMBERED = 64  # layouts that are kept
 
-KIND = {name: number for number, name in enumerate(KINDS)}
-"""The number of each collective."""
-
-_ROOTED = (KIND["broadcast"], KIND["scatter"])
+_ROOTED = ("broadcast", "scatter")
 
 
 ArrayType = tuple[tuple[int, ...], str]
@@ -28,7 +24,7 @@ ArrayType = tuple[tuple[int, ...], str]
 class Record(NamedTuple):
     """What a rank says when it enters a collective."""
 
-    kind: int
+    kind: str
     operation: str = ""
     root: int = -1
     weight: float = 1
@@ -113,4 +109,4 @@ def described(record: Record) -> str:
     place = " in place" if record.in_place else ""
     gpu = " of arrays on the GPU" if record.on_gpu else ""
     names = f" of {record.names}" if record.names else ""
-    return f"{KINDS[record.kind]}{operation}{root}{place}{gpu}{names}"
+    return f"{record.kind}{operation}{root}{place}{gpu}{names}"

@@ -34,7 +34,7 @@ from .agreement import Agreement
 from .base import Communicator
 from .meeting import Meeting, board_bytes
 from .ops import OPERATIONS, Operation
-from .records import KIND, Record, given, layout_of, pack, unpack
+from .records import Record, given, layout_of, pack, unpack
 
 _BLOCK_BYTES = 1 << 18
 """Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
@@ -47,7 +47,7 @@ _RECYCLED_FROM = 1 << 20
 """Bytes from which results are made in the arena, whose blocks are used again: fresh pages cost more
 than the reduction."""
 
-_BARRIER = Record(KIND["barrier"])
+_BARRIER = Record("barrier")
 
 
 class ShmCommunicator(Communicator):
@@ -116,7 +116,7 @@ class ShmCommunicator(Communicator):
             for index, vector in enumerate(layout.vectors)
         ]
         results = []
-        if record.kind == KIND["reduce_scatter"]:
+        if record.kind == "reduce_scatter":
             self.agreement.check_rows(records)
             for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
                 mine = [
@@ -138,7 +138,7 @@ class ShmCommunicator(Communicator):
         if any(operation.partial_dtype(array.dtype) != array.dtype for array in arrays):
             return False
         at = self._places_of(arrays)
-        record = Record(KIND["all_reduce"], operation.name, given=given(arrays), at=at, in_place=True)
+        record = Record("all_reduce", operation.name, given=given(arrays), at=at, in_place=True)
         records = self.agreement.enter(record)
         self.agreement.check_alike(records)
         for index in range(len(arrays)):
@@ -164,7 +164,7 @@ class ShmCommunicator(Communicator):
         self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
     ) -> list[Array]:
         at = () if arrays is None else self._shown(arrays)
-        record = Record(KIND[kind], root=root, given=given(arrays or ()), at=at)
+        record = Record(kind, root=root, given=given(arrays or ()), at=at)
         origin = self.agreement.enter(record)[root]
         if kind == "scatter":
             self.agreement.check_rows([origin])
@@ -178,7 +178,7 @@ class ShmCommunicator(Communicator):
     def exchanged(
         self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
     ) -> list[Array]:
-        record = Record(KIND[kind], root=root, given=given(arrays), at=self._shown(arrays))
+        record = Record(kind, root=root, given=given(arrays), at=self._shown(arrays))
         records = self.agreement.enter(record)
         self.agreement.check_fit(records)
         results = []
