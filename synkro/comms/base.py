@@ -20,7 +20,7 @@ from .records import Record, given
 class Communicator(ABC):
     """One rank's end of the collectives of a call.
 
-    Attributes:
+    Attributes, which ``begin`` sets:
         place: the index of this rank among those that take part; roots, sources and destinations are
             such indices.
         count: the number of ranks that take part.

@@ -67,8 +67,6 @@ class ShmCommunicator(Communicator):
         """
         self.rank = rank
         self.size = size
-        self.place = 0
-        self.count = 1
         self._arena = Arena(file, rank)
         board = map_file(file, board_bytes(size), Access.WRITE)
         self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered)
