@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 from ..errors import CollectiveError
 from ..values.cache import Cache
-from .meeting import Meeting
-from .records import KIND, Record, described, listed, manner, shapes_of
+from .meeting import KINDS, Meeting
+from .records import Record, described, listed, manner
+
+_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 class Agreement:
@@ -32,7 +34,7 @@ class Agreement:
         if record != self._last[0]:
             self._last = (record, pickle.dumps(record, 5))
         mine = self._last[1]
-        said = self.meeting.meet(record.kind, mine)
+        said = self.meeting.meet(_NUMBERS[record.kind], mine)
         records = [record if payload == mine else self._record(payload) for payload in said]
         for place, other in enumerate(records):
             if other is not record and manner(other) != manner(record):
@@ -52,9 +54,8 @@ class Agreement:
 
     def check_alike(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks gave arrays of the same shapes and dtypes."""
-        self._check_same(
-            records, shapes_of, "a reduction needs the same shapes and dtypes on every rank"
-        )
+        rule = "a reduction needs the same shapes and dtypes on every rank"
+        self._check_same(records, lambda record: record.given, rule)
 
     def check_weights(self, records: Sequence[Record]) -> float:
         """The weights of all ranks together.  Raises: CollectiveError if all are 0."""
@@ -66,10 +67,10 @@ class Agreement:
         """Raises: CollectiveError unless all ranks' arrays can be concatenated along axis 0."""
 
         def but_for_rows(record: Record) -> list[tuple[tuple[int, ...], int, str]]:
-            return [(shape[1:], len(shape), dtype) for shape, dtype in shapes_of(record)]
+            return [(shape[1:], len(shape), dtype) for shape, dtype in record.given]
 
         self._check_same(records, but_for_rows, "only the number of rows may differ")
-        if records[0].kind == KIND["all_to_all"]:
+        if records[0].kind == "all_to_all":
             self.check_rows(records)
 
     def _check_same(self, records: Sequence[Record], said: Callable[[Record], Any], rule: str) -> None:
@@ -82,7 +83,7 @@ class Agreement:
     def check_rows(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError if an array has no rows that could be split."""
         for record in records:
-            if any(not shape for shape, _ in shapes_of(record)):
+            if any(not shape for shape, _ in record.given):
                 self.refuse("a value without dimensions has no rows to give to the ranks")
 
     def refuse(self, reason: str) -> NoReturn:
@@ -90,35 +91,3 @@ class Agreement:
         where = self.meeting.where()
         self.meeting.part()
         raise CollectiveError(f"{where}: {reason}.")
-
-
-class Guard:
-    """What a watchdog asks about a collective whose data do not go through shared memory."""
-
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
-
-    def launched(self) -> None:
-        """Say that this rank has begun to move data."""
-        self._meeting.mark()
-
-    def where(self) -> str:
-        return self._meeting.where()
-
-    def deserted(self) -> bool:
-        """Whether another rank's function has failed in this call."""
-        return self._meeting.failed()
-
-    def overtaken(self) -> bool:
-        """Whether another rank has finished the collective, or given it up."""
-        return self._meeting.overtaken()
-
-    def overdue(self, seconds: float) -> CollectiveError:
-        """The error of a collective that is not complete after so many seconds."""
-        missing = self._meeting.behind()
-        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        return CollectiveError(
-            f"{self.where()}: not complete after {seconds:.0f} s, "
-            + (f"as {who} did not begin it." if missing else "though all ranks have begun it."),
-            strays=bool(missing) or self.deserted(),
-        )

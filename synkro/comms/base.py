@@ -14,12 +14,13 @@ from typing import Any
 
 from ..values.arrays import Array
 from .ops import Operation
+from .records import Record, given
 
 
 class Communicator(ABC):
     """One rank's end of the collectives of a call.
 
-    Attributes:
+    Attributes, which ``begin`` sets:
         place: the index of this rank among those that take part; roots, sources and destinations are
             such indices.
         count: the number of ranks that take part.
@@ -59,6 +60,37 @@ class Communicator(ABC):
         """Wait until all ranks have called this."""
 
     @abstractmethod
+    def send(self, array: Array, to: int) -> None:
+        """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread."""
+
+    @abstractmethod
+    def recv(self, source: int) -> Array:
+        """Wait for the next array that *source* sends to this rank."""
+
+    # ── collectives of three shapes ──────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+        """The reduction of *arrays* that *record* describes; anything on a rank that gets no results."""
+
+    @abstractmethod
+    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+        """``all_reduce_in_place``, if *arrays* can be reduced where they lie; returns whether."""
+
+    @abstractmethod
+    def rooted(
+        self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
+    ) -> list[Array]:
+        """What this rank gets of *root*'s arrays in the collective *kind*."""
+
+    @abstractmethod
+    def exchanged(
+        self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
+    ) -> list[Array]:
+        """This rank's share of the rows of all ranks, in rank order; anything if it gets no results."""
+
+    # ── reductions ───────────────────────────────────────────────────────────────────────────────
+
     def all_reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
     ) -> list[Array]:
@@ -67,50 +99,52 @@ class Communicator(ABC):
         In a mean, a rank's arrays count *weight* times.  *names* describes the arrays; it has to be the
         same on all ranks.
         """
+        record = Record("all_reduce", operation.name, weight=weight, given=given(arrays), names=names)
+        return self.reduced(record, arrays)
 
-    @abstractmethod
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
         """As ``all_reduce`` with weight 1, written into *arrays*, which ``empty`` has made."""
+        if not self.reduced_in_place(arrays, operation):
+            for array, result in zip(arrays, self.all_reduce(arrays, operation, 1), strict=True):
+                array[...] = result
 
-    @abstractmethod
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
         """As ``all_reduce``, but only *root* gets the results."""
+        record = Record("reduce", operation.name, root, weight, given(arrays))
+        results = self.reduced(record, arrays)
+        return results if self.place == root else None
 
-    @abstractmethod
     def reduce_scatter(
         self, arrays: Sequence[Array], operation: Operation, weight: float
     ) -> list[Array]:
         """This rank's rows of the results of ``all_reduce``, split as by ``scatter``."""
+        record = Record("reduce_scatter", operation.name, weight=weight, given=given(arrays))
+        return self.reduced(record, arrays)
 
-    @abstractmethod
+    # ── moving ───────────────────────────────────────────────────────────────────────────────────
+
     def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
         """Copies of *root*'s arrays; the other ranks give None."""
+        return self.rooted("broadcast", arrays, root, lasting)
 
-    @abstractmethod
-    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
-        """The arrays of all ranks, concatenated along axis 0 in their order."""
-
-    @abstractmethod
-    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
-        """As ``all_gather``, but only *root* gets the results."""
-
-    @abstractmethod
     def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
         """This rank's rows of *root*'s arrays, split as evenly as can be; the other ranks give None."""
+        return self.rooted("scatter", arrays, root)
 
-    @abstractmethod
+    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
+        """The arrays of all ranks, concatenated along axis 0 in their order."""
+        return self.exchanged("all_gather", arrays, lasting=lasting)
+
+    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
+        """As ``all_gather``, but only *root* gets the results."""
+        results = self.exchanged("gather", arrays, root)
+        return results if self.place == root else None
+
     def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
         """This rank's part of the rows of every rank, in rank order.
 
         Each rank's rows are split over the ranks as by ``scatter``.
         """
-
-    @abstractmethod
-    def send(self, array: Array, to: int) -> None:
-        """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread."""
-
-    @abstractmethod
-    def recv(self, source: int) -> Array:
-        """Wait for the next array that *source* sends to this rank."""
+        return self.exchanged("all_to_all", arrays)

@@ -8,22 +8,17 @@ the number of the rank's link, and where the numbers differ all ranks make a new
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import CollectiveError
-from .agreement import Guard
 from .ops import OPERATIONS
 from .records import Record
 from .shm import ShmCommunicator
 
 if TYPE_CHECKING:
     from .nccl import Link
-
-    Connect = Callable[[bytes, int, int, Guard], Link]
-    """Makes this rank's end of a link: of NCCL's unique id, place, number of ranks, and a guard."""
 
 _UNKNOWN, _IMPOSSIBLE, _ALONE = 0, -1, -2
 """Numbers instead of a link's: there is none yet; NCCL cannot connect; one rank needs none."""
@@ -32,12 +27,11 @@ _UNKNOWN, _IMPOSSIBLE, _ALONE = 0, -1, -2
 class Links:
     """One rank's ends of the links of a session, by the ranks that they connect."""
 
-    def __init__(self, host: ShmCommunicator, connect: Connect | None) -> None:
-        """*connect* is None where NCCL cannot serve."""
+    def __init__(self, host: ShmCommunicator, gpu: int | None) -> None:
+        """*gpu* is the number of this rank's GPU; None where NCCL cannot serve."""
         self._host = host
-        self._connect = connect
+        self._gpu = gpu
         self._meeting = host.agreement.meeting
-        self._guard = Guard(self._meeting)
         self._known: dict[tuple[int, ...], tuple[int, Link | None]] = {}
         self._made = 0
 
@@ -56,20 +50,23 @@ class Links:
     def _current(self) -> tuple[int, Link | None]:
         if self._host.count == 1:
             return _ALONE, None
-        if self._connect is None:
+        if self._gpu is None:
             return _IMPOSSIBLE, None
         number, link = self._known.get(self._meeting.group, (_UNKNOWN, None))
         return (_UNKNOWN, None) if link is not None and not link.alive else (number, link)
 
     def connect(self) -> str:
         """Make a link, with all ranks of this call; returns why NCCL cannot, or an empty text."""
-        if self._host.count == 1 or self._connect is None:
+        if self._host.count == 1 or self._gpu is None:
             return ""
+        from .nccl import Link  # noqa: PLC0415  where there is no GPU there is no CuPy
+
         identity, problem = self._identity()
         link = None
         if identity:
             try:
-                link = self._connect(identity, self._host.place, self._host.count, self._guard)
+                place, count = self._host.place, self._host.count
+                link = Link(identity, place, count, self._meeting, self._gpu)
             except CollectiveError as error:
                 problem = str(error)
         problem = self._problem_of_any(problem)
@@ -93,10 +90,10 @@ class Links:
         """NCCL's unique id, which the first rank makes; empty if it cannot, with the problem."""
         told, problem = None, ""
         if self._host.place == 0:
-            from .nccl import unique_id  # noqa: PLC0415  where there is no GPU there is no CuPy
+            from .nccl import unique_id  # noqa: PLC0415  as in connect
 
             try:
-                told = [np.frombuffer(unique_id(self._guard), np.uint8)]
+                told = [np.frombuffer(unique_id(self._meeting), np.uint8)]
             except CollectiveError as error:
                 told, problem = [np.empty(0, np.uint8)], str(error)
         return self._host.broadcast(told, 0)[0].tobytes(), problem

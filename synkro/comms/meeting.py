@@ -218,11 +218,10 @@ class Meeting:
 
     def failed(self) -> bool:
         """Whether the function of another rank has failed in this call."""
-        words = self._words
-        return any(
-            words[line + _EPOCH] == self._epoch and words[line + _LEFT] == _FAILED
-            for line in self._others
-        )
+        return any(map(self._has_failed, self._others))
+
+    def _has_failed(self, line: int) -> bool:
+        return self._words[line + _EPOCH] == self._epoch and self._words[line + _LEFT] == _FAILED
 
     def where(self) -> str:
         """The running collective, in words."""
@@ -375,8 +374,7 @@ class Meeting:
 
     def _stranded(self, rank: int) -> CollectiveError:
         """What to raise where *rank* has ended its function while this one waits for it."""
-        line = rank * _LINE
-        failed = self._words[line + _EPOCH] == self._epoch and self._words[line + _LEFT] == _FAILED
+        failed = self._has_failed(rank * _LINE)
         how = "failed" if failed else "returned from the function"
         return CollectiveError(
             f"rank {rank} {how} without taking part in {self.where()}, in which rank {self.rank} "
@@ -386,12 +384,9 @@ class Meeting:
 
     def _standstill(self) -> bool:
         """Whether nothing can change any more: all ranks have left, or wait for what cannot come."""
-        before = self._snapshot()
+        before = self._words.tobytes()
         stuck = all(self._left(rank) or self._waits(rank) for rank in self.group)
-        return stuck and self._snapshot() == before
-
-    def _snapshot(self) -> bytes:
-        return self._words.tobytes()
+        return stuck and self._words.tobytes() == before
 
     def _waits(self, rank: int) -> bool:
         words, line = self._words, rank * _LINE

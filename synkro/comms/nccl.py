@@ -28,12 +28,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import cupy
+import numpy as np
 from cupy.cuda import nccl, runtime
 
 from ..errors import CollectiveError
 from ..ipc.process import give_up
 from ..memory.interrupts import atomic
-from .agreement import Guard
+from .meeting import Meeting
 
 PATIENCE = 120.0
 """Seconds that an operation, or the creation of a communicator, may take before it counts as stuck."""
@@ -45,24 +46,6 @@ _WATCHED = 0.5  # seconds between checks of a call into C
 _GRACE = 2.0  # seconds that an operation has left when another rank has failed
 _SLOW_GRACE = 20.0  # the same for connecting, where each rank counts as a host of its own
 _NOT_READY = 600  # cudaErrorNotReady
-
-_TYPES = {
-    "i1": nccl.NCCL_INT8,
-    "u1": nccl.NCCL_UINT8,
-    "i4": nccl.NCCL_INT32,
-    "u4": nccl.NCCL_UINT32,
-    "i8": nccl.NCCL_INT64,
-    "u8": nccl.NCCL_UINT64,
-    "f4": nccl.NCCL_FLOAT32,
-    "f8": nccl.NCCL_FLOAT64,
-}
-
-_OPERATIONS = {
-    "SUM": nccl.NCCL_SUM,
-    "PROD": nccl.NCCL_PROD,
-    "MAX": nccl.NCCL_MAX,
-    "MIN": nccl.NCCL_MIN,
-}
 
 
 def _said(error: BaseException) -> str:
@@ -97,13 +80,13 @@ class _Watch:
 
     def __init__(self) -> None:
         # written by the main thread, read by the watching one: always as a whole, so without a lock
-        self._call: tuple[_Deadline, Guard, str] | None = None
+        self._call: tuple[_Deadline, Meeting, str] | None = None
         threading.Thread(target=self._run, name="synkro-watch", daemon=True).start()
 
     @contextmanager
-    def over(self, guard: Guard, grace: float, doing: str) -> Iterator[None]:
+    def over(self, meeting: Meeting, grace: float, doing: str) -> Iterator[None]:
         """Watch the block, which may take *grace* seconds more once another rank has failed."""
-        self._call = _Deadline(PATIENCE, grace, guard.deserted), guard, doing
+        self._call = _Deadline(PATIENCE, grace, meeting.failed), meeting, doing
         try:
             yield
         finally:
@@ -115,18 +98,29 @@ class _Watch:
             call = self._call
             if call is None:
                 continue
-            deadline, guard, doing = call
+            deadline, meeting, doing = call
             if deadline.passed():
-                give_up(f"stuck in NCCL, which was {doing}: {guard.overdue(deadline.seconds())}")
+                give_up(f"stuck in NCCL, which was {doing}: {_overdue(meeting, deadline)}")
 
 
 _watch = functools.cache(_Watch)
 
 
-def unique_id(guard: Guard) -> bytes:
+def _overdue(meeting: Meeting, deadline: _Deadline) -> CollectiveError:
+    """The error of a collective that is not complete in time."""
+    missing = meeting.behind()
+    who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    return CollectiveError(
+        f"{meeting.where()}: not complete after {deadline.seconds():.0f} s, "
+        + (f"as {who} did not begin it." if missing else "though all ranks have begun it."),
+        strays=bool(missing) or meeting.failed(),
+    )
+
+
+def unique_id(meeting: Meeting) -> bytes:
     """A new id, by which the ranks of a link find each other.  Raises: CollectiveError."""
     try:
-        with _watch().over(guard, math.inf, "asked for the identity of a communicator"):
+        with _watch().over(meeting, math.inf, "asked for the identity of a communicator"):
             identity = nccl.get_unique_id()
     except (nccl.NcclError, KeyError) as error:
         raise CollectiveError(f"NCCL: {_said(error)}") from error
@@ -136,12 +130,12 @@ def unique_id(guard: Guard) -> bytes:
 class Link:
     """A communicator of some ranks.  Arrays are contiguous; those to reduce are of ``wire.CARRIED``."""
 
-    def __init__(self, identity: bytes, place: int, count: int, guard: Guard, device: int) -> None:
+    def __init__(self, identity: bytes, place: int, count: int, meeting: Meeting, device: int) -> None:
         """Connect as rank *place* of *count*; returns when all ranks have connected.
 
         Raises: CollectiveError if that fails, if another rank gives up, or if it takes too long.
         """
-        self._guard = guard
+        self._meeting = meeting
         made: Future[Any] = Future()
 
         def create() -> None:
@@ -154,7 +148,7 @@ class Link:
         # NCCL waits for the others in C, uninterruptibly: so a thread does it, which can be abandoned
         threading.Thread(target=create, name="synkro-nccl", daemon=True).start()
         grace = _SLOW_GRACE if "NCCL_HOSTID" in os.environ else _GRACE
-        deadline = _Deadline(PATIENCE, grace, guard.overtaken)
+        deadline = _Deadline(PATIENCE, grace, meeting.overtaken)
         try:
             while not concurrent.futures.wait([made], _CHECKED).done:
                 if deadline.passed():
@@ -170,42 +164,38 @@ class Link:
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def all_reduce(self, vectors: Sequence[Any], operation: str, guard: Guard) -> None:
+    def all_reduce(self, vectors: Sequence[Any], operation: str) -> None:
         """Reduce each vector over all ranks, in place."""
-        with self._together(guard) as stream:
+        with self._together() as stream:
             for vector in vectors:
-                self._comm.allReduce(*_ends(vector, vector), *_kind(vector, operation), stream)
+                self._comm.allReduce(*_ends(vector, vector), *_kind(vector.dtype, operation), stream)
 
-    def reduce(self, jobs: Sequence[tuple[Any, int]], operation: str, guard: Guard) -> None:
+    def reduce(self, jobs: Sequence[tuple[Any, int]], operation: str) -> None:
         """Reduce each vector, in place, on its root."""
-        with self._together(guard) as stream:
+        with self._together() as stream:
             for vector, root in jobs:
-                self._comm.reduce(*_ends(vector, vector), *_kind(vector, operation), root, stream)
+                self._comm.reduce(*_ends(vector, vector), *_kind(vector.dtype, operation), root, stream)
 
-    def reduce_scatter(
-        self, jobs: Sequence[tuple[Any, Any]], operations: Sequence[str], guard: Guard
-    ) -> None:
+    def reduce_scatter(self, jobs: Sequence[tuple[Any, Any]], operations: Sequence[str]) -> None:
         """Reduce each first vector, this rank's n-th part of it into the second one."""
-        with self._together(guard) as stream:
+        with self._together() as stream:
             for (vector, part), operation in zip(jobs, operations, strict=True):
-                ends = vector.data.ptr, part.data.ptr, part.size
-                self._comm.reduceScatter(*ends, *_kind(vector, operation), stream)
+                kind = _kind(vector.dtype, operation)
+                self._comm.reduceScatter(*_ends(vector, part), *kind, stream)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
-    def broadcast(self, jobs: Sequence[tuple[Any, int]], guard: Guard) -> None:
-        """Copy each array from its root to all other ranks, in place."""
-        with self._together(guard) as stream:
-            for array, root in jobs:
+    def broadcast(self, arrays: Sequence[Any], root: int) -> None:
+        """Copy each array from the root to all other ranks, in place."""
+        with self._together() as stream:
+            for array in arrays:
                 if array.nbytes:
                     ends = array.data.ptr, array.data.ptr, array.nbytes
                     self._comm.broadcast(*ends, nccl.NCCL_UINT8, root, stream)
 
-    def exchange(
-        self, sent: Sequence[tuple[Any, int]], received: Sequence[tuple[Any, int]], guard: Guard
-    ) -> None:
+    def exchange(self, sent: Sequence[tuple[Any, int]], received: Sequence[tuple[Any, int]]) -> None:
         """Send arrays to their ranks, and receive arrays from theirs."""
-        with self._together(guard) as stream:
+        with self._together() as stream:
             for array, peer in sent:
                 if array.nbytes:
                     self._comm.send(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, stream)
@@ -216,7 +206,7 @@ class Link:
     # ── the watchdog ─────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
-    def _together(self, guard: Guard) -> Iterator[int]:
+    def _together(self) -> Iterator[int]:
         """Make the NCCL calls of the block one operation, which is complete when the block ends.
 
         Interrupts wait until then, as they would leave the other ranks in the middle.
@@ -227,28 +217,28 @@ class Link:
                 nccl.groupStart()
                 try:
                     yield stream.ptr
-                    guard.launched()
+                    self._meeting.mark()
                 finally:  # an abort waits for the end of an open group
-                    with _watch().over(guard, _GRACE, "told to begin"):
+                    with _watch().over(self._meeting, _GRACE, "told to begin"):
                         nccl.groupEnd()
-                self._wait(stream, guard)
+                self._wait(stream)
             except BaseException as error:
                 broken = error if isinstance(error, runtime.CUDARuntimeError) else _broken(stream)
                 if broken is not None:
-                    give_up(f"{guard.where()}: {broken}")
+                    give_up(f"{self._meeting.where()}: {broken}")
                 self.abort(f" after {type(error).__name__}: {error}")
                 if said := _said(error):
-                    raise CollectiveError(f"{guard.where()}: NCCL reports {said}.") from error
+                    raise CollectiveError(f"{self._meeting.where()}: NCCL reports {said}.") from error
                 raise
 
-    def _wait(self, stream: Any, guard: Guard) -> None:
+    def _wait(self, stream: Any) -> None:
         """Wait for all that is queued on *stream*.
 
         Raises: CollectiveError if it takes too long, CUDARuntimeError, NcclError, KeyError.
         """
         event = cupy.cuda.Event(disable_timing=True)
         event.record(stream)  # happens when the operation, which is queued before it, is complete
-        deadline = _Deadline(PATIENCE, _GRACE, guard.deserted)
+        deadline = _Deadline(PATIENCE, _GRACE, self._meeting.failed)
         checked = deadline.begun
         while (status := runtime.eventQuery(event.ptr)) == _NOT_READY:
             now = time.monotonic()
@@ -258,7 +248,7 @@ class Link:
                 checked = now
                 self._comm.check_async_error()
                 if deadline.passed():
-                    raise guard.overdue(deadline.seconds())
+                    raise _overdue(self._meeting, deadline)
         if status:  # an error, which event.done does not raise
             raise runtime.CUDARuntimeError(status)
         self._comm.check_async_error()
@@ -267,7 +257,7 @@ class Link:
         """End the communicator, even in the middle of an operation; the second time do nothing."""
         comm, self._comm = self._comm, None
         if comm is not None:
-            with _watch().over(self._guard, math.inf, f"told to give up{why}"):
+            with _watch().over(self._meeting, math.inf, f"told to give up{why}"):
                 comm.abort()
 
     @property
@@ -294,8 +284,10 @@ def _given(identity: bytes) -> Any:
 
 
 def _ends(source: Any, target: Any) -> tuple[int, int, int]:
-    return source.data.ptr, target.data.ptr, source.size
+    return source.data.ptr, target.data.ptr, target.size
 
 
-def _kind(vector: Any, operation: str) -> tuple[int, int]:
-    return _TYPES[vector.dtype.str[1:]], _OPERATIONS[operation]
+@functools.cache
+def _kind(dtype: np.dtype[Any], operation: str) -> tuple[int, int]:
+    """NCCL's numbers of a dtype, which it calls as NumPy does, and of an operation."""
+    return getattr(nccl, f"NCCL_{dtype.name.upper()}"), getattr(nccl, f"NCCL_{operation}")

@@ -10,39 +10,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..values.arrays import Array, code_of
-from .meeting import KINDS
 from .ops import OPERATIONS
 
 _REMEMBERED = 64  # layouts that are kept
 
-KIND = {name: number for number, name in enumerate(KINDS)}
-"""The number of each collective."""
-
-_ROOTED = (KIND["broadcast"], KIND["scatter"])
+_ROOTED = ("broadcast", "scatter")
 
 
 ArrayType = tuple[tuple[int, ...], str]
 """The shape and the dtype of an array."""
 
 
-class Shown(NamedTuple):
-    """An array that a rank shows, at this offset in the shared file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    at: int
-
-
 class Record(NamedTuple):
     """What a rank says when it enters a collective."""
 
-    kind: int
+    kind: str
     operation: str = ""
     root: int = -1
     weight: float = 1
-    shown: tuple[Shown, ...] | None = None
+    given: tuple[ArrayType, ...] = ()  # the arrays
+    at: tuple[int, ...] = ()  # where they, or the vectors that hold them, lie in the shared file
     in_place: bool = False
-    given: tuple[ArrayType, ...] = ()  # the arrays, where *shown* is empty or holds packed vectors
     on_gpu: bool = False  # whether the arrays lie on a GPU
     names: str = ""  # of the arrays, where several are nested
     link: int = 0  # the number of the link between the GPUs; 0: none yet
@@ -51,8 +39,7 @@ class Record(NamedTuple):
 class PackedLayout(NamedTuple):
     """The vectors that hold the arrays of a reduction, one for each partial dtype."""
 
-    dtypes: tuple[np.dtype[Any], ...]
-    sizes: tuple[tuple[int], ...]
+    vectors: tuple[tuple[tuple[int], np.dtype[Any]], ...]  # the shape and the dtype of each
     places: tuple[tuple[int, int, int], ...]  # of each array: its vector's number, start, stop
 
 
@@ -62,19 +49,15 @@ def layout_of(record: Record) -> PackedLayout:
 
 @lru_cache(_REMEMBERED)
 def _cached_layout(given: tuple[ArrayType, ...], op: str) -> PackedLayout:
-    dtypes: list[np.dtype[Any]] = []
-    sizes: list[int] = []
+    sizes: dict[np.dtype[Any], int] = {}  # of the vectors
     places = []
-    for shape, given_dtype in given:
-        dtype = OPERATIONS[op].partial_dtype(np.dtype(given_dtype))
-        if dtype not in dtypes:
-            dtypes.append(dtype)
-            sizes.append(0)
-        vector = dtypes.index(dtype)
-        start = sizes[vector]
-        sizes[vector] += prod(shape)
-        places.append((vector, start, sizes[vector]))
-    return PackedLayout(tuple(dtypes), tuple((size,) for size in sizes), tuple(places))
+    for shape, dtype in given:
+        partial = OPERATIONS[op].partial_dtype(np.dtype(dtype))
+        start = sizes.setdefault(partial, 0)
+        sizes[partial] += prod(shape)
+        places.append((list(sizes).index(partial), start, sizes[partial]))
+    vectors = [((size,), partial) for partial, size in sizes.items()]
+    return PackedLayout(tuple(vectors), tuple(places))
 
 
 def given(arrays: Sequence[Array]) -> tuple[ArrayType, ...]:
@@ -94,13 +77,19 @@ def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> N
             place[...] = array
 
 
-def shapes_of(record: Record) -> Sequence[ArrayType]:
-    return record.given or [(shown.shape, shown.dtype) for shown in record.shown or ()]
+def unpack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> list[Array]:
+    """The results for *arrays*, cut out of the reduced *vectors*."""
+    results = []
+    for array, (vector, start, stop) in zip(arrays, layout_of(record).places, strict=True):
+        result = vectors[vector][start:stop].reshape(array.shape)
+        dtype = OPERATIONS[record.operation].result_dtype(array.dtype)
+        results.append(result.astype(dtype, copy=False))
+    return results
 
 
 def listed(record: Record) -> str:
     """The arrays, in words."""
-    shown = [f"shape {shape} and dtype {np.dtype(dtype)}" for shape, dtype in shapes_of(record)]
+    shown = [f"shape {shape} and dtype {np.dtype(dtype)}" for shape, dtype in record.given]
     if len(shown) > 3:
         shown = [*shown[:3], f"{len(shown)} arrays in all"]
     return "; ".join(shown) or "no array"
@@ -120,4 +109,4 @@ def described(record: Record) -> str:
     place = " in place" if record.in_place else ""
     gpu = " of arrays on the GPU" if record.on_gpu else ""
     names = f" of {record.names}" if record.names else ""
-    return f"{KINDS[record.kind]}{operation}{root}{place}{gpu}{names}"
+    return f"{record.kind}{operation}{root}{place}{gpu}{names}"

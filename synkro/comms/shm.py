@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
@@ -35,7 +34,7 @@ from .agreement import Agreement
 from .base import Communicator
 from .meeting import Meeting, board_bytes
 from .ops import OPERATIONS, Operation
-from .records import KIND, Record, Shown, given, layout_of, pack
+from .records import Record, given, layout_of, pack, unpack
 
 _BLOCK_BYTES = 1 << 18
 """Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
@@ -48,7 +47,7 @@ _RECYCLED_FROM = 1 << 20
 """Bytes from which results are made in the arena, whose blocks are used again: fresh pages cost more
 than the reduction."""
 
-_BARRIER = Record(KIND["barrier"])
+_BARRIER = Record("barrier")
 
 
 class ShmCommunicator(Communicator):
@@ -68,8 +67,6 @@ class ShmCommunicator(Communicator):
         """
         self.rank = rank
         self.size = size
-        self.place = 0
-        self.count = 1
         self._arena = Arena(file, rank)
         board = map_file(file, board_bytes(size), Access.WRITE)
         self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered)
@@ -103,102 +100,57 @@ class ShmCommunicator(Communicator):
     def reduce_share(
         self, operation: Operation, divisor: int, sources: Sequence[Array], target: Array
     ) -> None:
-        share = split(0, target.size, self.size)[self.rank]
-        _reduce(operation, divisor, sources, [target], share)
+        _reduce(operation, divisor, sources, [target], self.rank, self.size)
 
-    def all_reduce(
-        self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
-    ) -> list[Array]:
-        record = Record(KIND["all_reduce"], operation.name, weight=weight, names=names)
-        records = self._reduced(record, arrays)
-        results = self._collected(records, operation)
-        self._meeting.part()
-        return results
-
-    def reduce(
-        self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
-    ) -> list[Array] | None:
-        records = self._reduced(Record(KIND["reduce"], operation.name, root, weight), arrays)
-        results = self._collected(records, operation) if self.place == root else None
-        self._meeting.part()
-        return results
-
-    def reduce_scatter(
-        self, arrays: Sequence[Array], operation: Operation, weight: float
-    ) -> list[Array]:
-        record = Record(KIND["reduce_scatter"], operation.name, weight=weight)
-        records = self._lifted(record, arrays)
-        self.agreement.check_rows(records)
-        divisor = sum(record.weight for record in records)
+    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+        operation, layout = OPERATIONS[record.operation], layout_of(record)
+        vectors = self._staged(layout.vectors)
+        pack(record, arrays, vectors)
+        records = self.agreement.enter(record._replace(at=self._places_of(vectors)))
+        self.agreement.check_alike(records)
+        divisor = self.agreement.check_weights(records)
+        sources = [  # of each vector, by rank
+            [self._arena.view(each.at[index], *vector) for each in records]
+            for index, vector in enumerate(layout.vectors)
+        ]
         results = []
-        for array, (vector, start, stop) in zip(arrays, layout_of(records[0]).places, strict=True):
-            whole = [
-                source[start:stop].reshape(array.shape) for source in self._sources(records, vector)
-            ]
-            low, high = split(0, len(array), self.count)[self.place]
-            mine = [source[low:high] for source in whole]
-            partial = self._new(mine[0].shape, mine[0].dtype)
-            _reduce(operation, divisor, mine, [partial], (0, partial.size))
-            results.append(partial.astype(operation.result_dtype(array.dtype), copy=False))
+        if record.kind == "reduce_scatter":
+            self.agreement.check_rows(records)
+            for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
+                mine = [
+                    self.part_of(source[start:stop].reshape(array.shape)) for source in sources[vector]
+                ]
+                partial = self._new(mine[0].shape, mine[0].dtype)
+                _reduce(operation, divisor, mine, [partial])
+                results.append(partial.astype(operation.result_dtype(array.dtype), copy=False))
+        else:
+            for stages in sources:
+                _reduce(operation, divisor, stages, [stages[self.place]], self.place, self.count)
+            self._meeting.step()
+            if record.root in (-1, self.place):
+                results = unpack(record, arrays, [self._collected(stages) for stages in sources])
         self._meeting.part()
         return results
 
-    def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
+    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
         if any(operation.partial_dtype(array.dtype) != array.dtype for array in arrays):
-            results = self.all_reduce(arrays, operation, 1)
-            for array, result in zip(arrays, results, strict=True):
-                array[...] = result
-            return
-        record = Record(KIND["all_reduce"], operation.name, shown=self._where(arrays), in_place=True)
+            return False
+        at = self._places_of(arrays)
+        record = Record("all_reduce", operation.name, given=given(arrays), at=at, in_place=True)
         records = self.agreement.enter(record)
         self.agreement.check_alike(records)
         for index in range(len(arrays)):
             sources = self._sources(records, index)
-            share = split(0, sources[0].size, self.count)[self.place]
-            _reduce(operation, self.count, sources, sources, share)
+            _reduce(operation, self.count, sources, sources, self.place, self.count)
         self._meeting.part()
+        return True
 
-    def _reduced(self, record: Record, arrays: Sequence[Array]) -> list[Record]:
-        """Enter a reduction, and reduce this rank's share of the elements on its stage."""
-        records = self._lifted(record, arrays)
-        operation = OPERATIONS[record.operation]
-        divisor = sum(record.weight for record in records)
-        for vector in range(len(layout_of(records[0]).sizes)):
-            sources = self._sources(records, vector)
-            share = split(0, sources[0].size, self.count)[self.place]
-            _reduce(operation, divisor, sources, [sources[self.place]], share)
-        self._meeting.step()
-        return records
-
-    def _lifted(self, record: Record, arrays: Sequence[Array]) -> list[Record]:
-        """Enter a reduction with partials of *arrays* on the stage, one vector a dtype."""
-        record = record._replace(given=given(arrays))
-        layout = layout_of(record)
-        vectors = self._staged(layout.sizes, layout.dtypes)
-        pack(record, arrays, vectors)
-        records = self.agreement.enter(record._replace(shown=self._where(vectors)))
-        self.agreement.check_alike(records)
-        self.agreement.check_weights(records)
-        return records
-
-    def _collected(self, records: list[Record], operation: Operation) -> list[Array]:
-        """The reduced arrays, put together of the shares on all stages."""
-        layout = layout_of(records[0])
-        vectors = []
-        for index, dtype in enumerate(layout.dtypes):
-            sources = self._sources(records, index)
-            vector = self._new(sources[0].shape, dtype)
-            for source, (start, stop) in zip(sources, split(0, vector.size, self.count), strict=True):
-                vector[start:stop] = source[start:stop]
-            vectors.append(vector)
-        return [
-            vectors[vector][start:stop]
-            .reshape(shape)
-            .astype(operation.result_dtype(np.dtype(dtype)), copy=False)
-            for (shape, dtype), (vector, start, stop) in zip(
-                records[0].given, layout.places, strict=True
-            )
-        ]
+    def _collected(self, sources: Sequence[Array]) -> Array:
+        """A reduced vector, put together of the shares on all stages."""
+        vector = self._new(sources[0].shape, sources[0].dtype)
+        for source, (start, stop) in zip(sources, split(0, vector.size, self.count), strict=True):
+            vector[start:stop] = source[start:stop]
+        return vector
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
@@ -206,51 +158,40 @@ class ShmCommunicator(Communicator):
         self.agreement.enter(_BARRIER)
         self._meeting.pass_on()
 
-    def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
-        records = self._rooted(KIND["broadcast"], arrays, root)
-        results = [self._copied([self._seen(shown)], lasting) for shown in records[root].shown or ()]
-        self._meeting.part()
-        return results
-
-    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
-        records = self.agreement.enter(Record(KIND["all_gather"], shown=self._shown(arrays)))
-        self.agreement.check_fit(records)
-        results = [self._copied(self._sources(records, i), lasting) for i in range(len(arrays))]
-        self._meeting.part()
-        return results
-
-    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
-        records = self.agreement.enter(Record(KIND["gather"], root=root, shown=self._shown(arrays)))
-        self.agreement.check_fit(records)
-        results = None
-        if self.place == root:
-            results = [self._copied(self._sources(records, i)) for i in range(len(arrays))]
-        self._meeting.part()
-        return results
-
-    def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
-        records = self._rooted(KIND["scatter"], arrays, root)
-        self.agreement.check_rows([records[root]])
+    def rooted(
+        self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
+    ) -> list[Array]:
+        at = () if arrays is None else self._shown(arrays)
+        record = Record(kind, root=root, given=given(arrays or ()), at=at)
+        origin = self.agreement.enter(record)[root]
+        if kind == "scatter":
+            self.agreement.check_rows([origin])
         results = []
-        for shown in records[root].shown or ():
-            whole = self._seen(shown)
-            start, stop = split(0, len(whole), self.count)[self.place]
-            results.append(self._copied([whole[start:stop]]))
+        for index in range(len(origin.at)):
+            (whole,) = self._sources([origin], index)
+            results.append(self._copied([self.part_of(whole) if kind == "scatter" else whole], lasting))
         self._meeting.part()
         return results
 
-    def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
-        records = self.agreement.enter(Record(KIND["all_to_all"], shown=self._shown(arrays)))
+    def exchanged(
+        self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
+    ) -> list[Array]:
+        record = Record(kind, root=root, given=given(arrays), at=self._shown(arrays))
+        records = self.agreement.enter(record)
         self.agreement.check_fit(records)
         results = []
-        for index in range(len(arrays)):
-            mine = []
-            for source in self._sources(records, index):
-                start, stop = split(0, len(source), self.count)[self.place]
-                mine.append(source[start:stop])
-            results.append(self._copied(mine))
+        for index in range(len(arrays)) if root in (-1, self.place) else ():
+            pieces = self._sources(records, index)
+            if kind == "all_to_all":
+                pieces = [self.part_of(piece) for piece in pieces]
+            results.append(self._copied(pieces, lasting))
         self._meeting.part()
         return results
+
+    def part_of(self, array: Array) -> Array:
+        """The rows of *array* that go to this rank when they are split."""
+        start, stop = split(0, len(array), self.count)[self.place]
+        return array[start:stop]
 
     def send(self, array: Array, to: int, on_gpu: bool = False) -> None:
         rank = self._meeting.group[to]
@@ -260,12 +201,11 @@ class ShmCommunicator(Communicator):
         head = pickle.dumps((array.shape, code_of(array.dtype), on_gpu))
         start = aligned(8 + len(head))
         message = self._arena.empty((start + array.nbytes,), np.uint8)
-        message[:8] = memoryview(struct.pack("=q", len(head)))
+        message[:8].view(np.int64)[:] = len(head)
         message[8 : 8 + len(head)] = memoryview(head)
         body: Array = np.ndarray(array.shape, array.dtype, buffer=message, offset=start)
         body[...] = array
-        at = self._arena.locate(message)
-        assert at is not None
+        (at,) = self._places_of([message])
         sent.append((self._meeting.post(rank, at), message))
 
     def recv(self, source: int) -> Array:
@@ -283,52 +223,44 @@ class ShmCommunicator(Communicator):
 
     # ── showing and seeing ───────────────────────────────────────────────────────────────────────
 
-    def _staged(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
-        """Places for arrays, one behind the other, on this rank's stage."""
-        sizes = [
-            aligned(prod(shape) * dtype.itemsize) for shape, dtype in zip(shapes, dtypes, strict=True)
-        ]
-        if sum(sizes) > len(self._stage) or not len(self._stage):
+    def _staged(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
+        """Places for arrays of these shapes and dtypes, one behind the other, on this rank's stage."""
+        sizes = [aligned(prod(shape) * dtype.itemsize) for shape, dtype in types]
+        needed = max(4096, sum(sizes))
+        if needed > len(self._stage):
             self._stage = np.empty(0, np.uint8)  # freed before more is asked for
-            self._stage = self._arena.empty((max(4096, sum(sizes)),), np.uint8)
+            self._stage = self._arena.empty((needed,), np.uint8)
         places, end = [], 0
-        for shape, dtype, nbytes in zip(shapes, dtypes, sizes, strict=True):
+        for (shape, dtype), nbytes in zip(types, sizes, strict=True):
             place: Array = np.ndarray(shape, dtype, buffer=self._stage, offset=end)
             places.append(place)
             end += nbytes
         return places
 
-    def _shown(self, arrays: Sequence[Array]) -> tuple[Shown, ...]:
-        """*arrays* where all can see them: large ones of the arena where they are, others staged."""
+    def _shown(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+        """Where all can see *arrays*: large ones of the arena where they are, others staged."""
         shown = list(arrays)
         copied = [
             index
             for index, array in enumerate(arrays)
             if array.nbytes < _IN_PLACE_FROM or self._arena.locate(array) is None
         ]
-        places = self._staged(
-            [arrays[index].shape for index in copied], [arrays[index].dtype for index in copied]
-        )
+        places = self._staged([(arrays[index].shape, arrays[index].dtype) for index in copied])
         for index, place in zip(copied, places, strict=True):
             place[...] = arrays[index]
             shown[index] = place
-        return self._where(shown)
+        return self._places_of(shown)
 
-    def _where(self, arrays: Sequence[Array]) -> tuple[Shown, ...]:
-        return tuple(Shown(array.shape, code_of(array.dtype), self._place_of(array)) for array in arrays)
-
-    def _place_of(self, array: Array) -> int:
-        at = self._arena.locate(array)
-        if at is None:
+    def _places_of(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+        """The offsets of *arrays*, which lie in this rank's shared memory."""
+        places = tuple([at for array in arrays if (at := self._arena.locate(array)) is not None])
+        if len(places) < len(arrays):
             raise InternalError("an array that other ranks should see does not lie in shared memory.")
-        return at
-
-    def _seen(self, shown: Shown) -> Array:
-        return self._arena.view(shown.at, shown.shape, shown.dtype)
+        return places
 
     def _sources(self, records: Sequence[Record], index: int) -> list[Array]:
-        """Array *index* of each rank, seen in place."""
-        return [self._seen(record.shown[index]) for record in records if record.shown is not None]
+        """Array *index* of each record, seen in place."""
+        return [self._arena.view(each.at[index], *each.given[index]) for each in records]
 
     def _copied(self, pieces: Sequence[Array], lasting: bool = False) -> Array:
         """*pieces* one behind the other along axis 0, in new memory; a single one as it is."""
@@ -343,13 +275,6 @@ class ShmCommunicator(Communicator):
         rows = sum(len(piece) for piece in pieces)
         result = make((rows, *pieces[0].shape[1:]), first.dtype)
         return np.concatenate(pieces, axis=0, out=result)
-
-    # ── agreeing ─────────────────────────────────────────────────────────────────────────────────
-
-    def _rooted(self, kind: int, arrays: Sequence[Array] | None, root: int) -> list[Record]:
-        """Enter a collective in which only *root* has something to show."""
-        shown = self._shown(arrays) if arrays is not None and self.place == root else None
-        return self.agreement.enter(Record(kind, root=root, shown=shown))
 
 
 def shared_file(size: int) -> int:
@@ -369,15 +294,16 @@ def _reduce(
     divisor: float,
     sources: Sequence[Array],
     targets: Sequence[Array],
-    share: tuple[int, int],
+    place: int = 0,
+    count: int = 1,
 ) -> None:
-    """Reduce the elements *share* of *sources*, in their order, into all *targets*.
+    """Reduce share *place* of *count* of the elements of *sources*, in their order, into all *targets*.
 
     The arrays are C-contiguous; targets may be sources.
     """
     flat = [source.reshape(-1) for source in sources]
     into = [target.reshape(-1) for target in targets]
-    start, stop = share
+    start, stop = split(0, sources[0].size, count)[place]
     step = max(1, _BLOCK_BYTES // sources[0].itemsize)
     # a target that is a later source must not be written before that source is merged
     apart = len(sources) > 2 and any(target is source for target in targets for source in sources[2:])

@@ -41,16 +41,13 @@ class Device(ABC):
     """Where a worker computes.  Methods that only some devices need do nothing here.
 
     Attributes:
+        xp: the array module of the device's arrays.
         pins: whether ``feed`` copies the inputs.  They are mapped writable then, so that their pages can
             be pinned, and fed in every call; else a call uses the same views of them again and again.
     """
 
+    xp: Any
     pins: bool = False
-
-    @property
-    @abstractmethod
-    def xp(self) -> Any:
-        """The array module of the device's arrays."""
 
     # ── arrays ───────────────────────────────────────────────────────────────────────────────────
 

@@ -15,9 +15,7 @@ from .base import Device, Source
 class CpuDevice(Device):
     """NumPy on the host's memory; inputs are read-only views, nothing is copied."""
 
-    @property
-    def xp(self) -> Any:
-        return np
+    xp = np
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return np.empty(shape, dtype)
@@ -43,8 +41,7 @@ class CpuDevice(Device):
 
     def take(self, array: Array, indices: NDArray[np.int64]) -> Array:
         # The main process has checked the indices; "clip" spares a second check and a buffer.
-        rows: Array = np.take(array, indices, axis=0, mode="clip")
-        return rows
+        return np.take(array, indices, axis=0, mode="clip")
 
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
         for values in pieces:
@@ -80,9 +77,7 @@ def thread_caps(threads: int, environment: dict[str, str], forced: bool) -> dict
     Unless *forced*, those that the user has set in *environment* stay; OMP_NUM_THREADS then also holds
     for the libraries that fall back on it.
     """
-    wanted = list(THREAD_VARIABLES)
     if forced:
-        return dict.fromkeys(wanted, str(threads))
-    if "OMP_NUM_THREADS" in environment:
-        wanted = ["NUMBA_NUM_THREADS"]
+        return dict.fromkeys(THREAD_VARIABLES, str(threads))
+    wanted = ("NUMBA_NUM_THREADS",) if "OMP_NUM_THREADS" in environment else THREAD_VARIABLES
     return {name: str(threads) for name in wanted if name not in environment}

@@ -19,7 +19,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -54,6 +54,7 @@ class CudaDevice(Device):
         kept: copies of inputs that stay on the GPU from call to call.
     """
 
+    xp = cupy
     pins = True
 
     def __init__(self, index: int, preallocate: float | None) -> None:
@@ -66,13 +67,13 @@ class CudaDevice(Device):
         self._pins = Pins(self._register, runtime.hostUnregister)
         self.inputs = cupy.cuda.Stream(non_blocking=True)
         self._incoming, self._outgoing = _Ring(), _Ring()
-        self._loader: ThreadPoolExecutor | None = None
-        self.kept = KeptInputs(self.memory()[1] // 16)
+        self._loader = ThreadPoolExecutor(1, "synkro-inputs", initializer=self._device.use)
+        self.kept = KeptInputs(self._device.mem_info[1] // 16)
         if preallocate is not None:
             self._preallocate(preallocate)
 
     def _preallocate(self, fraction: float) -> None:
-        free, total = self.memory()
+        free, total = self._device.mem_info
         try:
             cupy.get_default_memory_pool().malloc(int(total * fraction))  # freed: it stays in the pool
         except cupy.cuda.memory.OutOfMemoryError:
@@ -81,15 +82,6 @@ class CudaDevice(Device):
                 f"{readable_bytes(free)} are free: ask for less, or end the programs that use the GPU "
                 f"(nvidia-smi lists them)."
             ) from None
-
-    @property
-    def xp(self) -> Any:
-        return cupy
-
-    def memory(self) -> tuple[int, int]:
-        """The free bytes of the GPU's memory, and all."""
-        free, total = self._device.mem_info
-        return free, total
 
     # ── arrays ───────────────────────────────────────────────────────────────────────────────────
 
@@ -166,7 +158,7 @@ class CudaDevice(Device):
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
         feeding = _Feeding(self, pieces)
         try:
-            feeding.begin()
+            feeding.begin(0)
             for number in range(len(pieces)):
                 yield feeding.take(number)
                 feeding.computed(number)
@@ -202,8 +194,6 @@ class CudaDevice(Device):
 
     def load_later(self, loads: Sequence[tuple[Source, Array]], over: threading.Event) -> Future[None]:
         """Do the loads in a thread of their own, until *over* is set."""
-        if self._loader is None:
-            self._loader = ThreadPoolExecutor(1, "synkro-inputs", initializer=self._device.use)
 
         def load_all() -> None:
             for source, target in loads:
@@ -215,24 +205,21 @@ class CudaDevice(Device):
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
     def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
-        with atomic:  # when an interrupted call has ended, others may use the targets
-            self._copy_out(pairs)
-
-    def _copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:
         stream = cupy.cuda.get_current_stream()
         sources = []
-        for target, source in pairs:
-            if not isinstance(source, cupy.ndarray):
-                target[...] = source
-            elif target.nbytes:
-                flat = cupy.ascontiguousarray(source, target.dtype)
-                if target.flags.c_contiguous and self._pins.pinned(target):
-                    sources.append(flat)  # alive until it is copied
-                    _copy(target.ctypes.data, flat.data.ptr, target.nbytes, False, stream)
-                else:
-                    self._outgoing.unload(flat.data.ptr, target, stream)
-        if sources:
-            stream.synchronize()
+        with atomic:  # when an interrupted call has ended, others may use the targets
+            for target, source in pairs:
+                if not isinstance(source, cupy.ndarray):
+                    target[...] = source
+                elif target.nbytes:
+                    flat = cupy.ascontiguousarray(source, target.dtype)
+                    if target.flags.c_contiguous and self._pins.pinned(target):
+                        sources.append(flat)  # alive until it is copied
+                        _copy(target.ctypes.data, flat.data.ptr, target.nbytes, False, stream)
+                    else:
+                        self._outgoing.unload(flat.data.ptr, target, stream)
+            if sources:
+                stream.synchronize()
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
@@ -273,7 +260,7 @@ class CudaDevice(Device):
             return hint(error)
         self.kept.clear()
         cupy.get_default_memory_pool().free_all_blocks()
-        free, total = self.memory()
+        free, total = self._device.mem_info
         room = f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free now"
         sliced = ": if the rows fill it, compute them in more pieces, with num_slices="
         return f"{room}{sliced if in_call else ''})"
@@ -287,9 +274,12 @@ class _Feeding:
         self._pieces = pieces
         self._whole: dict[int, Array] = {}  # by column: inputs that are the same for all pieces
         self._missing: dict[int, Source] = {}  # those of them that have to be copied first
-        self._find_whole()
+        sizes = self._find_whole()
         self._lent: dict[int, Array] = {}  # copies of whole inputs for functions, which may write
-        self._buffers = self._allocated()
+        self._buffers = [
+            {column: cupy.empty(size, np.uint8) for column, size in sizes.items()}
+            for _ in range(min(2, len(pieces)))
+        ]
         # the pool gives memory that the current stream may still use: copies into it wait for this
         free = cupy.cuda.get_current_stream().record()
         self._computed: list[Any] = [free, free]  # by buffer: its last uses, before the next copy
@@ -297,50 +287,37 @@ class _Feeding:
         self._pending: Future[None] | None = None
         self._over = threading.Event()  # set when the call ends: the loading thread stops early
 
-    def _columns(self) -> Iterator[tuple[int, list[Source]]]:
-        for column, value in enumerate(self._pieces[0]):
-            if isinstance(value, Source):
-                yield column, [piece[column] for piece in self._pieces]
+    def _find_whole(self) -> dict[int, int]:
+        """Find the inputs that are the same for all pieces, or worth keeping.
 
-    def _find_whole(self) -> None:
+        Returns, by column, how many bytes the largest piece of each other input has.
+        """
         device = self._device
-        for column, sources in self._columns():
-            source = sources[0]
-            if len(sources) > 1 and any(other is not source for other in sources):
+        sizes = {}
+        for column, source in enumerate(self._pieces[0]):
+            if not isinstance(source, Source):
                 continue
-            once = len(sources) == 1
-            if once and (source.version is None or source.nbytes > device.kept.limit):
+            sources = [piece[column] for piece in self._pieces]
+            if len(sources) == 1:
+                whole = source.version is not None and source.nbytes <= device.kept.limit
+            else:
+                whole = all(other is source for other in sources)
+            if not whole:
+                sizes[column] = max(other.nbytes for other in sources)
                 continue
             original = device.kept.find(source)
             if original is None:
                 original = device.empty(source.shape, _native(source))
                 self._missing[column] = source
             self._whole[column] = original
+        return sizes
 
-    def _allocated(self) -> list[dict[int, Any]]:
-        """Memory of each buffer, by column, for the largest piece of each input that changes."""
-        sizes = {
-            column: max(source.nbytes for source in sources)
-            for column, sources in self._columns()
-            if column not in self._whole
-        }
-        return [
-            {column: cupy.empty(size, np.uint8) for column, size in sizes.items()}
-            for _ in range(min(2, len(self._pieces)))
-        ]
-
-    def begin(self) -> None:
-        """Queue the first copies."""
-        self._begin(0, [(source, self._whole[column]) for column, source in self._missing.items()])
-
-    def _begin(self, number: int, before: Sequence[tuple[Source, Array]] = ()) -> None:
-        """Queue the copies *before*, and those of a piece, when its buffer is no longer computed on."""
+    def begin(self, number: int) -> None:
+        """Queue the copies of missing whole inputs and of a piece, for when its buffer is free."""
         device = self._device
-        own = [
-            (self._pieces[number][column], self._target(number, column))
-            for column in self._buffers[number % 2]
-        ]
-        loads = [*before, *own]
+        loads = [(source, self._whole[column]) for column, source in self._missing.items()]
+        for column in self._buffers[number % 2]:
+            loads.append((self._pieces[number][column], self._target(number, column)))
         with atomic:  # no interrupt between a load and ``_pending``, for which ``close`` waits
             device.inputs.wait_event(self._computed[number % 2])
             if all(device.direct(source) or source.nbytes <= _SOON for source, _ in loads):
@@ -361,7 +338,7 @@ class _Feeding:
         self._finish_pending(number)
         cupy.cuda.get_current_stream().wait_event(self._arrived[number % 2])
         if number + 1 < len(self._pieces):
-            self._begin(number + 1)
+            self.begin(number + 1)
         return [
             self._lend(column)
             if column in self._whole

@@ -5,39 +5,30 @@ from __future__ import annotations
 
 def hint(error: BaseException) -> str:
     """What to do about *error*, in brackets, or an empty text."""
-    said = str(error)
-    hints = (what for kind, words, what in _HINTS if isinstance(error, kind) and words in said)
-    return next((f" ({what})" for what in hints), "")
+    for (kind, words), what in _HINTS.items():
+        if isinstance(error, kind) and words in str(error):
+            return f" ({what})"
+    return ""
 
 
-_HINTS: tuple[tuple[type[Exception], str, str], ...] = (
-    (
-        TypeError,
-        "numpy.ndarray",
+_HINTS = {
+    (TypeError, "numpy.ndarray"): (
         "a NumPy array met one on the GPU: make constants with synkro.xp().asarray(…), or broadcast "
-        "them, and use .value of variables",
+        "them, and use .value of variables"
     ),
-    (
-        ValueError,
-        "non-scalar numpy.ndarray",
-        "a NumPy array cannot be written to one on the GPU: take synkro.xp().asarray(…) of it first",
+    (ValueError, "non-scalar numpy.ndarray"): (
+        "a NumPy array cannot be written to one on the GPU: take synkro.xp().asarray(…) of it first"
     ),
-    (
-        TypeError,
-        "conversion to a NumPy array",
+    (TypeError, "conversion to a NumPy array"): (
         "a function for NumPy arrays got one on the GPU: take it from synkro.xp(), or copy the array "
-        "with .get()",
+        "with .get()"
     ),
-    (
-        Exception,
-        "Cannot determine Numba type of <class 'cupy",
-        "numba compiles for the CPU: copy the array, with .get()",
+    (Exception, "Cannot determine Numba type of <class 'cupy"): (
+        "numba compiles for the CPU: copy the array, with .get()"
     ),
-    (
-        RuntimeError,
-        "tensors to be on the same device",
+    (RuntimeError, "tensors to be on the same device"): (
         "modules that a function brings along are moved to the GPU, tensors are not: move them, with "
-        ".to(x.device), or make them arguments",
+        ".to(x.device), or make them arguments"
     ),
-)
-"""The class of an error, words in its text, and what to do about it."""
+}
+"""By the class of an error and words in its text: what to do about it."""

@@ -10,7 +10,7 @@ from .base import Source
 
 
 class KeptInputs:
-    """Copies of broadcast inputs on the device, by where they lie in host memory.
+    """Copies of broadcast inputs on the device, by their version and where they lie in host memory.
 
     Attributes:
         limit: the bytes that they may have together; larger inputs are not kept.
@@ -18,37 +18,34 @@ class KeptInputs:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._copies: dict[Any, tuple[tuple[int, int], Array]] = {}
+        self._copies: dict[Any, Array] = {}
 
     def find(self, source: Source) -> Array | None:
         """A copy of an input that has not changed; None if there is none."""
-        version, array = self._copies.get(_place(source), (None, None))
-        return None if version is None or version != source.version else array
+        return self._copies.get(_key(source))
 
     def add(self, source: Source, array: Array) -> None:
         """Remember that *array* is a copy of *source*."""
         if source.version is None or array.nbytes > self.limit:
             return
-        now = source.version
-        self._drop(
-            lambda version: version[0] == now[0] and version != now
-        )  # copies of its former contents
-        while sum(copy.nbytes for _, copy in self._copies.values()) + array.nbytes > self.limit:
+        number = source.version[0]
+        self._drop(lambda version: version[0] == number and version != source.version)
+        while sum(copy.nbytes for copy in self._copies.values()) + array.nbytes > self.limit:
             del self._copies[next(iter(self._copies))]  # the oldest
-        self._copies[_place(source)] = (source.version, array)
+        self._copies[_key(source)] = array
 
     def forget(self, number: int) -> None:
         """Drop the copies of inputs in segment *number*."""
         self._drop(lambda version: version[0] == number)
 
     def _drop(self, goes: Callable[[tuple[int, int]], bool]) -> None:
-        for place in [place for place, (version, _) in self._copies.items() if goes(version)]:
-            del self._copies[place]
+        for key in [key for key in self._copies if goes(key[0])]:
+            del self._copies[key]
 
     def clear(self) -> None:
         self._copies.clear()
 
 
-def _place(source: Source) -> Any:
+def _key(source: Source) -> Any:
     array = source.array
-    return array.ctypes.data, array.shape, array.dtype, array.strides
+    return source.version, array.ctypes.data, array.shape, array.dtype, array.strides

@@ -28,8 +28,7 @@ class Pins:
         # guards all that follows: segments are mapped in one thread, and inputs copied in another
         self._lock = threading.Lock()
         self._starts: list[int] = []
-        self._numbers: dict[int, int] = {}  # segment at each start
-        self._sizes: dict[int, int] = {}
+        self._segments: dict[int, tuple[int, int]] = {}  # by start: number and size
         self._pinned: dict[int, bool] = {}  # by start; False where it was tried in vain
 
     def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
@@ -37,8 +36,7 @@ class Pins:
         start: int = memory.ctypes.data
         with self._lock:
             insort(self._starts, start)
-            self._numbers[start] = number
-            self._sizes[start] = memory.nbytes
+            self._segments[start] = number, memory.nbytes
             if not memory.flags.writeable or memory.nbytes < PINNED_FROM:
                 self._pinned[start] = False
 
@@ -50,7 +48,7 @@ class Pins:
             if index < 0:
                 return False
             start = self._starts[index]
-            size = self._sizes[start]
+            _, size = self._segments[start]
             if address + array.nbytes > start + size:
                 return False
             if start not in self._pinned:
@@ -60,8 +58,8 @@ class Pins:
     def forget(self, number: int) -> None:
         """The segment is about to be unmapped."""
         with self._lock:
-            for start in [start for start, known in self._numbers.items() if known == number]:
+            for start in [start for start, (known, _) in self._segments.items() if known == number]:
                 self._starts.remove(start)
-                del self._numbers[start], self._sizes[start]
+                del self._segments[start]
                 if self._pinned.pop(start, False):
                     self._unregister(start)

@@ -12,13 +12,12 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import messages
-from ..comms.agreement import Guard
 from ..comms.base import Communicator
 from ..comms.gpu import GpuCommunicator
 from ..comms.ops import OPERATIONS
@@ -39,9 +38,6 @@ from .call import PreparedCall, taken
 from .group import Group, fitted
 from .merging import Layout, Merger
 from .replica import Replica
-
-if TYPE_CHECKING:
-    from ..comms.nccl import Link
 
 
 class Rank:
@@ -141,7 +137,7 @@ class Rank:
             self._profile.disable()
             self._profile.dump_stats(self._profile_path)
         if isinstance(self.comm, GpuCommunicator):
-            self.comm.close()
+            self.comm.links.close()
 
     def attend(self, epoch: int) -> None:
         """Command number *epoch* begins."""
@@ -232,16 +228,10 @@ class Rank:
         self._versions = self.array(gpus.versions)
         self.device = CudaDevice(index, gpus.preallocate)
         assert isinstance(self.comm, ShmCommunicator)
-
-        def connect(identity: bytes, place: int, count: int, guard: Guard) -> Link:
-            from ..comms.nccl import Link  # noqa: PLC0415  and only here NCCL
-
-            return Link(identity, place, count, guard, index)
-
-        self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)
+        self.comm = comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
         self.group = self._new_group(None)
         self.begin(tuple(range(self.size)))
-        return comm.connect()
+        return comm.links.connect()
 
     def _load(self, command: messages.Distribute) -> Ack:
         self.report(Phase.LOADING, 0)
@@ -295,7 +285,7 @@ class Rank:
             assert isinstance(self.comm, GpuCommunicator)
             self.begin(ranks)
             self.report(Phase.REDUCING, 0)
-            self.comm.reduce_out(
+            self.comm.direct.reduce_out(
                 [OPERATIONS[reduction.op] for reduction in command.reductions],
                 command.reductions[0].divisor,
                 [self._kept[reduction.leaf][0] for reduction in command.reductions],
