@@ -34,17 +34,15 @@ class Outputs:
         self.engine = engine
         self.outbox = outbox
         self.linked = linked
-        self._stages: list[Segment | None] = [None] * engine.size
+        self._stages: dict[int, Segment] = {}
         self._results: list[Segment] = []
-        self._spill: Segment | None = None
 
-    def stage(self, rank: int, nbytes: int) -> Segment:
-        """The memory where *rank* puts what is to be reduced."""
-        stage = self._stages[rank]
-        if stage is None or stage.nbytes < nbytes:
-            self._stages[rank] = None  # free it before more is asked for
-            self._stages[rank] = stage = self.engine.allocate(nbytes)
-        return stage
+    def stage(self, where: int, nbytes: int) -> Segment:
+        """The memory where rank *where* puts what is to be reduced, or for a result (``_RESULT``)."""
+        if where not in self._stages or self._stages[where].nbytes < nbytes:
+            self._stages.pop(where, None)  # free it before more is asked for
+            self._stages[where] = self.engine.allocate(nbytes)
+        return self._stages[where]
 
     def result(self, nbytes: int) -> tuple[Segment, bool]:
         """Memory for a result, and whether the user may have views of it.
@@ -60,17 +58,13 @@ class Outputs:
             segment = self.engine.allocate(nbytes)
             self._results.append(segment)
             return segment, True
-        if self._spill is None or self._spill.nbytes < nbytes:
-            self._spill = None
-            self._spill = self.engine.allocate(nbytes)
-        return self._spill, False
+        return self.stage(_RESULT, nbytes), False
 
     def close(self) -> None:
         """Give all memory back, except what users have views of."""
         self.outbox = np.empty((0, 0), np.uint8)
-        self._stages = [None] * self.engine.size
-        self._results = []
-        self._spill = None
+        self._stages.clear()
+        self._results.clear()
 
 
 def _in_use(segment: Segment) -> bool:
