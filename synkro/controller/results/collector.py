@@ -34,7 +34,7 @@ class Collection:
         spec: Any,
         plan: CallPlan | Survey,
         replies: Sequence[Done],
-        keep: Callable[[Sequence[KeptOutput]], list[Any]] | None = None,
+        keep: Callable[[Sequence[KeptOutput]], Sequence[Any]],
     ) -> None:
         """*keep* makes the handles of outputs that stay on the workers.
 
@@ -55,7 +55,9 @@ class Collection:
         self._keep = keep
         self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
         self._waiting = [
-            index for index, output in enumerate(self._outputs) if output.waits and output.mode != "keep"
+            index
+            for index, output in enumerate(self._outputs)
+            if not output.views and output.mode != "keep"
         ]
         one = self._tree is None and spec is not None and not self._nothing
         self._one = self._outputs[0] if one and self._outputs[0].views else None
@@ -120,8 +122,8 @@ class Collection:
             return self._merge(self._one)
         if self._nothing:
             return None
-        merged: list[Any] = [None if output.waits else self._merge(output) for output in self._outputs]
-        if self._kept and self._keep is not None:
+        merged = [self._merge(output) if output.views else None for output in self._outputs]
+        if self._kept:
             pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
             wanted = [
                 KeptOutput(index, self._home.engine.directory.number(), piece.shape[1:], piece.dtype)
@@ -132,8 +134,6 @@ class Collection:
         if self._waiting:
             for index, value in zip(self._waiting, self._fetch(), strict=True):
                 merged[index] = value
-        if self._tree is None and self._spec is not None:
-            return merged[0]
         return assemble(self._spec, self._tree, iter(merged))
 
     def _merge(self, output: Leaves) -> Any:
@@ -162,10 +162,8 @@ class Collection:
         results: list[Any] = []
         for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
             output = self._outputs[index]
-            if output.operation is not None:
-                results.append(arrays[0].astype(output.result, copy=False))
-            else:
-                results.append(arrays if output.mode is None else arrays[0])
+            whole = output.mode is not None
+            results.append(arrays[0].astype(output.result, copy=False) if whole else arrays)
         return results
 
     def _planned_transfer(self) -> Transfer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ from ..engine.engine import Engine
 
 _SHARED_RESULTS = 4
 """Large results that can be views of shared memory at a time; further ones are copies."""
+
+_RESULT = -1
+"""Stands for the result segment, where a rank stands for its stage."""
 
 
 class Outputs:
@@ -75,26 +78,22 @@ def _in_use(segment: Segment) -> bool:
 class Leaves:
     """One leaf of the result before it is merged: its pieces on all ranks, in the order of the rows.
 
-    ``result`` is the dtype of the result, and ``dtype`` that of what the function returned.
+    ``dtype`` is that of what the function returned, ``result`` that of the result.  ``views`` are the
+    pieces in the outboxes; there are none if some piece still waits in its worker.
     """
 
     mode: str | None
     dtype: np.dtype[Any]
     pieces: list[tuple[int, int, Piece]]  # rank, number of the piece there, piece
-    views: list[Array] = field(default_factory=list)  # where all lie in outboxes
+    views: list[Array]
 
     def __post_init__(self) -> None:
         self.operation: Operation | None = OPERATIONS.get(self.mode or "")
         self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
-    @property
-    def waits(self) -> bool:
-        """Whether some of it is still in the workers."""
-        return any(piece.offset is None for _, _, piece in self.pieces)
-
 
 class _Spot(NamedTuple):
-    """A place for an array: in the stage of rank ``where``, or in the result segment."""
+    """A place for an array: in the stage of rank ``where``, or in the result segment (``_RESULT``)."""
 
     where: int
     offset: int
@@ -102,7 +101,13 @@ class _Spot(NamedTuple):
     dtype: str
 
 
-_RESULT = -1
+class _Reduction(NamedTuple):
+    """Reduce *sources* with the operation *op* into *target*, or *leaf* on the GPUs if it has none."""
+
+    op: str
+    sources: list[_Spot]
+    target: _Spot
+    leaf: int
 
 
 class Transfer:
@@ -114,27 +119,23 @@ class Transfer:
         self._ranks = ranks
         self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
         self._stores: list[list[tuple[int, int, _Spot]]] = [[] for _ in range(home.engine.size)]
-        self._reductions: list[tuple[str, list[_Spot], _Spot]] = []
-        self._on_devices: list[tuple[str, int, _Spot]] = []
+        self._reductions: list[_Reduction] = []
         self._copies: list[tuple[Array, _Spot]] = []
         self._results: list[list[_Spot]] = []
         self._pickled: dict[tuple[int, ...], list[bytes]] = {}
 
     def add(self, index: int, output: Leaves, inline: dict[tuple[int, int], Array]) -> None:
         """Plan the transfer of leaf *index*; *inline* has those of its pieces that lie in outboxes."""
-        if output.operation is not None and self._stays(output):
-            target = self._reserve(_RESULT, output.pieces[0][2].shape, output.pieces[0][2].dtype)
-            self._on_devices.append((output.operation.name, index, target))
-            self._results.append([target])
-            return
         if output.operation is not None:
             sources = []
-            for rank, number, piece in output.pieces:
-                spot = self._reserve(rank, piece.shape, piece.dtype)
-                self._stores[rank].append((index, number, spot))
-                sources.append(spot)
-            target = self._reserve(_RESULT, *sources[0][2:])
-            self._reductions.append((output.operation.name, sources, target))
+            if not self._stays(output):
+                for rank, number, piece in output.pieces:
+                    spot = self._reserve(rank, piece.shape, piece.dtype)
+                    self._stores[rank].append((index, number, spot))
+                    sources.append(spot)
+            first = output.pieces[0][2]
+            target = self._reserve(_RESULT, first.shape, first.dtype)
+            self._reductions.append(_Reduction(output.operation.name, sources, target, index))
             self._results.append([target])
             return
         spots = self._gathered(output) if output.mode == "gather" else self._separate(output)
@@ -197,12 +198,14 @@ class Transfer:
             if len(self._pickled) > _SHARED_RESULTS:
                 self._pickled.clear()
             wanted: list[Store | Reduce] = []
-            if self._on_devices:
-                wanted.append(self._reduce_on_devices(segments))
+            on_devices = [each for each in self._reductions if not each.sources]
+            stored = [each for each in self._reductions if each.sources]
+            if on_devices:
+                wanted.append(self._reduce(on_devices, segments, self._ranks))
             if any(self._stores):
                 wanted.append(self._store(segments))
-            if self._reductions:
-                wanted.append(self._reduce(segments))
+            if stored:
+                wanted.append(self._reduce(stored, segments))
             commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
         return commands
 
@@ -214,26 +217,24 @@ class Transfer:
             )
         )
 
-    def _reduce(self, segments: dict[int, Segment]) -> Reduce:
+    def _reduce(
+        self,
+        reductions: list[_Reduction],
+        segments: dict[int, Segment],
+        ranks: tuple[int, ...] | None = None,
+    ) -> Reduce:
         return Reduce(
             tuple(
                 Reduction(
-                    op,
+                    each.op,
                     self._total_weight,
-                    tuple(_region(source, segments) for source in sources),
-                    _region(target, segments),
+                    tuple(_region(source, segments) for source in each.sources),
+                    _region(each.target, segments),
+                    each.leaf,
                 )
-                for op, sources, target in self._reductions
-            )
-        )
-
-    def _reduce_on_devices(self, segments: dict[int, Segment]) -> Reduce:
-        return Reduce(
-            tuple(
-                Reduction(op, self._total_weight, (), _region(target, segments), leaf)
-                for op, leaf, target in self._on_devices
+                for each in reductions
             ),
-            self._ranks,
+            ranks,
         )
 
 
