@@ -256,24 +256,16 @@ class Session:
 
         Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
         """
+        home = self.functions
         if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
+            outputs = () if outputs == "mean" else outputs  # the default: the graph has none
             return graph_function(
-                self.functions,
-                inputs,
-                () if outputs == "mean" else outputs,  # the default: the graph has none
-                bcast_inputs,
-                updates,
-                givens,
-                sliceable_shareds,
-                name,
-                options,
+                home, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, options
             )
         check_no_options(options if givens is None else {"givens": givens, **options})
 
         def make(fn: Callable[..., Any]) -> Function:
-            return Function(
-                self.functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
-            )
+            return Function(home, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name)
 
         if fn is not None:
             return make(fn)
@@ -392,8 +384,8 @@ class Session:
         if self._recording is None or not self._recording.trace.calls:
             last = "" if self._recording is None else ", there was none in its last trace"
             raise UsageError(
-                f"no call of this session was traced{last}: make the calls inside `with trace():`, after "
-                f"fork(), or set {TRACE} to the path of a file before fork()."
+                f"no call of this session was traced{last}: make the calls inside `with trace():`, "
+                f"after fork(), or set {TRACE} to the path of a file before fork()."
             )
         self._recording.trace.fetch()
         return self._recording.trace

@@ -66,9 +66,9 @@ class Reusable:
 class ReusableArray(Reusable):
     """For arrays of the shape and dtype of the one that was copied to a buffer."""
 
-    def __init__(self, buffer: Outgoing) -> None:
+    def __init__(self, buffer: Outgoing, placed: Placed) -> None:
         self._buffer = buffer
-        self._placed = buffer.placed
+        self._placed = placed
         self._shape, self._dtype = buffer.array.shape, buffer.array.dtype
 
     def takes(self, value: Any) -> bool:
@@ -79,9 +79,9 @@ class ReusableArray(Reusable):
             and self._buffer.placed is self._placed
         )
 
-    def region(self, value: Any) -> Region | None:
+    def region(self, value: Any) -> Region:
         self._buffer.refill(value)
-        return None if self._placed is None else self._placed.region
+        return self._placed.region
 
 
 class ReusableNumber(Reusable):
@@ -167,13 +167,11 @@ class Arguments:
 
     def reuse(self, inputs: Sequence[Input] | None) -> bool:
         """Remember where *inputs* lie for ``again``; whether the call can be recognised by that."""
-        found = [each.reusable for each in inputs or ()]
-        self._reusable, self.copied = (), False
-        if inputs is None or None in found:
-            return False
-        self._reusable = [each for each in found if each is not None]
-        self.copied = any(each is not _DATA for each in found)
-        return True
+        found = [each.reusable for each in inputs or () if each.reusable is not None]
+        known = inputs is not None and len(found) == len(inputs)
+        self._reusable = found if known else ()
+        self.copied = any(each is not _DATA for each in self._reusable)
+        return known
 
     def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
         """The leaves of *arguments*, and how to build these again; None if they are their own leaves."""
@@ -222,7 +220,7 @@ class Arguments:
         if self._engine.on_gpus:
             array = native(array)
         buffer, placed = self._put(bound.name, array, called)
-        reusable = ReusableArray(buffer) if array is bound.value else None
+        reusable = ReusableArray(buffer, placed) if array is bound.value else None
         return Input(bound.name, kind(placed.region), placed, reusable=reusable)
 
     def _number(self, name: str, value: Any) -> Input:

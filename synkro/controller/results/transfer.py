@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -39,6 +40,13 @@ class Outputs:
         self.linked = linked
         self._stages: dict[int, Segment] = {}
         self._results: list[Segment] = []
+
+    def in_outbox(self, rank: int, piece: Piece) -> Array:
+        """A piece that *rank* has left in its outbox."""
+        assert piece.offset is not None
+        memory = self.outbox[rank]
+        view: Array = np.ndarray(piece.shape, piece.dtype, buffer=memory, offset=piece.offset)
+        return view
 
     def stage(self, where: int, nbytes: int) -> Segment:
         """The memory where rank *where* puts what is to be reduced, or for a result (``_RESULT``)."""
@@ -113,7 +121,10 @@ class _Reduction(NamedTuple):
 class Transfer:
     """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run."""
 
-    def __init__(self, home: Outputs, total_weight: int, ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self, home: Outputs, total_weight: int, ranks: tuple[int, ...], outputs: Mapping[int, Leaves]
+    ) -> None:
+        """*outputs* are the large ones, by the numbers of their leaves."""
         self._home = home
         self._total_weight = total_weight
         self._ranks = ranks
@@ -123,9 +134,10 @@ class Transfer:
         self._copies: list[tuple[Array, _Spot]] = []
         self._results: list[list[_Spot]] = []
         self._pickled: dict[tuple[int, ...], list[bytes]] = {}
+        for index, output in outputs.items():
+            self._add(index, output)
 
-    def add(self, index: int, output: Leaves, inline: dict[tuple[int, int], Array]) -> None:
-        """Plan the transfer of leaf *index*; *inline* has those of its pieces that lie in outboxes."""
+    def _add(self, index: int, output: Leaves) -> None:
         if output.operation is not None:
             sources = []
             if not self._stays(output):
@@ -139,11 +151,11 @@ class Transfer:
             self._results.append([target])
             return
         spots = self._gathered(output) if output.mode == "gather" else self._separate(output)
-        for (rank, number, _), spot in zip(output.pieces, spots, strict=True):
-            if (rank, number) in inline:
-                self._copies.append((inline[rank, number], spot))
-            else:
+        for (rank, number, piece), spot in zip(output.pieces, spots, strict=True):
+            if piece.offset is None:
                 self._stores[rank].append((index, number, spot))
+            else:
+                self._copies.append((self._home.in_outbox(rank, piece), spot))
 
     def _stays(self, output: Leaves) -> bool:
         """Whether the ranks' GPUs reduce the output, rather than store it for the CPUs to reduce."""
@@ -174,7 +186,7 @@ class Transfer:
         return spot
 
     def run(self) -> list[list[Array]]:
-        """Let the workers do the transfer; returns the arrays of each leaf, in the order of ``add``."""
+        """Let the workers do the transfer; returns the arrays of each output, in their order."""
         result, lent = self._home.result(self._sizes[_RESULT])
         segments = {
             rank: self._home.stage(rank, nbytes)
