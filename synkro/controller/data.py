@@ -367,10 +367,7 @@ def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str 
     """*value* as an array of *dtype*, or of its own; a memory map stays one where it can."""
     called = f"the Data {name!r}" if name else "a Data"
     array = value if isinstance(value, np.memmap) else arrays.as_numeric(value, called)
-    if dtype is None:
-        arrays.checked_dtype(array.dtype, called)
-        return array
-    wanted = arrays.checked_dtype(dtype, called)
+    wanted = arrays.checked_dtype(array.dtype if dtype is None else dtype, called)
     return array if array.dtype == wanted else arrays.cast(value, wanted, force, called)
 
 

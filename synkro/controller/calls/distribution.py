@@ -14,10 +14,9 @@ from ...memory.segment import Segment, aligned
 from ...messages import Distribute, FunctionSpec, Parcel, Phase
 from ...packing import place, settings
 from ...packing.pickles import Packer
-from ...plan.call import Access, CallPlan
+from ...plan.call import Access
 from ..engine.engine import Engine
 from ..progress import Progress, status_line
-from ..results.collector import Collection
 from ..results.transfer import Outputs
 from ..variables.registry import Variables
 
@@ -56,9 +55,7 @@ class Functions:
         """
         with self.engine.lock:
             self.engine.require_ready()
-            waiting = dict(sorted(self._waiting.items()))
-            if only is not None:
-                waiting = {n: f for n, f in waiting.items() if f is only}
+            waiting = {n: f for n, f in sorted(self._waiting.items()) if only is None or f is only}
             if not waiting and not self.settings_changed():
                 return
             path, folder = place.found()
@@ -108,10 +105,6 @@ class Functions:
         """Make sure that the workers have *function*, and the settings of the libraries."""
         if function.number in self._waiting or self.settings_changed():
             self.distribute(function)
-
-    def collect(self, spec: FunctionSpec, plan: CallPlan, replies: list[Any]) -> Collection:
-        """The collection of the outputs of a call of *spec*, which the ranks answered by *replies*."""
-        return Collection(self.outputs, spec.name, spec.outputs, plan, replies, self.variables.keep)
 
     def settings_changed(self) -> bool:
         """Whether the workers lack settings that the main process has changed."""

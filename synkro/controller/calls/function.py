@@ -8,7 +8,6 @@ collect  merge the outputs of the ranks, in ``results.collector``
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +137,12 @@ class Function:
         planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
         if not planned.known or self._home.settings_changed():
             self._home.bring(self)
-        return self._run_with_bar(planned) if progress else self._run(planned)
+        if not progress:
+            return self._run(planned)
+        plan = planned.plan
+        slices = [min(plan.slices, stop - start) if plan.by_rows else 1 for start, stop in plan.spans]
+        with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
+            return self._run(planned, on_tick)
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -157,13 +161,6 @@ class Function:
         if not planned.known:
             self._planner.remember(planned)
         return planned.result(replies)
-
-    def _run_with_bar(self, planned: Planned) -> Any:
-        plan = planned.plan
-        slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
-        totals = slices if plan.by_rows else [1] * len(slices)
-        with self._home.progress(self.name, totals, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
-            return self._run(planned, on_tick)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background: a future of what the call returns or raises.
@@ -228,10 +225,8 @@ def _copied(leaf: Any) -> Any:
         return leaf.detach().clone()
     if library_of(leaf) or isinstance(leaf, np.memmap | Data | Shared):
         return leaf
-    if isinstance(leaf, np.ndarray):
-        return copy.deepcopy(leaf)
     changes = isinstance(leaf, bytearray | memoryview | array) or hasattr(leaf, "__array__")
-    return np.array(leaf) if changes else leaf
+    return np.array(leaf, subok=True) if changes else leaf
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

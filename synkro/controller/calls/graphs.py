@@ -52,17 +52,9 @@ def graph_function(
         dict.fromkeys((*replicas.values(), *used)),
         (*(variable for variable, _ in updated), *changed),
     )
+    scattered, whole = graph.names[: graph.scattered], graph.names[graph.scattered :]
     return Function(
-        home,
-        compiled,
-        graph.names[: graph.scattered],
-        graph.modes,
-        graph.names[graph.scattered :],
-        updated or None,
-        sliceable_shareds,
-        name,
-        finish,
-        bridge,
+        home, compiled, scattered, graph.modes, whole, updated, sliceable_shareds, name, finish, bridge
     )
 
 

@@ -7,9 +7,8 @@ plan     split the rows over ranks and slices; pickle the plan
 
 from __future__ import annotations
 
-import functools
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -48,15 +47,16 @@ class Planned:
         self,
         plan: CallPlan,
         segments: Sequence[Segment],
-        collect: Callable[[CallPlan, list[Any]], Collection],
+        home: Functions,
+        spec: FunctionSpec,
     ) -> None:
-        """*collect* makes a collection of the replies to the plan."""
         self.plan = plan
         # a form may have classes of the user's, which only cloudpickle takes
         self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
         self.segments = [(segment, Access.READ) for segment in segments]
         self.known = False
-        self._collect = collect
+        self._home = home
+        self._spec = spec
         self._collection: Collection | None = None
 
     def ran(self) -> None:
@@ -68,7 +68,10 @@ class Planned:
         """The result of a call that the ranks have answered by *replies*."""
         collection = self._collection
         if collection is None or collection.replies != replies:
-            collection = self._collection = self._collect(self.plan, replies)
+            home, spec = self._home, self._spec
+            collection = self._collection = Collection(
+                home.outputs, spec.name, spec.outputs, self.plan, replies, home.variables.keep
+            )
         return collection.result()
 
 
@@ -88,11 +91,10 @@ class Planner:
         self._home = home
         self._engine = engine
         self._binder = binder
+        self._spec = spec
         self._name = spec.name
         self._number = number
-        self._modes = spec.outputs
         self._sliced = sliced
-        self._collect = functools.partial(home.collect, spec)
         self._indices = Outgoing(engine)
         self._own_indices = Outgoing(engine)
         self._own_regions: Cache[tuple[Region, int, int], Region] = Cache()
@@ -136,8 +138,8 @@ class Planner:
         opened, form = self.arguments.opened([*positional, *named.values()])
         inputs = [self.arguments.input(bound) for bound in opened]
         chosen = check_subset(subset)
-        if chosen is not None and isinstance(self._modes, tuple | list | dict):
-            take_subset(chosen, self._modes, "outputs=")
+        if chosen is not None and isinstance(self._spec.outputs, tuple | list | dict):
+            take_subset(chosen, self._spec.outputs, "outputs=")
         planned = self._plan(inputs, tuple(named), form, batch, batch_s, slices, chosen)
         nested = form is not None and any(form.trees)
         reusable = simple and not nested and not self._sliced
@@ -190,7 +192,7 @@ class Planner:
             held=held,
             sliced=tuple(variable.number for variable in self._sliced),
         )
-        return self._known.get(plan) or Planned(plan, segments, self._collect)
+        return self._known.get(plan) or Planned(plan, segments, self._home, self._spec)
 
     def _spans(
         self,

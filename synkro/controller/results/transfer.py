@@ -16,6 +16,7 @@ from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...plan.call import Access, Region
 from ...values.arrays import Array
+from ...values.cache import Cache
 from ...values.owners import sole_owner
 from ..engine.engine import Engine
 
@@ -133,19 +134,22 @@ class Transfer:
         self._reductions: list[_Reduction] = []
         self._copies: list[tuple[Array, _Spot]] = []
         self._results: list[list[_Spot]] = []
-        self._pickled: dict[tuple[int, ...], list[bytes]] = {}
+        self._pickled: Cache[tuple[int, ...], list[bytes]] = Cache(_SHARED_RESULTS + 1)
         for index, output in outputs.items():
             self._add(index, output)
 
     def _add(self, index: int, output: Leaves) -> None:
         if output.operation is not None:
+            first = output.pieces[0][2]
+            on_devices = (
+                self._home.linked and carrier(output.operation, np.dtype(first.dtype)) is not None
+            )
             sources = []
-            if not self._stays(output):
+            if not on_devices:  # the CPUs reduce what the ranks have stored
                 for rank, number, piece in output.pieces:
                     spot = self._reserve(rank, piece.shape, piece.dtype)
                     self._stores[rank].append((index, number, spot))
                     sources.append(spot)
-            first = output.pieces[0][2]
             target = self._reserve(_RESULT, first.shape, first.dtype)
             self._reductions.append(_Reduction(output.operation.name, sources, target, index))
             self._results.append([target])
@@ -156,12 +160,6 @@ class Transfer:
                 self._stores[rank].append((index, number, spot))
             else:
                 self._copies.append((self._home.in_outbox(rank, piece), spot))
-
-    def _stays(self, output: Leaves) -> bool:
-        """Whether the ranks' GPUs reduce the output, rather than store it for the CPUs to reduce."""
-        assert output.operation is not None
-        partial = np.dtype(output.pieces[0][2].dtype)
-        return self._home.linked and carrier(output.operation, partial) is not None
 
     def _gathered(self, output: Leaves) -> list[_Spot]:
         """Spots one behind the other, for one array of all rows."""
@@ -207,8 +205,6 @@ class Transfer:
         numbers = tuple(segment.number for segment in segments.values())
         commands = self._pickled.get(numbers)
         if commands is None:
-            if len(self._pickled) > _SHARED_RESULTS:
-                self._pickled.clear()
             wanted: list[Store | Reduce] = []
             on_devices = [each for each in self._reductions if not each.sources]
             stored = [each for each in self._reductions if each.sources]
