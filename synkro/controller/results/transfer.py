@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -101,26 +101,12 @@ class Leaves:
         self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
 
-class _Spot(NamedTuple):
-    """A place for an array: in the stage of rank ``where``, or in the result segment (``_RESULT``)."""
-
-    where: int
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class _Reduction(NamedTuple):
-    """Reduce *sources* with the operation *op* into *target*, or *leaf* on the GPUs if it has none."""
-
-    op: str
-    sources: list[_Spot]
-    target: _Spot
-    leaf: int
-
-
 class Transfer:
-    """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run."""
+    """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run.
+
+    The plan has no segments yet: in their place its regions name the rank in whose stage they lie, or
+    ``_RESULT``.
+    """
 
     def __init__(
         self, home: Outputs, total_weight: int, ranks: tuple[int, ...], outputs: Mapping[int, Leaves]
@@ -130,58 +116,56 @@ class Transfer:
         self._total_weight = total_weight
         self._ranks = ranks
         self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
-        self._stores: list[list[tuple[int, int, _Spot]]] = [[] for _ in range(home.engine.size)]
-        self._reductions: list[_Reduction] = []
-        self._copies: list[tuple[Array, _Spot]] = []
-        self._results: list[list[_Spot]] = []
+        self._stores: list[list[StoredPiece]] = [[] for _ in range(home.engine.size)]
+        self._reductions: list[Reduction] = []
+        self._copies: list[tuple[Array, Region]] = []
+        self._results: list[list[Region]] = []
         self._pickled: Cache[tuple[int, ...], list[bytes]] = Cache(_SHARED_RESULTS + 1)
         for index, output in outputs.items():
             self._add(index, output)
 
     def _add(self, index: int, output: Leaves) -> None:
         if output.operation is not None:
-            first = output.pieces[0][2]
-            on_devices = (
-                self._home.linked and carrier(output.operation, np.dtype(first.dtype)) is not None
-            )
+            operation, first = output.operation, output.pieces[0][2]
             sources = []
-            if not on_devices:  # the CPUs reduce what the ranks have stored
+            if not self._home.linked or carrier(operation, np.dtype(first.dtype)) is None:
                 for rank, number, piece in output.pieces:
-                    spot = self._reserve(rank, piece.shape, piece.dtype)
-                    self._stores[rank].append((index, number, spot))
-                    sources.append(spot)
+                    source = self._reserve(rank, piece.shape, piece.dtype)
+                    self._stores[rank].append(StoredPiece(index, number, source))
+                    sources.append(source)
             target = self._reserve(_RESULT, first.shape, first.dtype)
-            self._reductions.append(_Reduction(output.operation.name, sources, target, index))
+            reduction = Reduction(operation.name, self._total_weight, tuple(sources), target, index)
+            self._reductions.append(reduction)
             self._results.append([target])
             return
-        spots = self._gathered(output) if output.mode == "gather" else self._separate(output)
-        for (rank, number, piece), spot in zip(output.pieces, spots, strict=True):
+        regions = self._gathered(output) if output.mode == "gather" else self._separate(output)
+        for (rank, number, piece), region in zip(output.pieces, regions, strict=True):
             if piece.offset is None:
-                self._stores[rank].append((index, number, spot))
+                self._stores[rank].append(StoredPiece(index, number, region))
             else:
-                self._copies.append((self._home.in_outbox(rank, piece), spot))
+                self._copies.append((self._home.in_outbox(rank, piece), region))
 
-    def _gathered(self, output: Leaves) -> list[_Spot]:
-        """Spots one behind the other, for one array of all rows."""
+    def _gathered(self, output: Leaves) -> list[Region]:
+        """Regions one behind the other, for one array of all rows."""
         shapes = [piece.shape for _, _, piece in output.pieces]
         dtype = output.pieces[0][2].dtype
         whole = self._reserve(_RESULT, (sum(s[0] for s in shapes), *shapes[0][1:]), dtype)
         self._results.append([whole])
-        spots, offset = [], whole.offset
+        regions, offset = [], whole.offset
         for shape in shapes:
-            spots.append(_Spot(_RESULT, offset, shape, dtype))
+            regions.append(Region(_RESULT, offset, shape, dtype))
             offset += _nbytes(shape, dtype)
-        return spots
+        return regions
 
-    def _separate(self, output: Leaves) -> list[_Spot]:
-        spots = [self._reserve(_RESULT, p.shape, p.dtype) for _, _, p in output.pieces]
-        self._results.append(spots)
-        return spots
+    def _separate(self, output: Leaves) -> list[Region]:
+        regions = [self._reserve(_RESULT, p.shape, p.dtype) for _, _, p in output.pieces]
+        self._results.append(regions)
+        return regions
 
-    def _reserve(self, where: int, shape: tuple[int, ...], dtype: str) -> _Spot:
-        spot = _Spot(where, self._sizes[where], shape, dtype)
+    def _reserve(self, where: int, shape: tuple[int, ...], dtype: str) -> Region:
+        region = Region(where, self._sizes[where], shape, dtype)
         self._sizes[where] += aligned(_nbytes(shape, dtype))
-        return spot
+        return region
 
     def run(self) -> list[list[Array]]:
         """Let the workers do the transfer; returns the arrays of each output, in their order."""
@@ -195,59 +179,36 @@ class Transfer:
         mapped = [(segment, Access.WRITE) for segment in segments.values()]
         for command in self._commands(segments):
             self._home.engine.run(command, mapped)
-        for source, spot in self._copies:
-            result.array(_region(spot, segments))[...] = source
-        arrays = [[result.array(_region(spot, segments)) for spot in spots] for spots in self._results]
+        for source, region in self._copies:
+            result.array(region)[...] = source
+        arrays = [[result.array(region) for region in regions] for regions in self._results]
         return arrays if lent else [[array.copy() for array in some] for some in arrays]
 
     def _commands(self, segments: dict[int, Segment]) -> list[bytes]:
         """The commands, pickled, with *segments* filled in; cached, as the same segments come again."""
         numbers = tuple(segment.number for segment in segments.values())
-        commands = self._pickled.get(numbers)
-        if commands is None:
-            wanted: list[Store | Reduce] = []
-            on_devices = [each for each in self._reductions if not each.sources]
-            stored = [each for each in self._reductions if each.sources]
-            if on_devices:
-                wanted.append(self._reduce(on_devices, segments, self._ranks))
-            if any(self._stores):
-                wanted.append(self._store(segments))
-            if stored:
-                wanted.append(self._reduce(stored, segments))
-            commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
+        if numbers in self._pickled:
+            return self._pickled[numbers]
+
+        def placed(region: Region) -> Region:
+            return replace(region, segment=segments[region.segment].number)
+
+        stores = [[replace(s, region=placed(s.region)) for s in stores] for stores in self._stores]
+        reductions = [
+            replace(each, sources=tuple(map(placed, each.sources)), target=placed(each.target))
+            for each in self._reductions
+        ]
+        on_devices = tuple(each for each in reductions if not each.sources)
+        stored = tuple(each for each in reductions if each.sources)
+        wanted: list[Store | Reduce] = []
+        if on_devices:
+            wanted.append(Reduce(on_devices, self._ranks))
+        if any(stores):
+            wanted.append(Store(tuple(map(tuple, stores))))
+        if stored:
+            wanted.append(Reduce(stored))
+        commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
         return commands
-
-    def _store(self, segments: dict[int, Segment]) -> Store:
-        return Store(
-            tuple(
-                tuple(StoredPiece(leaf, piece, _region(spot, segments)) for leaf, piece, spot in stores)
-                for stores in self._stores
-            )
-        )
-
-    def _reduce(
-        self,
-        reductions: list[_Reduction],
-        segments: dict[int, Segment],
-        ranks: tuple[int, ...] | None = None,
-    ) -> Reduce:
-        return Reduce(
-            tuple(
-                Reduction(
-                    each.op,
-                    self._total_weight,
-                    tuple(_region(source, segments) for source in each.sources),
-                    _region(each.target, segments),
-                    each.leaf,
-                )
-                for each in reductions
-            ),
-            ranks,
-        )
-
-
-def _region(spot: _Spot, segments: dict[int, Segment]) -> Region:
-    return Region(segments[spot.where].number, spot.offset, spot.shape, spot.dtype)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
