@@ -136,7 +136,7 @@ class Planner:
         slices = checked_int(slices, "num_slices", 1)
         positional, named = self._binder.bind(args, kwargs)
         opened, form = self.arguments.opened([*positional, *named.values()])
-        inputs = [self.arguments.input(bound) for bound in opened]
+        inputs = list(map(self.arguments.input, opened))
         chosen = check_subset(subset)
         if chosen is not None and isinstance(self._spec.outputs, tuple | list | dict):
             take_subset(chosen, self._spec.outputs, "outputs=")
