@@ -126,9 +126,8 @@ def fork(*args: Any, **kwargs: Any) -> int:
                 f"close() first, or make a second Session."
             )
         current.close()
-    session = Session(*args, **kwargs)
-    here.session = session
-    return session.n_parallel
+    here.session = Session(*args, **kwargs)
+    return here.session.n_parallel
 
 
 def close() -> None:
@@ -175,8 +174,7 @@ def broadcast(value: Any, values: Any = None, *, root: int | None = None) -> Any
     if (group := _group()) is not None:
         _inside_only("broadcast", values=values)
         return group.broadcast(value, root)
-    _main_only("broadcast", root=root)
-    return current_session("broadcast").broadcast(value, values)
+    return _session("broadcast", root=root).broadcast(value, values)
 
 
 def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | None = None) -> Any:
@@ -192,8 +190,7 @@ def scatter(value: Any, values: Any = None, batch: Any = None, *, root: int | No
     if (group := _group()) is not None:
         _inside_only("scatter", values=values, batch=batch)
         return group.scatter(value, root)
-    _main_only("scatter", root=root)
-    return current_session("scatter").scatter(value, values, batch)
+    return _session("scatter", root=root).scatter(value, values, batch)
 
 
 def gather(value: Any, nd_up: int | None = None, *, root: int | None = None) -> Any:
@@ -210,8 +207,7 @@ def gather(value: Any, nd_up: int | None = None, *, root: int | None = None) -> 
     """
     if (group := _group()) is not None:
         return group.gather(value, root, nd_up or 0)
-    _main_only("gather", root=root)
-    return current_session("gather").gather(value, 1 if nd_up is None else nd_up)
+    return _session("gather", root=root).gather(value, 1 if nd_up is None else nd_up)
 
 
 def all_gather(value: Any, nd_up: int | None = None) -> Any:
@@ -225,8 +221,7 @@ def all_gather(value: Any, nd_up: int | None = None) -> Any:
     """
     if (group := _group()) is not None:
         return group.all_gather(value, nd_up or 0)
-    _main_only("all_gather", nd_up=nd_up)
-    return current_session("all_gather").all_gather(value)
+    return _session("all_gather", nd_up=nd_up).all_gather(value)
 
 
 def reduce(
@@ -245,8 +240,7 @@ def reduce(
     if (group := _group()) is not None:
         _inside_only("reduce", in_place=None if in_place is True else in_place)
         return group.reduce(value, op, root, weight)
-    _main_only("reduce", root=root, weight=weight)
-    return current_session("reduce").reduce(value, op, in_place)
+    return _session("reduce", root=root, weight=weight).reduce(value, op, in_place)
 
 
 def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
@@ -264,8 +258,7 @@ def all_reduce(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
     """
     if (group := _group()) is not None:
         return group.all_reduce(value, op, weight)
-    _main_only("all_reduce", weight=weight)
-    return current_session("all_reduce").all_reduce(value, op)
+    return _session("all_reduce", weight=weight).all_reduce(value, op)
 
 
 # ── inside functions only ────────────────────────────────────────────────────────────────────────────
@@ -363,11 +356,12 @@ def _inside_only(verb: str, **given: Any) -> None:
             )
 
 
-def _main_only(verb: str, **given: Any) -> None:
-    """Raises: InvalidType for arguments that have a meaning inside functions only."""
+def _session(verb: str, **given: Any) -> Session:
+    """The current session.  Raises: InvalidType for arguments with a meaning inside functions only."""
     for name, value in given.items():
         if value is not None:
             raise InvalidType(
                 f"{verb}({name}=) is for use inside functions; in the main program {verb}() takes "
                 f"worker variables."
             )
+    return current_session(verb)

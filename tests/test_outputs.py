@@ -1,5 +1,6 @@
 """Outputs: how those of all ranks and slices become one result."""
 
+import weakref
 from collections import namedtuple
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from support.arrays import alike
 from support.sessions import INLINE, lasting
+from synkro.controller.results.transfer import Outputs
 
 pytestmark = [  # on every Python version; a session keeps memory for the next large outputs
     pytest.mark.quick,
@@ -179,3 +181,18 @@ def test_subclasses_of_arrays_come_back_as_arrays(session):
     result = f(np.full((8, 2), 2.0), num_slices=2)
     assert type(result) is np.ndarray
     assert np.array_equal(result, np.full((2, 2), 16.0))
+
+
+def test_memory_for_stages_is_freed_before_more_is_asked_for(session, monkeypatch):
+    engine = session.functions.engine
+    outputs, allocate = Outputs(engine, np.empty((2, 0), np.uint8), False), engine.allocate
+    small, lived = weakref.ref(outputs.stage(1, 100)), []
+
+    def watched(nbytes):
+        lived.append(small() is not None)
+        return allocate(nbytes)
+
+    monkeypatch.setattr(engine, "allocate", watched)
+    assert outputs.stage(1, 100) is small()
+    assert outputs.stage(1, 200).nbytes == 200
+    assert lived == [False]

@@ -12,7 +12,7 @@ from support.waiting import wait_until
 from synkro import extensions as ext
 from synkro.controller.engine.engine import Engine
 from synkro.controller.variables.collectives import Collectives
-from synkro.errors import InvalidValue
+from synkro.errors import InvalidIndex, InvalidValue
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
@@ -144,6 +144,16 @@ def test_sliceable_shareds_and_batch_s():
     assert np.allclose(f(), ROWS.mean(axis=0))
     assert np.allclose(f(num_slices=4), ROWS.mean(axis=0))
     assert np.allclose(f(batch_s=[[3, 1], [7]]), ROWS[[3, 1, 51 + 7]].mean(axis=0))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_shared_variable_can_be_sliceable_for_a_python_function(listed):
+    rows = pytensor.shared(np.arange(6.0))
+    sliceable = [rows] if listed else rows
+    f = synk.function(synk.rank, outputs=None, sliceable_shareds=sliceable, name="f")
+    assert f(batch_s=[[0, 3], [5]]) == [0, 1]
+    with pytest.raises(InvalidIndex, match="batch_s has the index 6"):
+        f(batch_s=[6])
 
 
 def test_givens():

@@ -20,16 +20,8 @@ from ..errors import InvalidType, InvalidValue
 from ..memory.files import file_of
 from ..memory.segment import Segment
 from ..plan.call import Access, Region
-from ..values.arrays import (
-    Array,
-    as_numeric,
-    cast,
-    checked_dtype,
-    checked_int,
-    checked_oversize,
-    checked_shape,
-    code_of,
-)
+from ..values import arrays
+from ..values.arrays import Array
 from ..values.foreign import library_of
 from ..values.owners import sole_owner
 from .engine.engine import Engine, State
@@ -64,11 +56,11 @@ class Data(NDArrayOperatorsMixin):
         self.library = library
         self.minibatch = bool(minibatch)
         self._engine = engine
-        self._dtype = checked_dtype(dtype, self._called())
+        self._dtype = arrays.checked_dtype(dtype, self._called())
         if engine.on_gpus:  # which know one byte order
             self._dtype = self._dtype.newbyteorder("=")
         self._ndim = ndim
-        self._memory = Outgoing(engine, np.empty((0,) * ndim, self._dtype))
+        self._memory = self._no_memory()
         self._was_shared = False
         if ndim == 0:
             self._resize((), 1.0)
@@ -189,7 +181,7 @@ class Data(NDArrayOperatorsMixin):
 
         Raises: InvalidType, InvalidValue, as ``condition_data``; SharedMemoryError.
         """
-        oversize = checked_oversize(oversize)
+        oversize = arrays.checked_oversize(oversize)
         array = self.condition_data(value, force_cast)
         library = library_of(value) or self.library
         same = array.shape == self.shape and library == self.library
@@ -204,7 +196,7 @@ class Data(NDArrayOperatorsMixin):
         Raises: InvalidType if the cast would lose information, unless *force_cast*, and for objects
         and strings; InvalidValue for another number of dimensions.
         """
-        array = cast(value, self._dtype, force_cast, self._called())
+        array = arrays.cast(value, self._dtype, force_cast, self._called())
         if array.ndim != self._ndim:
             raise InvalidValue(
                 f"{self._called()} has {self._ndim} dimensions, got an array of {array.ndim} "
@@ -224,8 +216,8 @@ class Data(NDArrayOperatorsMixin):
         Elements whose index is in both shapes keep their contents, new ones are zero.
         *oversize*, from 1 to 2, is how much more memory to take where more is needed.
         """
-        oversize = checked_oversize(oversize)
-        wanted = checked_shape(shape)
+        oversize = arrays.checked_oversize(oversize)
+        wanted = arrays.checked_shape(shape)
         if len(wanted) != self._ndim:
             raise InvalidValue(
                 f"{self._called()} has {self._ndim} dimensions, got the shape {wanted} of "
@@ -237,22 +229,23 @@ class Data(NDArrayOperatorsMixin):
             self._resize(wanted, oversize)
             return
         common = tuple(slice(0, min(old, new)) for old, new in zip(self.shape, wanted, strict=True))
-        old, start = self._memory.array, self.shape
-        if start[1:] != wanted[1:] or not old.flags.writeable:
-            old = old[common].copy()  # rows move when they change their length
+        old, rows = self._memory.array, self.shape[0]
+        stay = self.shape[1:] == wanted[1:]  # rows move when they change their length
+        if not (stay and old.flags.writeable):
+            old = old[common].copy()
         self._resize(wanted, oversize)
-        if start[1:] == wanted[1:]:
-            self._memory.array[start[0] :] = 0
-            if self._memory.array.base is old.base:
-                return
-        else:
-            self._memory.array[...] = 0
-        self._memory.array[common] = old[common]
+        new = self._memory.array
+        new[rows if stay else 0 :] = 0
+        if new.base is not old.base:
+            new[common] = old[common]
 
     def free_memory(self) -> None:
         """Give the memory back, here and on the workers; leaves an array without rows."""
-        self._memory.free(np.zeros((0,) * self._ndim, self._dtype))
+        self._memory = self._no_memory()
         self._engine.release_freed()
+
+    def _no_memory(self) -> Outgoing:
+        return Outgoing(self._engine, np.zeros((0,) * self._ndim, self._dtype))
 
     def _resize(self, shape: tuple[int, ...], oversize: float) -> None:
         self._memory.resize(shape, self._dtype, self._called(), oversize)
@@ -277,7 +270,7 @@ class Data(NDArrayOperatorsMixin):
             raise
         self._engine.adopt(segment)
         self._dtype = array.dtype  # as it lies there, in whatever byte order
-        region = Region(segment.number, offset, array.shape, code_of(array.dtype), array.strides)
+        region = Region(segment.number, offset, array.shape, arrays.code_of(array.dtype), array.strides)
         self._memory.point(Placed(region, segment))
         return True
 
@@ -349,11 +342,11 @@ def make_data(
     Raises: InvalidType, InvalidValue; SharedMemoryError.
     """
     engine.require_ready()
-    oversize = checked_oversize(oversize)
+    oversize = arrays.checked_oversize(oversize)
     if var is not None:
         dtype, ndim = dtype or var.dtype, var.ndim if ndim is None else ndim
         name = name or getattr(var, "name", None)
-    wanted = None if shape is None else checked_shape(shape)
+    wanted = None if shape is None else arrays.checked_shape(shape)
     array = None if value is None else _as_array(value, dtype, force_cast, name)
     dims = _one_ndim(ndim, wanted, array)
     if dtype is None:
@@ -373,19 +366,16 @@ def make_data(
 def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str | None) -> Array:
     """*value* as an array of *dtype*, or of its own; a memory map stays one where it can."""
     called = f"the Data {name!r}" if name else "a Data"
-    array = value if isinstance(value, np.memmap) else as_numeric(value, called)
-    if dtype is None:
-        checked_dtype(array.dtype, called)
-        return array
-    wanted = checked_dtype(dtype, called)
-    return array if array.dtype == wanted else cast(value, wanted, force, called)
+    array = value if isinstance(value, np.memmap) else arrays.as_numeric(value, called)
+    wanted = arrays.checked_dtype(array.dtype if dtype is None else dtype, called)
+    return array if array.dtype == wanted else arrays.cast(value, wanted, force, called)
 
 
 def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> int:
     """The number of dimensions that *ndim*, *shape* and *array*, where given, agree on."""
     said: dict[str, int] = {}
     if ndim is not None:
-        said["ndim="] = checked_int(ndim, "ndim", 0)
+        said["ndim="] = arrays.checked_int(ndim, "ndim", 0)
     if shape is not None:
         said["shape="] = len(shape)
     if array is not None:

@@ -39,7 +39,7 @@ class Outgoing:
     """
 
     def __init__(self, engine: Engine, array: Array = _NOTHING) -> None:
-        """A buffer without memory; *array*, an empty one, stands for what it holds."""
+        """A buffer without memory; *array* is what it holds: nothing, but of some dtype."""
         self.array = array
         self.placed: Placed | None = None
         self._engine = engine
@@ -94,11 +94,6 @@ class Outgoing:
         """Say that copies on GPUs are stale: the contents have changed, or somebody got a view."""
         if self.placed is not None:
             self._engine.touch(self.placed.segment)
-
-    def free(self, array: Array = _NOTHING) -> None:
-        """Let go of the memory; *array*, an empty one, stands for what it holds."""
-        self.array = array
-        self.placed = None
 
 
 def check_for_gpus(engine: Engine, dtype: np.dtype[Any], called: str) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 _EVERY = 5.0  # seconds between two lines, where there is no bar
@@ -18,7 +17,8 @@ _EVERY = 5.0  # seconds between two lines, where there is no bar
 class Progress:
     """How far work of so many steps is.
 
-    Work that ends before its *patience* shows nothing.  As a context manager, it ends with its block.
+    It is a context manager; the work ends with its block.  Work that ends before its *patience* shows
+    nothing.
     """
 
     def __init__(self, what: str, total: int, unit: str, patience: float = 0.0) -> None:
@@ -52,23 +52,15 @@ class Progress:
         self._shown = done
         self._say(f"Synkro: {self._what}: {done} of {self._total} {self._unit}s")
 
-    def close(self, failed: bool = False) -> None:
-        """Show how far it came, if anything was shown and it has not *failed*."""
-        if self._bar is not None:
-            self._bar.close()
-        elif not (self._quiet or failed or self._shown == self._done):
-            self._line(self._done)
-
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close(failed=error is not None)
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Show how far it came, if anything was shown and no error ended the block."""
+        if self._bar is not None:
+            self._bar.close()
+        elif kind is None and not self._quiet and self._shown < self._done:
+            self._line(self._done)
 
 
 def _bar(what: str, total: int, unit: str, patience: float) -> Any:

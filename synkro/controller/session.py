@@ -60,6 +60,7 @@ def _method(
 ) -> Callable[Concatenate[Session, P], R]:
     """A method of ``Session``: *function* of a *part* of it, with the same signature and docstring."""
 
+    @functools.wraps(function)
     def method(self: Session, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return function(part(self), *args, **kwargs)
 
@@ -67,8 +68,6 @@ def _method(
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [own, *list(signature.parameters.values())[1:]]
     method.__dict__["__signature__"] = signature.replace(parameters=parameters)
-    method.__doc__ = function.__doc__
-    method.__module__ = function.__module__  # where the names in annotations have their meanings
     method.__name__ = name or function.__name__
     method.__qualname__ = f"Session.{method.__name__}"
     return method
@@ -122,7 +121,9 @@ class Session:
         placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
         count = len(placement.assignments)
         self.master_rank = checked_int(master_rank, "master_rank", 0, count - 1)
-        threads = _threads(threads_per_worker, count)
+        threads = max(1, available_cores() // count)
+        if threads_per_worker is not None:
+            threads = checked_int(threads_per_worker, "threads_per_worker", 1)
         say = status_line(verbose)
         for line in placement.before():
             say(line)
@@ -152,12 +153,11 @@ class Session:
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         token = new_token()
-        segments, gpus = [(segment, Access.WRITE)], None
+        segments, gpus, profiles = [(segment, Access.WRITE)], None, None
         if engine.versions is not None:
             segments.append((engine.versions.segment, Access.READ))
             versions = engine.versions.region
             gpus = Gpus(placement.indices, placement.linked, placement.preallocate, versions)
-        profiles = None
         if profiled:
             profiles = tuple(
                 os.path.abspath(f"synkro-{pid}-rank{rank}.prof") for rank, pid in enumerate(engine.pids)
@@ -166,15 +166,8 @@ class Session:
                 f"Synkro: the workers write profiles when they end: {', '.join(profiles)} "
                 f"(python -m pstats FILE shows one)"
             )
-        start = Start(
-            token,
-            seed,
-            self.master_rank,
-            outbox,
-            tuple(assignment.core for assignment in placement.assignments),
-            gpus,
-            profiles,
-        )
+        cores = tuple(assignment.core for assignment in placement.assignments)
+        start = Start(token, seed, self.master_rank, outbox, cores, gpus, profiles)
         replies = engine.run(start, segments, timeout=start_timeout)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
@@ -263,24 +256,16 @@ class Session:
 
         Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
         """
+        home = self.functions
         if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
+            outputs = () if outputs == "mean" else outputs  # the default: the graph has none
             return graph_function(
-                self.functions,
-                inputs,
-                () if outputs == "mean" else outputs,  # the default: the graph has none
-                bcast_inputs,
-                updates,
-                givens,
-                sliceable_shareds,
-                name,
-                options,
+                home, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, options
             )
         check_no_options(options if givens is None else {"givens": givens, **options})
 
         def make(fn: Callable[..., Any]) -> Function:
-            return Function(
-                self.functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
-            )
+            return Function(home, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name)
 
         if fn is not None:
             return make(fn)
@@ -397,11 +382,10 @@ class Session:
 
     def _traced(self) -> Trace:
         if self._recording is None or not self._recording.trace.calls:
+            last = "" if self._recording is None else ", there was none in its last trace"
             raise UsageError(
-                "no call of this session was traced"
-                + (", there was none in its last trace" if self._recording is not None else "")
-                + ": make the calls inside `with trace():`, after fork(), or set "
-                f"{TRACE} to the path of a file before fork()."
+                f"no call of this session was traced{last}: make the calls inside `with trace():`, "
+                f"after fork(), or set {TRACE} to the path of a file before fork()."
             )
         self._recording.trace.fetch()
         return self._recording.trace
@@ -447,9 +431,3 @@ def _traced_to(path: str | None) -> Path | None:
         raise InvalidValue(f"{TRACE}: {error}") from None
     number = next(_traced_sessions)
     return checked if number == 1 else checked.with_stem(f"{checked.stem}-{number}")
-
-
-def _threads(threads: Any, workers: int) -> int:
-    if threads is None:
-        return max(1, available_cores() // workers)
-    return checked_int(threads, "threads_per_worker", 1)

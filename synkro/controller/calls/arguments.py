@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 
 from ...errors import InvalidType, InvalidValue
 from ...memory.segment import Segment
+from ...messages import FunctionSpec
 from ...plan.binding import Bound
-from ...plan.call import Constant, Form, Region
+from ...plan.call import Argument, Broadcast, Constant, Form, Held, Number, Region, Replicated, Scattered
 from ...plan.outputs import Tree, flatten, leaf_paths
 from ...values.arrays import Array, as_numeric, cast, checked_dtype, code_of, native
 from ...values.foreign import is_graph_shared, library_of
@@ -31,24 +31,21 @@ _PLACE, _PLACES = 16, 256  # bytes of a number's place, and how many places are 
 
 @dataclass(frozen=True)
 class Input:
-    """One argument as the plan needs it; one of *placed*, *variable* and *constant* is set.
+    """One argument, or a leaf of one, on its way to the workers.
 
     Attributes:
-        placed: an array in shared memory, of ``Data`` or copied there.
-        scalar: the type of the number that the array holds, if the argument is a number.
-        variable: a variable, which the workers hold already.
-        constant: a value that travels with the plan.
-        minibatch: whether the array holds just the rows of the batch.
+        name: its name in errors.
+        argument: what the plan has of it.
+        placed: where it lies, if that is in shared memory.
+        variable: the variable, if it is one.
+        minibatch: whether it is scattered and holds just the rows of the batch.
         reusable: the short way for such an argument in the next call, or None.
     """
 
     name: str
-    called: str
-    broadcast: bool
+    argument: Argument
     placed: Placed | None = None
-    scalar: type | None = None
     variable: Shared | None = None
-    constant: Constant | None = None
     minibatch: bool = False
     reusable: Reusable | None = None
 
@@ -69,9 +66,9 @@ class Reusable:
 class ReusableArray(Reusable):
     """For arrays of the shape and dtype of the one that was copied to a buffer."""
 
-    def __init__(self, buffer: Outgoing) -> None:
+    def __init__(self, buffer: Outgoing, placed: Placed) -> None:
         self._buffer = buffer
-        self._placed = buffer.placed
+        self._placed = placed
         self._shape, self._dtype = buffer.array.shape, buffer.array.dtype
 
     def takes(self, value: Any) -> bool:
@@ -82,9 +79,9 @@ class ReusableArray(Reusable):
             and self._buffer.placed is self._placed
         )
 
-    def region(self, value: Any) -> Region | None:
+    def region(self, value: Any) -> Region:
         self._buffer.refill(value)
-        return None if self._placed is None else self._placed.region
+        return self._placed.region
 
 
 class ReusableNumber(Reusable):
@@ -136,14 +133,11 @@ _DATA = Reusable()
 class Arguments:
     """The arguments of one function's calls; a buffer for each of its inputs that is no ``Data``."""
 
-    def __init__(
-        self, engine: Engine, variables: Variables, function: str, types: Mapping[str, Any]
-    ) -> None:
-        """*types* has, by name, the dtype, the shape and ``downcast`` of each typed input."""
+    def __init__(self, engine: Engine, variables: Variables, spec: FunctionSpec) -> None:
         self._engine = engine
         self._variables = variables
-        self._function = function
-        self._types = types
+        self._function = spec.name
+        self._types: Mapping[str, Any] = getattr(spec.fn, "input_types", {})  # of a graph, by name
         self._buffers: dict[str, Outgoing] = {}  # by name
         self._numbers = Numbers(engine)
         self._files: dict[str, tuple[Any, Data]] = {}
@@ -173,13 +167,11 @@ class Arguments:
 
     def reuse(self, inputs: Sequence[Input] | None) -> bool:
         """Remember where *inputs* lie for ``again``; whether the call can be recognised by that."""
-        found = [each.reusable for each in inputs or ()]
-        self._reusable, self.copied = (), False
-        if inputs is None or None in found:
-            return False
-        self._reusable = [each for each in found if each is not None]
-        self.copied = any(each is not _DATA for each in found)
-        return True
+        found = [each.reusable for each in inputs or () if each.reusable is not None]
+        known = inputs is not None and len(found) == len(inputs)
+        self._reusable = found if known else ()
+        self.copied = any(each is not _DATA for each in self._reusable)
+        return known
 
     def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
         """The leaves of *arguments*, and how to build these again; None if they are their own leaves."""
@@ -206,46 +198,50 @@ class Arguments:
         """
         called = self._called(bound)
         value = bound.value
-        made = functools.partial(Input, bound.name, called, bound.broadcast)
         wanted = self._types.get(bound.name)
         if wanted is not None:
             value = _typed(value, wanted, called)
         if isinstance(value, Shared):
-            return made(variable=self._variables.check(value, called))
+            variable = self._variables.check(value, called)
+            held = Replicated if bound.broadcast else Held
+            return Input(bound.name, held(variable.number), variable=variable)
         if isinstance(value, SCALARS) and bound.broadcast:
-            return self._number(bound.name, value, made)
+            return self._number(bound.name, value)
+        kind = Broadcast if bound.broadcast else Scattered
         reusable: Reusable | None = _DATA
         if isinstance(value, np.memmap):
             value, reusable = self._mapped(bound, value), None
         if isinstance(value, Data):
             placed = value.input(self._engine, called)
-            return made(placed, minibatch=value.minibatch, reusable=reusable)
+            minibatch = value.minibatch and not bound.broadcast
+            return Input(bound.name, kind(placed.region), placed, None, minibatch, reusable)
         array = as_numeric(value, called)
         checked_dtype(array.dtype, called)
         if self._engine.on_gpus:
             array = native(array)
-        buffer = self._put(bound.name, array, called)
-        reusable = ReusableArray(buffer) if array is bound.value else None
-        return made(buffer.placed, reusable=reusable)
+        buffer, placed = self._put(bound.name, array, called)
+        reusable = ReusableArray(buffer, placed) if array is bound.value else None
+        return Input(bound.name, kind(placed.region), placed, reusable=reusable)
 
-    def _number(self, name: str, value: Any, made: Callable[..., Input]) -> Input:
+    def _number(self, name: str, value: Any) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
         if not _fits(value):
-            return made(constant=Constant(value, pickle.dumps(value, 5)))
+            return Input(name, Constant(value, pickle.dumps(value, 5)))
         number = self._numbers.put(name, value)
-        return made(number.placed, scalar=type(value), reusable=number)
+        argument = Number(number.placed.region, not isinstance(value, np.generic))
+        return Input(name, argument, number.placed, reusable=number)
 
-    def _put(self, name: str, array: Array, called: str) -> Outgoing:
+    def _put(self, name: str, array: Array, called: str) -> tuple[Outgoing, Placed]:
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = self._buffers[name] = Outgoing(self._engine)
         trace = self._engine.trace
         if trace is not None:
             trace.mark("copy")
-        buffer.put(array, called)
+        placed = buffer.put(array, called)
         if trace is not None:
             trace.mark("plan")
-        return buffer
+        return buffer, placed
 
     def _mapped(self, bound: Bound, array: np.memmap[Any, Any]) -> Data:
         """A memory-mapped array as Data, which is made once as long as the same array comes again."""

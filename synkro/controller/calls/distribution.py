@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from ...memory.segment import Segment, aligned
 from ...messages import Distribute, FunctionSpec, Parcel, Phase
 from ...packing import place, settings
 from ...packing.pickles import Packer
-from ...plan.call import Access, CallPlan
+from ...plan.call import Access
 from ..engine.engine import Engine
-from ..progress import Progress
-from ..results.collector import Collection
+from ..progress import Progress, status_line
 from ..results.transfer import Outputs
 from ..variables.registry import Variables
 
@@ -55,38 +55,35 @@ class Functions:
         """
         with self.engine.lock:
             self.engine.require_ready()
-            waiting = dict(sorted(self._waiting.items()))
-            if only is not None:
-                waiting = {n: f for n, f in waiting.items() if f is only}
+            waiting = {n: f for n, f in sorted(self._waiting.items()) if only is None or f is only}
             if not waiting and not self.settings_changed():
                 return
             path, folder = place.found()
-            say = self.engine.say if only is None else _quiet
+            shown = self.engine.verbose and only is None
+            say = status_line(shown)
             say("Synkro distributing functions...")
             start = time.monotonic()
-            specs = {number: function.spec for number, function in waiting.items()}
-            parcel, segments = self._parcel(specs)
+            parcel, segments = self._parcel({n: function.spec for n, function in waiting.items()})
             command = Distribute(path, folder, settings.collected(), parcel)
-            self._send(command, segments, len(specs), only is None)
+            totals = [len(waiting)] * self.engine.size
+            bar = self.progress("distributing", totals, "function", Phase.LOADING, patience=_PATIENCE)
+            with bar if shown else contextlib.nullcontext() as on_tick:
+                self.engine.run(command, segments, on_tick=on_tick)
             self._settings = settings.changing()
             for number in waiting:
                 self._waiting.pop(number, None)
             say(f"...distribution complete ({time.monotonic() - start:.2g} s).")
 
-    def _send(
-        self, command: Distribute, segments: list[tuple[Segment, Access]], count: int, shown: bool
-    ) -> None:
-        engine = self.engine
-        if not (shown and engine.verbose):
-            engine.run(command, segments)
-            return
-        totals = [count] * engine.size
-        with Progress("distributing", sum(totals), "function", _PATIENCE) as progress:
-            engine.run(
-                command,
-                segments,
-                on_tick=lambda: progress.reach(engine.steps(totals, [Phase.LOADING])),
-            )
+    @contextlib.contextmanager
+    def progress(
+        self, what: str, totals: Sequence[int], unit: str, *phases: Phase, patience: float = 0.0
+    ) -> Iterator[Callable[[], None]]:
+        """Show how far the command in the block is; yields the ``on_tick`` to run it with.
+
+        Rank r has ``totals[r]`` steps, and counts them in one of *phases*; see ``Progress``.
+        """
+        with Progress(what, sum(totals), unit, patience) as progress:
+            yield lambda: progress.reach(self.engine.steps(totals, phases))
             progress.reach(sum(totals))
 
     def _parcel(self, specs: dict[int, FunctionSpec]) -> tuple[Parcel, list[tuple[Segment, Access]]]:
@@ -108,10 +105,6 @@ class Functions:
         """Make sure that the workers have *function*, and the settings of the libraries."""
         if function.number in self._waiting or self.settings_changed():
             self.distribute(function)
-
-    def collect(self, spec: FunctionSpec, plan: CallPlan, replies: list[Any]) -> Collection:
-        """The collection of the outputs of a call of *spec*, which the ranks answered by *replies*."""
-        return Collection(self.outputs, spec.name, spec.outputs, plan, replies, self.variables.keep)
 
     def settings_changed(self) -> bool:
         """Whether the workers lack settings that the main process has changed."""
@@ -136,7 +129,3 @@ class Functions:
         self._packer.close()
         self.outputs.close()
         self.variables.collectives.close()
-
-
-def _quiet(text: str) -> None:
-    """Say nothing: for a function that is sent alone, at its first call."""

@@ -8,7 +8,6 @@ collect  merge the outputs of the ranks, in ``results.collector``
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,6 @@ from ...plan.binding import Binder
 from ...plan.outputs import check_modes, flatten, unflatten
 from ...values.foreign import library_of
 from ..data import Data, make_data
-from ..progress import Progress
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .distribution import Functions
@@ -64,31 +62,21 @@ class Function:
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
         self.name = name or _name_of(self.fn)
         self.output_modes = check_modes(outputs)
-        self._updates = home.variables.check_updates(updates)
+        checked = home.variables.check_updates(updates)
         sliced = home.variables.check_sliceable(sliceable_shareds)
-        self.spec = FunctionSpec(self.name, self.fn, self.output_modes, self._updates, finish)
+        self.spec = FunctionSpec(self.name, self.fn, self.output_modes, checked, finish)
         self._home = home
         self._engine = home.engine
         self._bridge = bridge
         self._binder = Binder(self.fn, inputs, bcast_inputs, self.name)
         functools.update_wrapper(self, self.fn, updated=())
         self.number = home.add(self)
-        types = getattr(self.fn, "input_types", {})
-        self._planner = Planner(
-            home.engine,
-            home.variables,
-            self._binder,
-            self.spec,
-            self.number,
-            sliced,
-            types,
-            functools.partial(home.collect, self.spec),
-        )
+        self._planner = Planner(home, self._binder, self.spec, self.number, sliced)
 
     @property
     def update_modes(self) -> tuple[str, ...]:
         """The operations by which the new values of ``updates=`` accumulate over slices."""
-        return tuple(op for _, op in self._updates)
+        return tuple(op for _, op in self.spec.updates)
 
     def __repr__(self) -> str:
         return f"<synkro.Function {self.name!r}, outputs={self.output_modes!r}>"
@@ -150,7 +138,12 @@ class Function:
         planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
         if not planned.known or self._home.settings_changed():
             self._home.bring(self)
-        return self._run_with_bar(planned) if progress else self._run(planned)
+        if not progress:
+            return self._run(planned)
+        plan = planned.plan
+        slices = [min(plan.slices, stop - start) if plan.by_rows else 1 for start, stop in plan.spans]
+        with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
+            return self._run(planned, on_tick)
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -169,16 +162,6 @@ class Function:
         if not planned.known:
             self._planner.remember(planned)
         return planned.result(replies)
-
-    def _run_with_bar(self, planned: Planned) -> Any:
-        plan = planned.plan
-        slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
-        totals = slices if plan.by_rows else [1] * len(slices)
-        phases = (Phase.RUNNING, Phase.MERGING)
-        with Progress(self.name, sum(totals), "slice") as progress:
-            result = self._run(planned, lambda: progress.reach(self._engine.steps(totals, phases)))
-            progress.reach(sum(totals))
-        return result
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background: a future of what the call returns or raises.
@@ -243,10 +226,8 @@ def _copied(leaf: Any) -> Any:
         return leaf.detach().clone()
     if library_of(leaf) or isinstance(leaf, np.memmap | Data | Shared):
         return leaf
-    if isinstance(leaf, np.ndarray):
-        return copy.deepcopy(leaf)
     changes = isinstance(leaf, bytearray | memoryview | array) or hasattr(leaf, "__array__")
-    return np.array(leaf) if changes else leaf
+    return np.array(leaf, subok=True) if changes else leaf
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

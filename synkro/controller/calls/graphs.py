@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from ...errors import InvalidType, InvalidValue
@@ -41,6 +41,7 @@ def graph_function(
     graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name)
     variables = home.variables
     replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
+    _check_used(sliceable_shareds, replicas, graph.name)
     start = time.monotonic()
     compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas, options)
     compiled.warm()
@@ -51,17 +52,9 @@ def graph_function(
         dict.fromkeys((*replicas.values(), *used)),
         (*(variable for variable, _ in updated), *changed),
     )
+    scattered, whole = graph.names[: graph.scattered], graph.names[graph.scattered :]
     return Function(
-        home,
-        compiled,
-        graph.names[: graph.scattered],
-        graph.modes,
-        graph.names[graph.scattered :],
-        updated or None,
-        _sliceable(home, sliceable_shareds, replicas, graph.name),
-        name,
-        finish,
-        bridge,
+        home, compiled, scattered, graph.modes, whole, updated, sliceable_shareds, name, finish, bridge
     )
 
 
@@ -72,15 +65,11 @@ def check_no_options(options: dict[str, Any]) -> None:
         raise InvalidType(f"function() got {unknown}=, which is for graphs of PyTensor only.")
 
 
-def _sliceable(home: Functions, given: Any, replicas: dict[Any, Any], name: str) -> Any:
-    """The worker variables of PyTensor's in *given*.  Raises: InvalidValue for one that is not used."""
-    if given is None:
-        return None
-    listed = given if isinstance(given, list | tuple) else [given]
-    for variable in listed:
-        if is_graph_shared(variable) and not any(variable is used for used in replicas):
+def _check_used(given: Any, used: Container[Any], name: str) -> None:
+    """Raises: InvalidValue for variables of PyTensor's in *given* that are not *used*."""
+    for variable in given if isinstance(given, list | tuple) else [given]:
+        if is_graph_shared(variable) and variable not in used:
             raise InvalidValue(
                 f"sliceable_shareds names {variable}, which the graph of the function {name!r} does not "
                 f"use: leave it out."
             )
-    return [home.variables.check(variable, "sliceable_shareds=") for variable in listed]

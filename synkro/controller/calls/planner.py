@@ -8,7 +8,7 @@ plan     split the rows over ranks and slices; pickle the plan
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -21,30 +21,17 @@ from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
 from ...plan.batch import Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Binder
-from ...plan.call import (
-    Access,
-    Argument,
-    Broadcast,
-    CallPlan,
-    Form,
-    Held,
-    Number,
-    Picked,
-    Region,
-    Replicated,
-    Scattered,
-)
+from ...plan.call import Access, Argument, CallPlan, Form, Held, Picked, Region, Scattered
 from ...plan.outputs import check_subset, take_subset
 from ...plan.split import Span, equal_slices, split, weight_unit
 from ...values.arrays import checked_int
 from ...values.cache import Cache
 from ..data import Data
-from ..engine.engine import Engine
 from ..outgoing import Outgoing
 from ..results.collector import Collection
-from ..variables.registry import Variables
 from ..variables.shared import Shared
 from .arguments import Arguments, Input
+from .distribution import Functions
 
 _region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
 
@@ -60,15 +47,16 @@ class Planned:
         self,
         plan: CallPlan,
         segments: Sequence[Segment],
-        collect: Callable[[CallPlan, list[Any]], Collection],
+        home: Functions,
+        spec: FunctionSpec,
     ) -> None:
-        """*collect* makes a collection of the replies to the plan."""
         self.plan = plan
         # a form may have classes of the user's, which only cloudpickle takes
         self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
         self.segments = [(segment, Access.READ) for segment in segments]
         self.known = False
-        self._collect = collect
+        self._home = home
+        self._spec = spec
         self._collection: Collection | None = None
 
     def ran(self) -> None:
@@ -80,7 +68,10 @@ class Planned:
         """The result of a call that the ranks have answered by *replies*."""
         collection = self._collection
         if collection is None or collection.replies != replies:
-            collection = self._collection = self._collect(self.plan, replies)
+            home, spec = self._home, self._spec
+            collection = self._collection = Collection(
+                home.outputs, spec.name, spec.outputs, self.plan, replies, home.variables.keep
+            )
         return collection.result()
 
 
@@ -89,25 +80,21 @@ class Planner:
 
     def __init__(
         self,
-        engine: Engine,
-        variables: Variables,
+        home: Functions,
         binder: Binder,
         spec: FunctionSpec,
         number: int,
         sliced: Sequence[Shared],
-        types: Any,
-        collect: Callable[[CallPlan, list[Any]], Collection],
     ) -> None:
-        """*types* has the dtype and the shape of each typed input; *collect* is for ``Planned``."""
-        self.arguments = Arguments(engine, variables, spec.name, types)
+        engine = home.engine
+        self.arguments = Arguments(engine, home.variables, spec)
+        self._home = home
         self._engine = engine
-        self._variables = variables
         self._binder = binder
+        self._spec = spec
         self._name = spec.name
         self._number = number
-        self._modes = spec.outputs
         self._sliced = sliced
-        self._collect = collect
         self._indices = Outgoing(engine)
         self._own_indices = Outgoing(engine)
         self._own_regions: Cache[tuple[Region, int, int], Region] = Cache()
@@ -146,7 +133,23 @@ class Planner:
                 return found
         self._engine.require_ready()
         self._engine.settle()
-        return self._anew(args, kwargs, batch, batch_s, slices, subset)
+        slices = checked_int(slices, "num_slices", 1)
+        positional, named = self._binder.bind(args, kwargs)
+        opened, form = self.arguments.opened([*positional, *named.values()])
+        inputs = list(map(self.arguments.input, opened))
+        chosen = check_subset(subset)
+        if chosen is not None and isinstance(self._spec.outputs, tuple | list | dict):
+            take_subset(chosen, self._spec.outputs, "outputs=")
+        planned = self._plan(inputs, tuple(named), form, batch, batch_s, slices, chosen)
+        nested = form is not None and any(form.trees)
+        reusable = simple and not nested and not self._sliced
+        if self.arguments.reuse(inputs if reusable else None):
+            self._key = (slices, *kwargs, *[each.placed.region for each in inputs if each.placed])
+            if planned.known:
+                self._found[self._key] = planned
+        else:
+            self._key = None
+        return planned
 
     def remember(self, planned: Planned) -> None:
         """The workers have run it: equal calls find it, and it no longer keeps their memory alive."""
@@ -154,33 +157,6 @@ class Planner:
         self._known[planned.plan] = planned
         if self._key is not None:
             self._found[self._key] = planned
-
-    def _anew(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        batch: Any,
-        batch_s: Any,
-        slices: Any,
-        subset: Any,
-    ) -> Planned:
-        slices = checked_int(slices, "num_slices", 1)
-        positional, named = self._binder.bind(args, kwargs)
-        opened, form = self.arguments.opened([*positional, *named.values()])
-        inputs = [self.arguments.input(bound) for bound in opened]
-        chosen = check_subset(subset)
-        if chosen is not None and isinstance(self._modes, tuple | list | dict):
-            take_subset(chosen, self._modes, "outputs=")
-        planned = self._plan(inputs, tuple(named), form, batch, batch_s, slices, chosen)
-        simple = batch is None and batch_s is None and subset is None and not self._sliced
-        nested = form is not None and any(form.trees)
-        if self.arguments.reuse(inputs if simple and not nested else None):
-            self._key = (slices, *kwargs, *[each.placed.region for each in inputs if each.placed])
-            if planned.known:
-                self._found[self._key] = planned
-        else:
-            self._key = None
-        return planned
 
     def _plan(
         self,
@@ -192,8 +168,7 @@ class Planner:
         slices: int,
         subset: tuple[Any, ...] | None,
     ) -> Planned:
-        scattered = {each.name: each for each in inputs if not each.broadcast and each.placed}
-        selection = self._select(scattered, batch)
+        selection = self._select(inputs, batch)
         segments = [each.placed.segment for each in inputs if each.placed]
         spans, held = self._spans(inputs, selection, batch_s, segments)
         chosen: Strided | Picked | None
@@ -206,7 +181,7 @@ class Planner:
         pieces = equal_slices(spans, slices)
         plan = CallPlan(
             function=self._number,
-            inputs=tuple(_argument(each, selection if batch is not None else None) for each in inputs),
+            inputs=tuple(_argument(each, selection) for each in inputs),
             keywords=keywords,
             form=form,
             selection=chosen,
@@ -217,7 +192,7 @@ class Planner:
             held=held,
             sliced=tuple(variable.number for variable in self._sliced),
         )
-        return self._known.get(plan) or Planned(plan, segments, self._collect)
+        return self._known.get(plan) or Planned(plan, segments, self._home, self._spec)
 
     def _spans(
         self,
@@ -232,7 +207,7 @@ class Planner:
         own = {
             f"the argument {each.name!r}": each.variable
             for each in inputs
-            if each.variable is not None and not each.broadcast
+            if each.variable is not None and isinstance(each.argument, Held)
         }
         own |= {f"the sliceable {variable.called()}": variable for variable in self._sliced}
         if not own:
@@ -242,7 +217,7 @@ class Planner:
                     f"has no sliceable_shareds, and no variable as a scattered input."
                 )
             return spans, None
-        selections = select_each(batch_s, self._variables.rows(own, self._name))
+        selections = select_each(batch_s, self._home.variables.rows(own, self._name))
         counts = [chosen.count for chosen in selections]
         if selection and counts != [stop - start for start, stop in spans]:
             listed = ", ".join(f"{stop - start}" for start, stop in spans)
@@ -270,34 +245,34 @@ class Planner:
                 held.append(selection)
                 continue
             assert region is not None
-            held.append(Picked(self._own_region(region, offset, selection.count)))
+            part = region, offset, selection.count
+            if part not in self._own_regions:  # the same part has to be the same region
+                self._own_regions[part] = Region(region.segment, offset, (selection.count,), "<i8")
+            held.append(Picked(self._own_regions[part]))
             offset += selection.indices.nbytes
         return tuple(held)
 
-    def _own_region(self, whole: Region, offset: int, count: int) -> Region:
-        """The region of a part of the indices; the same part gives the same object."""
-        key = whole, offset, count
-        if key not in self._own_regions:
-            self._own_regions[key] = Region(whole.segment, offset, (count,), "<i8")
-        return self._own_regions[key]
-
-    def _select(self, scattered: dict[str, Input], batch: Any) -> Selection | None:
+    def _select(self, inputs: list[Input], batch: Any) -> Selection | None:
         """The rows of the call, after the lengths of the scattered inputs have been compared."""
-        if not scattered:
+        shapes = {
+            each.name: each.argument.region.shape
+            for each in inputs
+            if isinstance(each.argument, Scattered)
+        }
+        if not shapes:
             if batch is not None:
                 raise InvalidValue(
                     f"batch= selects rows of scattered inputs, but the function {self._name!r} got none "
                     f"(batch_s= selects rows of what the workers hold)."
                 )
             return None
-        shapes = {name: each.placed.region.shape for name, each in scattered.items() if each.placed}
         for name, shape in shapes.items():
             if not shape:
                 raise InvalidValue(
                     f"the argument {name!r} of the function {self._name!r} is scattered by rows, but "
                     f"has no dimensions: name it in bcast_inputs to give it to every rank whole."
                 )
-        minibatches = {name for name, each in scattered.items() if each.minibatch and batch is not None}
+        minibatches = {each.name for each in inputs if each.minibatch and batch is not None}
         whole = {name: shape[0] for name, shape in shapes.items() if name not in minibatches}
         if len(set(whole.values())) > 1:
             listed = ", ".join(f"{name} has {rows}" for name, rows in whole.items())
@@ -325,18 +300,10 @@ class Planner:
 
 
 def _argument(given: Input, selection: Selection | None) -> Argument:
-    """*given* as an argument of the plan; *selection* has the rows of ``batch=``, None if not given."""
-    if given.variable is not None:
-        return (Replicated if given.broadcast else Held)(given.variable.number)
-    if given.constant is not None:
-        return given.constant
-    assert given.placed is not None
-    region = given.placed.region
-    if given.scalar is not None:
-        return Number(region, not issubclass(given.scalar, np.generic))
-    if given.broadcast:
-        return Broadcast(region)
-    return Scattered(region, selection.lowest if selection and given.minibatch else 0)
+    """*given* as an argument of the plan; the rows of minibatches begin with the lowest selected one."""
+    if given.minibatch and given.placed and selection:
+        return Scattered(given.placed.region, selection.lowest)
+    return given.argument
 
 
 def _unknown_rows(batch: Any) -> int:

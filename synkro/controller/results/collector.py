@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import OutputError
-from ...messages import Done, KeptOutput, Leaf, Piece
+from ...messages import Done, KeptOutput, Leaf
 from ...plan.call import CallPlan, Survey
 from ...plan.outputs import assemble, describe, leaf_modes, leaf_paths, take_subset
-from ...values.arrays import Array
 from .transfer import Leaves, Outputs, Transfer
 
 
@@ -34,7 +33,7 @@ class Collection:
         spec: Any,
         plan: CallPlan | Survey,
         replies: Sequence[Done],
-        keep: Callable[[Sequence[KeptOutput]], list[Any]] | None = None,
+        keep: Callable[[Sequence[KeptOutput]], Sequence[Any]],
     ) -> None:
         """*keep* makes the handles of outputs that stay on the workers.
 
@@ -55,40 +54,43 @@ class Collection:
         self._keep = keep
         self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
         self._waiting = [
-            index for index, output in enumerate(self._outputs) if output.waits and output.mode != "keep"
+            index
+            for index, output in enumerate(self._outputs)
+            if not output.views and output.mode != "keep"
         ]
         one = self._tree is None and spec is not None and not self._nothing
         self._one = self._outputs[0] if one and self._outputs[0].views else None
 
     def _match(self) -> list[Leaves]:
-        first = self._plan.participants[0]
-        for rank in self._plan.participants:
+        ranks = self._plan.participants
+        for rank in ranks:
             if self.replies[rank].tree != self._tree:
                 raise OutputError(
-                    f"the function {self._name!r} returned {describe(self._tree)} on rank {first}, but "
-                    f"{describe(self.replies[rank].tree)} on rank {rank}: it must return the same on "
-                    f"every rank."
+                    f"the function {self._name!r} returned {describe(self._tree)} on rank {ranks[0]}, "
+                    f"but {describe(self.replies[rank].tree)} on rank {rank}: it must return the same "
+                    f"on every rank."
                 )
         modes = leaf_modes(self._spec, self._tree)
+        paths = leaf_paths(self._tree)
+        by_output = zip(*[self.replies[rank].leaves or () for rank in ranks], strict=True)
         return [
-            self._checked(index, mode, path)
-            for index, (mode, path) in enumerate(zip(modes, leaf_paths(self._tree), strict=True))
+            self._checked(mode, path, list(zip(ranks, leaves, strict=True)))
+            for mode, path, leaves in zip(modes, paths, by_output, strict=True)
         ]
 
-    def _checked(self, index: int, mode: str | None, path: str) -> Leaves:
-        leaves = [(rank, self._leaf(rank, index)) for rank in self._plan.participants]
+    def _checked(self, mode: str | None, path: str, leaves: list[tuple[int, Leaf]]) -> Leaves:
+        """One output, whose *leaves* are beside their ranks."""
         pieces = [
             (rank, number, piece) for rank, leaf in leaves for number, piece in enumerate(leaf.pieces)
         ]
+        first_rank, first = leaves[0]
         if mode is not None:
             by_rows = mode in ("gather", "keep")
-            same = slice(1, None) if by_rows else slice(None)
-            first_rank, first = leaves[0]
+            start = 1 if by_rows else 0  # of the dimensions that have to be the same
             for rank, leaf in leaves:
                 for piece in leaf.pieces:
                     ours, theirs = first.pieces[0].shape, piece.shape
-                    differ = len(ours) != len(theirs) or ours[same] != theirs[same]
-                    if leaf.dtype != first.dtype or differ:
+                    if leaf.dtype != first.dtype or ours[start:] != theirs[start:]:
                         rows = " but for the first dimension" if by_rows else ""
                         hint = "" if by_rows else ' To concatenate rows say outputs="gather".'
                         raise OutputError(
@@ -98,19 +100,8 @@ class Collection:
                             f"the same shape{rows}.{hint}"
                         )
         inside = all(piece.offset is not None for _, _, piece in pieces)
-        views = [self._in_outbox(rank, piece) for rank, _, piece in pieces] if inside else []
-        return Leaves(mode, np.dtype(leaves[0][1].dtype), pieces, views)
-
-    def _leaf(self, rank: int, index: int) -> Leaf:
-        leaves = self.replies[rank].leaves
-        assert leaves is not None  # a participant has outputs
-        return leaves[index]
-
-    def _in_outbox(self, rank: int, piece: Piece) -> Array:
-        assert piece.offset is not None
-        memory = self._home.outbox[rank]
-        view: Array = np.ndarray(piece.shape, piece.dtype, buffer=memory, offset=piece.offset)
-        return view
+        views = [self._home.in_outbox(rank, piece) for rank, _, piece in pieces] if inside else []
+        return Leaves(mode, np.dtype(first.dtype), pieces, views)
 
     # ── the result ───────────────────────────────────────────────────────────────────────────────
 
@@ -120,8 +111,8 @@ class Collection:
             return self._merge(self._one)
         if self._nothing:
             return None
-        merged: list[Any] = [None if output.waits else self._merge(output) for output in self._outputs]
-        if self._kept and self._keep is not None:
+        merged = [self._merge(output) if output.views else None for output in self._outputs]
+        if self._kept:
             pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
             wanted = [
                 KeptOutput(index, self._home.engine.directory.number(), piece.shape[1:], piece.dtype)
@@ -132,8 +123,6 @@ class Collection:
         if self._waiting:
             for index, value in zip(self._waiting, self._fetch(), strict=True):
                 merged[index] = value
-        if self._tree is None and self._spec is not None:
-            return merged[0]
         return assemble(self._spec, self._tree, iter(merged))
 
     def _merge(self, output: Leaves) -> Any:
@@ -158,24 +147,11 @@ class Collection:
     def _fetch(self) -> list[Any]:
         """Fetch the leaves that still wait in the workers: through shared memory, by all ranks."""
         if self._transfer is None:
-            self._transfer = self._planned_transfer()
+            waiting = {index: self._outputs[index] for index in self._waiting}
+            self._transfer = Transfer(self._home, self._total_weight, self._plan.participants, waiting)
         results: list[Any] = []
         for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
             output = self._outputs[index]
-            if output.operation is not None:
-                results.append(arrays[0].astype(output.result, copy=False))
-            else:
-                results.append(arrays if output.mode is None else arrays[0])
+            whole = output.mode is not None
+            results.append(arrays[0].astype(output.result, copy=False) if whole else arrays)
         return results
-
-    def _planned_transfer(self) -> Transfer:
-        transfer = Transfer(self._home, self._total_weight, self._plan.participants)
-        for index in self._waiting:
-            output = self._outputs[index]
-            inline = {
-                (rank, number): self._in_outbox(rank, piece)
-                for rank, number, piece in output.pieces
-                if piece.offset is not None
-            }
-            transfer.add(index, output, inline)
-        return transfer

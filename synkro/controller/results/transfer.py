@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,15 @@ from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...plan.call import Access, Region
 from ...values.arrays import Array
+from ...values.cache import Cache
 from ...values.owners import sole_owner
 from ..engine.engine import Engine
 
 _SHARED_RESULTS = 4
 """Large results that can be views of shared memory at a time; further ones are copies."""
+
+_RESULT = -1
+"""Stands for the result segment, where a rank stands for its stage."""
 
 
 class Outputs:
@@ -34,17 +39,22 @@ class Outputs:
         self.engine = engine
         self.outbox = outbox
         self.linked = linked
-        self._stages: list[Segment | None] = [None] * engine.size
+        self._stages: dict[int, Segment] = {}
         self._results: list[Segment] = []
-        self._spill: Segment | None = None
 
-    def stage(self, rank: int, nbytes: int) -> Segment:
-        """The memory where *rank* puts what is to be reduced."""
-        stage = self._stages[rank]
-        if stage is None or stage.nbytes < nbytes:
-            self._stages[rank] = None  # free it before more is asked for
-            self._stages[rank] = stage = self.engine.allocate(nbytes)
-        return stage
+    def in_outbox(self, rank: int, piece: Piece) -> Array:
+        """A piece that *rank* has left in its outbox."""
+        assert piece.offset is not None
+        memory = self.outbox[rank]
+        view: Array = np.ndarray(piece.shape, piece.dtype, buffer=memory, offset=piece.offset)
+        return view
+
+    def stage(self, where: int, nbytes: int) -> Segment:
+        """The memory where rank *where* puts what is to be reduced, or for a result (``_RESULT``)."""
+        if where not in self._stages or self._stages[where].nbytes < nbytes:
+            self._stages.pop(where, None)  # free it before more is asked for
+            self._stages[where] = self.engine.allocate(nbytes)
+        return self._stages[where]
 
     def result(self, nbytes: int) -> tuple[Segment, bool]:
         """Memory for a result, and whether the user may have views of it.
@@ -60,17 +70,13 @@ class Outputs:
             segment = self.engine.allocate(nbytes)
             self._results.append(segment)
             return segment, True
-        if self._spill is None or self._spill.nbytes < nbytes:
-            self._spill = None
-            self._spill = self.engine.allocate(nbytes)
-        return self._spill, False
+        return self.stage(_RESULT, nbytes), False
 
     def close(self) -> None:
         """Give all memory back, except what users have views of."""
         self.outbox = np.empty((0, 0), np.uint8)
-        self._stages = [None] * self.engine.size
-        self._results = []
-        self._spill = None
+        self._stages.clear()
+        self._results.clear()
 
 
 def _in_use(segment: Segment) -> bool:
@@ -81,105 +87,88 @@ def _in_use(segment: Segment) -> bool:
 class Leaves:
     """One leaf of the result before it is merged: its pieces on all ranks, in the order of the rows.
 
-    ``result`` is the dtype of the result, and ``dtype`` that of what the function returned.
+    ``dtype`` is that of what the function returned, ``result`` that of the result.  ``views`` are the
+    pieces in the outboxes; there are none if some piece still waits in its worker.
     """
 
     mode: str | None
     dtype: np.dtype[Any]
     pieces: list[tuple[int, int, Piece]]  # rank, number of the piece there, piece
-    views: list[Array] = field(default_factory=list)  # where all lie in outboxes
+    views: list[Array]
 
     def __post_init__(self) -> None:
         self.operation: Operation | None = OPERATIONS.get(self.mode or "")
         self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
-    @property
-    def waits(self) -> bool:
-        """Whether some of it is still in the workers."""
-        return any(piece.offset is None for _, _, piece in self.pieces)
-
-
-class _Spot(NamedTuple):
-    """A place for an array: in the stage of rank ``where``, or in the result segment."""
-
-    where: int
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-
-
-_RESULT = -1
-
 
 class Transfer:
-    """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run."""
+    """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run.
 
-    def __init__(self, home: Outputs, total_weight: int, ranks: tuple[int, ...]) -> None:
+    The plan has no segments yet: in their place its regions name the rank in whose stage they lie, or
+    ``_RESULT``.
+    """
+
+    def __init__(
+        self, home: Outputs, total_weight: int, ranks: tuple[int, ...], outputs: Mapping[int, Leaves]
+    ) -> None:
+        """*outputs* are the large ones, by the numbers of their leaves."""
         self._home = home
         self._total_weight = total_weight
         self._ranks = ranks
         self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
-        self._stores: list[list[tuple[int, int, _Spot]]] = [[] for _ in range(home.engine.size)]
-        self._reductions: list[tuple[str, list[_Spot], _Spot]] = []
-        self._on_devices: list[tuple[str, int, _Spot]] = []
-        self._copies: list[tuple[Array, _Spot]] = []
-        self._results: list[list[_Spot]] = []
-        self._pickled: dict[tuple[int, ...], list[bytes]] = {}
+        self._stores: list[list[StoredPiece]] = [[] for _ in range(home.engine.size)]
+        self._reductions: list[Reduction] = []
+        self._copies: list[tuple[Array, Region]] = []
+        self._results: list[list[Region]] = []
+        self._pickled: Cache[tuple[int, ...], list[bytes]] = Cache(_SHARED_RESULTS + 1)
+        for index, output in outputs.items():
+            self._add(index, output)
 
-    def add(self, index: int, output: Leaves, inline: dict[tuple[int, int], Array]) -> None:
-        """Plan the transfer of leaf *index*; *inline* has those of its pieces that lie in outboxes."""
-        if output.operation is not None and self._stays(output):
-            target = self._reserve(_RESULT, output.pieces[0][2].shape, output.pieces[0][2].dtype)
-            self._on_devices.append((output.operation.name, index, target))
-            self._results.append([target])
-            return
+    def _add(self, index: int, output: Leaves) -> None:
         if output.operation is not None:
+            operation, first = output.operation, output.pieces[0][2]
             sources = []
-            for rank, number, piece in output.pieces:
-                spot = self._reserve(rank, piece.shape, piece.dtype)
-                self._stores[rank].append((index, number, spot))
-                sources.append(spot)
-            target = self._reserve(_RESULT, *sources[0][2:])
-            self._reductions.append((output.operation.name, sources, target))
+            if not self._home.linked or carrier(operation, np.dtype(first.dtype)) is None:
+                for rank, number, piece in output.pieces:
+                    source = self._reserve(rank, piece.shape, piece.dtype)
+                    self._stores[rank].append(StoredPiece(index, number, source))
+                    sources.append(source)
+            target = self._reserve(_RESULT, first.shape, first.dtype)
+            reduction = Reduction(operation.name, self._total_weight, tuple(sources), target, index)
+            self._reductions.append(reduction)
             self._results.append([target])
             return
-        spots = self._gathered(output) if output.mode == "gather" else self._separate(output)
-        for (rank, number, _), spot in zip(output.pieces, spots, strict=True):
-            if (rank, number) in inline:
-                self._copies.append((inline[rank, number], spot))
+        regions = self._gathered(output) if output.mode == "gather" else self._separate(output)
+        for (rank, number, piece), region in zip(output.pieces, regions, strict=True):
+            if piece.offset is None:
+                self._stores[rank].append(StoredPiece(index, number, region))
             else:
-                self._stores[rank].append((index, number, spot))
+                self._copies.append((self._home.in_outbox(rank, piece), region))
 
-    def _stays(self, output: Leaves) -> bool:
-        """Whether the ranks' GPUs reduce the output, rather than store it for the CPUs to reduce."""
-        assert output.operation is not None
-        partial = np.dtype(output.pieces[0][2].dtype)
-        return self._home.linked and carrier(output.operation, partial) is not None
-
-    def _gathered(self, output: Leaves) -> list[_Spot]:
-        """Spots one behind the other, for one array of all rows."""
+    def _gathered(self, output: Leaves) -> list[Region]:
+        """Regions one behind the other, for one array of all rows."""
         shapes = [piece.shape for _, _, piece in output.pieces]
         dtype = output.pieces[0][2].dtype
         whole = self._reserve(_RESULT, (sum(s[0] for s in shapes), *shapes[0][1:]), dtype)
         self._results.append([whole])
-        spots, offset = [], whole.offset
+        regions, offset = [], whole.offset
         for shape in shapes:
-            spots.append(_Spot(_RESULT, offset, shape, dtype))
+            regions.append(Region(_RESULT, offset, shape, dtype))
             offset += _nbytes(shape, dtype)
-        return spots
+        return regions
 
-    def _separate(self, output: Leaves) -> list[_Spot]:
-        spots = [self._reserve(_RESULT, p.shape, p.dtype) for _, _, p in output.pieces]
-        self._results.append(spots)
-        return spots
+    def _separate(self, output: Leaves) -> list[Region]:
+        regions = [self._reserve(_RESULT, p.shape, p.dtype) for _, _, p in output.pieces]
+        self._results.append(regions)
+        return regions
 
-    def _reserve(self, where: int, shape: tuple[int, ...], dtype: str) -> _Spot:
-        spot = _Spot(where, self._sizes[where], shape, dtype)
+    def _reserve(self, where: int, shape: tuple[int, ...], dtype: str) -> Region:
+        region = Region(where, self._sizes[where], shape, dtype)
         self._sizes[where] += aligned(_nbytes(shape, dtype))
-        return spot
+        return region
 
     def run(self) -> list[list[Array]]:
-        """Let the workers do the transfer; returns the arrays of each leaf, in the order of ``add``."""
+        """Let the workers do the transfer; returns the arrays of each output, in their order."""
         result, lent = self._home.result(self._sizes[_RESULT])
         segments = {
             rank: self._home.stage(rank, nbytes)
@@ -190,61 +179,36 @@ class Transfer:
         mapped = [(segment, Access.WRITE) for segment in segments.values()]
         for command in self._commands(segments):
             self._home.engine.run(command, mapped)
-        for source, spot in self._copies:
-            result.array(_region(spot, segments))[...] = source
-        arrays = [[result.array(_region(spot, segments)) for spot in spots] for spots in self._results]
+        for source, region in self._copies:
+            result.array(region)[...] = source
+        arrays = [[result.array(region) for region in regions] for regions in self._results]
         return arrays if lent else [[array.copy() for array in some] for some in arrays]
 
     def _commands(self, segments: dict[int, Segment]) -> list[bytes]:
         """The commands, pickled, with *segments* filled in; cached, as the same segments come again."""
         numbers = tuple(segment.number for segment in segments.values())
-        commands = self._pickled.get(numbers)
-        if commands is None:
-            if len(self._pickled) > _SHARED_RESULTS:
-                self._pickled.clear()
-            wanted: list[Store | Reduce] = []
-            if self._on_devices:
-                wanted.append(self._reduce_on_devices(segments))
-            if any(self._stores):
-                wanted.append(self._store(segments))
-            if self._reductions:
-                wanted.append(self._reduce(segments))
-            commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
+        if numbers in self._pickled:
+            return self._pickled[numbers]
+
+        def placed(region: Region) -> Region:
+            return replace(region, segment=segments[region.segment].number)
+
+        stores = [[replace(s, region=placed(s.region)) for s in stores] for stores in self._stores]
+        reductions = [
+            replace(each, sources=tuple(map(placed, each.sources)), target=placed(each.target))
+            for each in self._reductions
+        ]
+        on_devices = tuple(each for each in reductions if not each.sources)
+        stored = tuple(each for each in reductions if each.sources)
+        wanted: list[Store | Reduce] = []
+        if on_devices:
+            wanted.append(Reduce(on_devices, self._ranks))
+        if any(stores):
+            wanted.append(Store(tuple(map(tuple, stores))))
+        if stored:
+            wanted.append(Reduce(stored))
+        commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
         return commands
-
-    def _store(self, segments: dict[int, Segment]) -> Store:
-        return Store(
-            tuple(
-                tuple(StoredPiece(leaf, piece, _region(spot, segments)) for leaf, piece, spot in stores)
-                for stores in self._stores
-            )
-        )
-
-    def _reduce(self, segments: dict[int, Segment]) -> Reduce:
-        return Reduce(
-            tuple(
-                Reduction(
-                    op,
-                    self._total_weight,
-                    tuple(_region(source, segments) for source in sources),
-                    _region(target, segments),
-                )
-                for op, sources, target in self._reductions
-            )
-        )
-
-    def _reduce_on_devices(self, segments: dict[int, Segment]) -> Reduce:
-        return Reduce(
-            tuple(
-                Reduction(op, self._total_weight, (), _region(target, segments), leaf)
-                for op, leaf, target in self._on_devices
-            ),
-            self._ranks,
-        )
-
-
-def _region(spot: _Spot, segments: dict[int, Segment]) -> Region:
-    return Region(segments[spot.where].number, spot.offset, spot.shape, spot.dtype)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:

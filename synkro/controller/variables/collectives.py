@@ -246,8 +246,10 @@ class Collectives:
         ranks = ranks or tuple(range(self._engine.size))
         replies = self._engine.run(Read(tuple(t.number for t in targets), ranks, mode, raised))
         modes = (mode,) * len(targets)
-        values = Collection(self._outputs, "get_value", modes, Survey(ranks), replies).result()
-        return [value[0] if mode is None else value for value in values]
+        collection = Collection(
+            self._outputs, "get_value", modes, Survey(ranks), replies, self.variables.keep
+        )
+        return [value[0] if mode is None else value for value in collection.result()]
 
     def shapes(self, variables: Sequence[Shared]) -> list[list[tuple[int, ...]]]:
         """For each variable the shapes of its replicas, by rank."""

@@ -158,20 +158,21 @@ class Variables:
         return tuple(pairs)
 
     def check_sliceable(self, variables: Any) -> tuple[Shared, ...]:
-        """``sliceable_shareds=`` as a tuple of variables, which have rows.
+        """``sliceable_shareds=``, one variable or a list of them, as a tuple of variables with rows.
 
         Raises: InvalidType, InvalidValue.
         """
         if variables is None:
             return ()
-        if isinstance(variables, Variable):
+        if isinstance(variables, Variable) or is_graph_shared(variables):
             variables = [variables]
         if not isinstance(variables, list | tuple):
             raise InvalidType(f"sliceable_shareds= takes a list of variables; got {variables!r}.")
-        for variable in variables:
-            check_rows(self.check(variable, "sliceable_shareds="), "sliceable_shareds=")
-        check_once(variables, "sliceable_shareds=")
-        return tuple(variables)
+        checked = tuple(self.check(variable, "sliceable_shareds=") for variable in variables)
+        for variable in checked:
+            check_rows(variable, "sliceable_shareds=")
+        check_once(checked, "sliceable_shareds=")
+        return checked
 
     def rows(self, variables: Mapping[str, Shared], function: str) -> list[int]:
         """How many rows each rank holds of every variable; errors call the variables by their keys.
