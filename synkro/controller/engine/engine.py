@@ -161,7 +161,7 @@ class Engine:
 
     def adopt(self, segment: Segment) -> Segment:
         """Tell the workers when *segment* is gone."""
-        self.directory.watch_segment(segment)
+        self.directory.watch(segment, segment.number)
         return segment
 
     def touch(self, segment: Segment) -> None:

@@ -95,7 +95,7 @@ class Variables:
 
     def _made(self, variable: Made) -> Made:
         """Let the workers drop their replicas of *variable* when this handle is gone."""
-        self._engine.directory.watch_variable(variable, variable.number)
+        self._engine.directory.watch(variable, variable.number)
         return variable
 
     def named(self) -> list[Shared]:
