@@ -32,21 +32,12 @@ from ...ipc.channel import AREA
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
-from ...messages import (
-    Command,
-    Deliver,
-    Exit,
-    Failed,
-    Indirect,
-    Phase,
-    Release,
-    TooLong,
-)
+from ...messages import Command, Deliver, Exit, Failed, Indirect, Phase, Release, TooLong
 from ...plan.call import Access, Region
 from ...values.cache import Cache
 from ..progress import status_line
 from ..tracing.trace import Trace
-from .crew import Crew
+from .crew import SOCKET_PATIENCE, Crew
 from .directory import Directory
 from .failures import call_timeout, ranks_in_words, worker_error
 
@@ -69,6 +60,7 @@ class Engine:
 
     Attributes:
         size: the number of workers.
+        state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         directory: what the workers know by number.
         trace: what records its calls, or None.
@@ -98,13 +90,12 @@ class Engine:
         self._replies: list[Any] = []
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
-        self._at_close: Callable[[], None] = _nothing
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._crew = Crew()
         self.versions: Versions | None = None
         try:
             self._controller = self._crew.start(environments)
-            self._state = State.READY
+            self.state = State.READY
             _engines.add(self)
             if on_gpus:
                 self.versions = Versions(self.allocate(Versions.NBYTES))
@@ -121,24 +112,18 @@ class Engine:
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
     @property
-    def state(self) -> State:
-        return self._state
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
         return self._crew.pids
 
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
-        if self._state is State.READY:
-            return
-        if self._state is State.CLOSED:
+        if self.state is State.CLOSED:
             raise SessionClosed(
                 "this session was closed: call fork() for a new one, and make its functions and "
                 "data anew."
             )
-        if self._state is State.BROKEN:
+        if self.state is State.BROKEN:
             raise SessionBroken(
                 f"this session is broken: {self._why_broken} Call close() and then fork() for a "
                 f"new one; all Data can still be read."
@@ -174,7 +159,7 @@ class Engine:
 
         Of small ones they hear with the next command.
         """
-        if self._state is State.READY and self.directory.freed >= _WORTH_ASKING:
+        if self.state is State.READY and self.directory.freed >= _WORTH_ASKING:
             self.run(Release())
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────
@@ -213,7 +198,7 @@ class Engine:
 
         As long as the ranks give the same replies, the same list is returned.
         """
-        if self._state is not State.READY:
+        if self.state is not State.READY:
             self.require_ready()
         limit = self._timeout if timeout is None else timeout
         if self.interrupted:
@@ -274,16 +259,13 @@ class Engine:
         if len(payload) + len(news.housekeeping) > AREA:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
         with uninterrupted():  # so that the directory says what the workers have
-            self._pass_descriptors([(s.number, s.fd) for s, _ in news.new.values()])
+            for rank in range(self.size if news.new else 0):
+                try:
+                    self._crew.pass_descriptors(rank, [(s.number, s.fd) for s, _ in news.new.values()])
+                except TimeoutError:
+                    raise self._late([rank], SOCKET_PATIENCE) from None
             self._controller.send(payload, news.housekeeping)
             self.directory.heard(news)
-
-    def _pass_descriptors(self, numbered: list[tuple[int, int]]) -> None:
-        for rank in range(self.size if numbered else 0):
-            try:
-                self._check_alive(self._crew.pass_descriptors(rank, numbered))
-            except TimeoutError as error:
-                raise self._late([rank], error.args[0]) from None
 
     def _late(self, ranks: list[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
@@ -328,7 +310,7 @@ class Engine:
 
     def _abandon(self) -> None:
         """Give the last command up: interrupt the ranks that have not answered it."""
-        if self._state is State.READY and self._begun:
+        if self.state is State.READY and self._begun:
             self._controller.disclaim()
             self._controller.wake_all()
             self._crew.interrupt(self._controller.unanswered())
@@ -359,11 +341,10 @@ class Engine:
         """Raises WorkerDied, and breaks the session, if one of the sentinels is *ready*."""
         if not ready:
             return
-        if self._state is not State.READY:  # another thread has called close()
-            self.require_ready()
+        self.require_ready()  # another thread may have called close()
         died = self._crew.death(ready[0])
         self._why_broken = str(died).partition(". ")[0] + "."
-        self._state = State.BROKEN
+        self.state = State.BROKEN
         self._crew.kill()
         raise died
 
@@ -381,37 +362,33 @@ class Engine:
                     "this session is traced already, and a trace cannot hold another: end the outer "
                     "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
                 )
-            self.trace = trace = Trace(self.size, self._controller)
-            self._at_close = at_close
-            trace.begin()
-        return trace
+            self.trace = Trace(self.size, self._controller, at_close)
+            return self.trace
 
     def end_trace(self, trace: Trace) -> bool:
         """Record no longer; returns whether *trace* was still recording."""
         with self.lock:
             if self.trace is not trace:
                 return False
-            self.trace, self._at_close = None, _nothing
+            self.trace = None
             trace.end()
         return True
 
+    @uninterrupted()
     def close(self) -> None:
         """End the workers and give everything back; the second time it does nothing.
 
         A call of another thread has a second to end; then it fails with SessionClosed.  Ctrl-C is
         deferred until all is closed.
         """
-        with uninterrupted():
-            self._close()
-
-    def _close(self) -> None:
         held = self.lock.acquire(timeout=_GRACE)
         try:
-            state, self._state = self._state, State.CLOSED
+            state, self.state = self.state, State.CLOSED
             if state is State.CLOSED:
                 return
             _engines.discard(self)
-            self._at_close()
+            if self.trace is not None:
+                self.trace.at_close()
             if state is State.READY and held and not self._controller.unanswered():
                 self._controller.send(pickle.dumps(Exit(), 5), b"")
                 self._crew.ended(_GRACE)
@@ -426,7 +403,8 @@ class Engine:
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
         self.lock = threading.RLock()
-        self._state = State.CLOSED
+        self.state = State.CLOSED
+        self.trace = None
         self._crew.release()
 
 
@@ -446,7 +424,3 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_in_forked_child)
 atexit.register(_at_exit)
-
-
-def _nothing() -> None:
-    """For an engine that is not traced."""

@@ -78,7 +78,6 @@ class Recording:
     def __init__(self, engine: Engine, path: Path | None) -> None:
         self._engine = engine
         self._path = path
-        self._pid = os.getpid()
         self.trace = engine.start_trace(self.end_quietly)
 
     def end(self) -> None:
@@ -86,9 +85,7 @@ class Recording:
 
         Raises: InvalidValue if it cannot be written.
         """
-        if os.getpid() != self._pid or not self._engine.end_trace(self.trace):
-            return
-        if self._path is not None:
+        if self._engine.end_trace(self.trace) and self._path is not None:
             try:
                 write(self.trace, self._path)
             except OSError as error:

@@ -17,7 +17,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -64,30 +64,28 @@ class Called(NamedTuple):
 
 
 class Trace:
-    """The marks of a session, from ``begin`` to ``end``.
+    """The marks of a session, from now to ``end``.
 
     Attributes:
+        at_close: what to call if the workers end before the trace.
         size: how many ranks there are.
         calls: the calls, in their order, but for those that failed before anything was sent.
         within: whether a call is going on.
     """
 
-    def __init__(self, size: int, marks: Controller) -> None:
+    def __init__(self, size: int, marks: Controller, at_close: Callable[[], None]) -> None:
         self.size = size
+        self.at_close = at_close
         self.calls: deque[Called] = deque(maxlen=_KEPT)
         self._marks = marks
-        self._on = False
+        self._on = True
         self._sent = False  # whether the call that goes on has sent something
         self._gaps: list[tuple[int, int, int]] = []
-        self._seen = [0] * size
+        self._seen = [marks.marked(rank) for rank in range(size)]
         self._main: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._ranks: list[deque[tuple[int, int, int]]] = [deque(maxlen=_KEPT) for _ in range(size)]
         self.within = False
-
-    def begin(self) -> None:
-        self._seen = [self._marks.marked(rank) for rank in range(self.size)]
-        self._marks.trace(True)
-        self._on = True
+        marks.trace(True)
 
     def end(self) -> None:
         self._marks.trace(False)
