@@ -36,7 +36,7 @@ from .results.transfer import Outputs
 from .tracing import timeline
 from .tracing.trace import Trace
 from .variables.collectives import Collectives, in_turn
-from .variables.registry import Variables, new_token
+from .variables.registry import Variables
 
 _OUTBOXES = 1 << 21
 """Bytes of all ranks' outboxes together.  The main process merges outputs that fit into their rank's
@@ -151,7 +151,7 @@ class Session:
         share = aligned(_OUTBOXES // engine.size)
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
-        token = new_token()
+        token = os.urandom(8).hex()  # no other session has the same
         segments, gpus = [(segment, Access.WRITE)], None
         if engine.versions is not None:
             segments.append((engine.versions.segment, Access.READ))
