@@ -18,7 +18,6 @@ import os
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -69,17 +68,13 @@ class Arena:
         """
         dtype = np.dtype(dtype)
         with atomic:
-            owner = self._lend(max(1, prod(shape) * dtype.itemsize))
+            block = self._take(max(1, prod(shape) * dtype.itemsize))
+            insort(self._live, block)
+            # an owner of its own: it goes with the last view of this array, not of the mapping
+            owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
+            self._freed.watch(owner, block)
         array: Array = np.ndarray(shape, dtype, buffer=memoryview(owner))
         return array
-
-    def _lend(self, nbytes: int) -> Any:
-        block = self._take(nbytes)
-        insort(self._live, block)
-        # an owner of its own: it goes with the last view of this array, not of the mapping
-        owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
-        self._freed.watch(owner, block)
-        return owner
 
     def locate(self, array: Array) -> int | None:
         """The offset of a C-contiguous *array* in the file; None if it is not in this rank's memory."""

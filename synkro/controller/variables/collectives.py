@@ -129,14 +129,12 @@ class Collectives:
 
         Raises: InvalidType, InvalidValue.
         """
-        targets, single = self._checked(variables)
         if nd_up not in (0, 1) or isinstance(nd_up, bool):
             raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+        targets, single = self._checked(variables, "" if nd_up else "gather with nd_up=0")
         if nd_up:
             self._check_alike(targets, "gather with nd_up=1", "nd_up=0 concatenates")
         else:
-            for target in targets:
-                check_rows(target, "gather with nd_up=0")
             self._check_alike(targets, "gather", "", rows_may_differ=True)
         return _one_or_all(self.fetch(targets, None, "gather", raised=bool(nd_up)), single)
 
