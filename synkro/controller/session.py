@@ -138,7 +138,7 @@ class Session:
             raise
         for line in placement.after(self.master_rank, problem):
             say(line)
-        self._recording = None if traced is None else timeline.Recording(self._engine, traced)
+        self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
     def _begin(
         self, placement: Placement, start_timeout: float, seed: int, profiled: bool
@@ -367,13 +367,13 @@ class Session:
         on.
         """
         checked = None if path is None else timeline.checked_path(path)
-        self._recording = recording = timeline.Recording(self._engine, checked)
+        self._trace = trace = self._engine.start_trace(checked)
         try:
             yield
         except BaseException:
-            recording.end_quietly()
+            self._engine.end_trace_quietly(trace)
             raise
-        recording.end()
+        self._engine.end_trace(trace)
 
     def summary(self) -> None:
         """Print where the time of the traced calls went, a line a function.
@@ -396,15 +396,15 @@ class Session:
         timeline.plot(self._traced(), timeline.checked_path(path), checked_int(calls, "calls", 1))
 
     def _traced(self) -> Trace:
-        if self._recording is None or not self._recording.trace.calls:
+        if self._trace is None or not self._trace.calls:
             raise UsageError(
                 "no call of this session was traced"
-                + (", there was none in its last trace" if self._recording is not None else "")
+                + (", there was none in its last trace" if self._trace is not None else "")
                 + ": make the calls inside `with trace():`, after fork(), or set "
                 f"{TRACE} to the path of a file before fork()."
             )
-        self._recording.trace.fetch()
-        return self._recording.trace
+        self._trace.fetch()
+        return self._trace
 
 
 def _check_place() -> None:

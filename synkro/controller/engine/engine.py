@@ -14,10 +14,12 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from ...errors import (
@@ -36,6 +38,7 @@ from ...messages import Command, Deliver, Exit, Failed, Indirect, Phase, Release
 from ...plan.call import Access, Region
 from ...values.cache import Cache
 from ..progress import status_line
+from ..tracing.timeline import write
 from ..tracing.trace import Trace
 from .crew import SOCKET_PATIENCE, Crew
 from .directory import Directory
@@ -350,10 +353,10 @@ class Engine:
 
     # ── traces ───────────────────────────────────────────────────────────────────────────────────
 
-    def start_trace(self, at_close: Callable[[], None]) -> Trace:
-        """Record the calls from now on; *at_close* is called if the workers end before the trace.
+    def start_trace(self, path: Path | None) -> Trace:
+        """Record the calls from now on, to be written to *path* at the end, if that is given.
 
-        Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
+        Raises: InvalidValue while another trace goes on; SessionClosed, SessionBroken.
         """
         with self.lock:
             self.require_ready()
@@ -362,17 +365,28 @@ class Engine:
                     "this session is traced already, and a trace cannot hold another: end the outer "
                     "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
                 )
-            self.trace = Trace(self.size, self._controller, at_close)
+            self.trace = Trace(self.size, self._controller, path)
             return self.trace
 
-    def end_trace(self, trace: Trace) -> bool:
-        """Record no longer; returns whether *trace* was still recording."""
+    def end_trace(self, trace: Trace) -> None:
+        """Record no longer, and write the file; the second time, and in a fork, do nothing.
+
+        Raises: InvalidValue if it cannot be written.
+        """
         with self.lock:
             if self.trace is not trace:
-                return False
+                return
             self.trace = None
             trace.end()
-        return True
+        if trace.path is not None:
+            write(trace, trace.path)
+
+    def end_trace_quietly(self, trace: Trace) -> None:
+        """``end_trace``, but print an error instead of raising it."""
+        try:
+            self.end_trace(trace)
+        except InvalidValue as error:
+            print(f"Synkro: {error}", file=sys.stderr)
 
     @uninterrupted()
     def close(self) -> None:
@@ -388,7 +402,7 @@ class Engine:
                 return
             _engines.discard(self)
             if self.trace is not None:
-                self.trace.at_close()
+                self.end_trace_quietly(self.trace)
             if state is State.READY and held and not self._controller.unanswered():
                 self._controller.send(pickle.dumps(Exit(), 5), b"")
                 self._crew.ended(_GRACE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,6 @@ import numpy as np
 
 from ...errors import InvalidType, InvalidValue, NotAvailable
 from ...values.arrays import Array
-from ..engine.engine import Engine
 from .trace import MAIN, Called, Span, Trace
 
 SHARES = {
@@ -72,48 +70,23 @@ def checked_path(path: Any) -> Path:
         ) from None
 
 
-class Recording:
-    """A trace of an engine's calls, from now to ``end``, which writes it to *path*, if that is given.
-
-    Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
-    """
-
-    def __init__(self, engine: Engine, path: Path | None) -> None:
-        self._engine = engine
-        self._path = path
-        self.trace = engine.start_trace(self.end_quietly)
-
-    def end(self) -> None:
-        """End the trace; the second time, and in a fork of this process, do nothing.
-
-        Raises: InvalidValue if it cannot be written.
-        """
-        if self._engine.end_trace(self.trace) and self._path is not None:
-            try:
-                write(self.trace, self._path)
-            except OSError as error:
-                raise InvalidValue(f"the trace could not be written to {self._path}: {error}") from None
-
-    def end_quietly(self) -> None:
-        """``end``, but print an error instead of raising it."""
-        try:
-            self.end()
-        except InvalidValue as error:
-            print(f"Synkro: {error}", file=sys.stderr)
-
-
 def write(trace: Trace, path: Path) -> None:
     """Write *trace* in the Trace Event Format (its duration and metadata events).
 
     Source: "Trace Event Format", by the authors of Chrome's tracing.
+
+    Raises: InvalidValue if the file cannot be written.
     """
-    with path.open("w") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-        between = "\n"
-        for event in _events(trace):  # one by one: there may be a million
-            file.write(between + json.dumps(event))
-            between = ",\n"
-        file.write("\n]}\n")
+    try:
+        with path.open("w") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+            between = "\n"
+            for event in _events(trace):  # one by one: there may be a million
+                file.write(between + json.dumps(event))
+                between = ",\n"
+            file.write("\n]}\n")
+    except OSError as error:
+        raise InvalidValue(f"the trace could not be written to {path}: {error}") from None
 
 
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:

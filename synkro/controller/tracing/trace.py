@@ -17,9 +17,10 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from ...ipc.channel import MARKS, Controller
@@ -67,15 +68,15 @@ class Trace:
     """The marks of a session, from now to ``end``.
 
     Attributes:
-        at_close: what to call if the workers end before the trace.
+        path: the file for it, or None.
         size: how many ranks there are.
         calls: the calls, in their order, but for those that failed before anything was sent.
         within: whether a call is going on.
     """
 
-    def __init__(self, size: int, marks: Controller, at_close: Callable[[], None]) -> None:
+    def __init__(self, size: int, marks: Controller, path: Path | None) -> None:
         self.size = size
-        self.at_close = at_close
+        self.path = path
         self.calls: deque[Called] = deque(maxlen=_KEPT)
         self._marks = marks
         self._on = True
