@@ -368,20 +368,20 @@ class Engine:
             self.trace = Trace(self.size, self._controller, path)
             return self.trace
 
-    def end_trace(self, trace: Trace) -> None:
-        """Record no longer, and write the file; the second time, and in a fork, do nothing.
+    def end_trace(self, trace: Trace | None) -> None:
+        """Record no longer, and write the file; a second time, for None, and in a fork do nothing.
 
         Raises: InvalidValue if it cannot be written.
         """
         with self.lock:
-            if self.trace is not trace:
+            if trace is None or self.trace is not trace:
                 return
             self.trace = None
             trace.end()
         if trace.path is not None:
             write(trace, trace.path)
 
-    def end_trace_quietly(self, trace: Trace) -> None:
+    def end_trace_quietly(self, trace: Trace | None) -> None:
         """``end_trace``, but print an error instead of raising it."""
         try:
             self.end_trace(trace)
@@ -401,7 +401,7 @@ class Engine:
             if state is State.CLOSED:
                 return
             _engines.discard(self)
-            if self.trace is not None:
+            if held:
                 self.end_trace_quietly(self.trace)
             if state is State.READY and held and not self._controller.unanswered():
                 self._controller.send(pickle.dumps(Exit(), 5), b"")
@@ -411,6 +411,7 @@ class Engine:
             if held:
                 self.lock.release()
         with self.lock:  # a call of another thread has seen the workers die
+            self.end_trace_quietly(self.trace)
             self._crew.close()
             self.versions = None  # which holds memory
 
