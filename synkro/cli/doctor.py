@@ -77,8 +77,7 @@ def shared_memory(nbytes: int) -> Finding:
         name,
         "warning",
         f"{readable_bytes(nbytes)} can be had, but {SHM_FOLDER} has {readable_bytes(free)} free",
-        "Nothing needs to be done: anonymous files serve instead. In a container, --shm-size=8g makes "
-        "it larger.",
+        "Nothing to do: anonymous files serve instead. In a container, --shm-size=8g makes it larger.",
     )
 
 

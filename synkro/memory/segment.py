@@ -148,6 +148,5 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
         )
     return SharedMemoryError(
         f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
-        f"{readable_bytes(available_memory())}): use less data at once, or free some with "
-        f"Data.free_memory()."
+        f"{readable_bytes(available_memory())}): use less data at once, or free some (Data.free_memory)."
     )

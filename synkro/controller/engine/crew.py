@@ -107,7 +107,6 @@ class Crew:
 
     def close(self) -> None:
         """Kill what still runs, and give everything back."""
-        self.kill()
         self._resources.close()
 
     def release(self) -> None:

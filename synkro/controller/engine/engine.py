@@ -63,6 +63,7 @@ class Engine:
 
     Attributes:
         size: the number of workers.
+        on_gpus: whether they compute on GPUs.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         directory: what the workers know by number.
@@ -82,6 +83,7 @@ class Engine:
     ) -> None:
         """Start a worker with each of *environments*.  They are ready when they answer a command."""
         self.size = len(environments)
+        self.on_gpus = on_gpus
         self.lock = threading.RLock()
         self.verbose, self.say = verbose, status_line(verbose)
         self.directory = Directory()
@@ -123,19 +125,13 @@ class Engine:
         """Raises: SessionClosed, SessionBroken."""
         if self.state is State.CLOSED:
             raise SessionClosed(
-                "this session was closed: call fork() for a new one, and make its functions and "
-                "data anew."
+                "this session was closed: call fork() for a new one, and make functions and data anew."
             )
         if self.state is State.BROKEN:
             raise SessionBroken(
                 f"this session is broken: {self._why_broken} Call close() and then fork() for a "
                 f"new one; all Data can still be read."
             )
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether the workers compute on GPUs."""
-        return self.versions is not None
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 

@@ -65,8 +65,7 @@ def checked_path(path: Any) -> Path:
     except OSError as error:
         raise InvalidValue(
             f"{checked} is relative to a working directory that was deleted, or cannot be reached "
-            f"({error.strerror}): name an absolute path, or change to a directory that exists, with "
-            f"os.chdir(path)."
+            f"({error.strerror}): name an absolute path, or change to one that exists (os.chdir)."
         ) from None
 
 

@@ -224,7 +224,7 @@ class Collectives:
                     selection = Picked(indices)
                 else:
                     selection = chosen
-            spans = (rows or self._everywhere)(length)
+            spans = rows(length) if rows else [(0, length)] * self.size
             fills.append(Fill(target.number, region, selection, tuple(spans)))
         self._engine.run(Write(tuple(fills)), segments)
         for target, buffer in zip(targets, buffers, strict=True):
@@ -269,9 +269,6 @@ class Collectives:
                 if kind != "broadcast":
                     self._check_alike(targets, kind, "", rows_may_differ=kind == "all_gather")
                 raise
-
-    def _everywhere(self, length: int) -> list[Span | None]:
-        return [(0, length)] * self._engine.size
 
     def _keep(self, buffer: Outgoing, variable: Shared) -> None:
         """Keep the buffer that brought a value of *variable* for its next one, if it is small."""
