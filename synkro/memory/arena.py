@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..plan.call import Access
 from ..values.arrays import Array
-from .departures import Departures
+from .departures import call_with_last
 from .interrupts import atomic
 from .mapping import HUGE, give_back, map_file, take_huge_pages
 from .segment import explained, require_memory
@@ -57,7 +57,7 @@ class Arena:
         self._fd = fd
         self._next = (1 + rank) * PART
         self._live: list[_Piece] = []  # by address
-        self._freed: Departures[_Piece] = Departures()
+        self._freed: dict[_Piece, object] = {}  # the keys are blocks whose array is gone
         self._spare: list[_Piece] = []  # the oldest first
         self._views: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
 
@@ -72,7 +72,7 @@ class Arena:
             insort(self._live, block)
             # an owner of its own: it goes with the last view of this array, not of the mapping
             owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
-            self._freed.watch(owner, block)
+            call_with_last(owner, self._freed.__setitem__, block)
         array: Array = np.ndarray(shape, dtype, buffer=memoryview(owner))
         return array
 
@@ -114,10 +114,10 @@ class Arena:
             self._trim()
 
     def _collect(self) -> None:
-        for block in self._freed.payloads():
+        for block in list(self._freed):
             self._live.remove(block)
             self._spare.append(block)
-            self._freed.forget(1)
+            del self._freed[block]
 
     def _trim(self) -> None:
         while len(self._spare) > _SPARE or sum(block.nbytes for block in self._spare) > _SPARE_BYTES:

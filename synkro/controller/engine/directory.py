@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
-from ...memory.departures import Departures
+from ...memory.departures import call_with_last
 from ...memory.segment import Segment
 from ...messages import Attach, Housekeeping
 from ...plan.call import Access
@@ -33,14 +33,13 @@ class Directory:
     """Gives things numbers for the workers, and notices when the user has dropped them.
 
     Attributes:
-        gone: what is gone, of which the workers are to hear; empty if there is nothing.
+        gone: by number what is gone, of which the workers are to hear; empty if there is nothing.
     """
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
-        self._departures: Departures[int] = Departures()
-        self.gone = self._departures.gone
+        self.gone: dict[int, object] = {}  # it may grow while another thing than a list is made of it
 
     def number(self) -> int:
         """A number that nothing of this session has had."""
@@ -48,19 +47,19 @@ class Directory:
 
     def watch(self, owner: object, number: int) -> None:
         """Tell the workers that what they know as *number* is gone when *owner* is."""
-        self._departures.watch(owner, number)
+        call_with_last(owner, self.gone.__setitem__, number)
 
     @property
     def freed(self) -> int:
         """The bytes of segments that are gone, and that the workers still have."""
-        return sum(self._attached.get(number, 0) for number in self._departures.payloads())
+        return sum(self._attached.get(number, 0) for number in list(self.gone))
 
     def news(self, segments: Iterable[tuple[Segment, Access]]) -> News | None:
         """What the workers are to hear with a command that names *segments*; None for nothing."""
         new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
         if not new and not self.gone:
             return None
-        gone = self._departures.payloads()[:_AT_A_TIME]
+        gone = tuple(list(self.gone)[:_AT_A_TIME])
         attach = tuple(Attach(s.number, s.nbytes, access) for s, access in new.values())
         return News(new, gone, pickle.dumps(Housekeeping(attach, gone), 5))
 
@@ -68,5 +67,5 @@ class Directory:
         """The workers have been sent *news*."""
         for number in news.gone:
             self._attached.pop(number, None)
+            del self.gone[number]
         self._attached |= {number: segment.nbytes for number, (segment, _) in news.new.items()}
-        self._departures.forget(len(news.gone))

@@ -48,7 +48,7 @@ class Linked:
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always."""
-        for pair in tuple(self._pairs.values()):
+        for pair in list(self._pairs.values()):
             if pair.theirs() is theirs:
                 return pair.ours
         value = np.array(theirs.get_value(borrow=True))
