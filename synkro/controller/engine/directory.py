@@ -39,7 +39,7 @@ class Directory:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
-        self.gone: dict[int, object] = {}  # it may grow while another thing than a list is made of it
+        self.gone: dict[int, object] = {}  # garbage collection may add to it; list() of it starts none
 
     def number(self) -> int:
         """A number that nothing of this session has had."""
