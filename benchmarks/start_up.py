@@ -23,7 +23,7 @@ import time
 
 import numpy as np
 
-from synkro.machine import interpreter
+from synkro import machine
 
 from .common import Report, Side, main, paired
 from .peers import Peer, missing
@@ -151,10 +151,10 @@ def seconds_of_ranks(kind: str) -> float:
 
 def two_at_once(statement: str) -> float:
     """Seconds until two interpreters, started as workers are, have run *statement*."""
-    command = interpreter(f"{statement}; print(flush=True)")
     start = time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
+    code = f"{statement}; print(flush=True)"
+    processes = [machine.start(code, environment=environment) for _ in range(2)]
     for process in processes:
         process.stdout.readline()
     seconds = time.perf_counter() - start

@@ -1,11 +1,11 @@
-"""Facts that no library offers: usable cores and memory, the processor's name, this interpreter."""
+"""Usable cores and memory, the processor's name, and more interpreters like this one."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -104,11 +104,28 @@ def search_path() -> list[str]:
     return [str(folder / entry) for entry in sys.path]
 
 
-def interpreter(code: str, argument: str = "") -> list[str]:
-    """The command line that runs *code* in a fresh interpreter like this one.
+def start(
+    code: str,
+    argument: str = "",
+    *,
+    fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+    alone: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Run *code* in a fresh interpreter like this one, whose output goes to pipes.
 
-    It has the same flags and ``sys.path``; the code finds *argument* under this name.
+    It has the same flags and ``sys.path``; the code finds *argument* under this name.  It inherits the
+    descriptors *fds*, and *environment* in place of this one.  Ctrl-C at the terminal does not reach
+    what runs *alone*.
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …
     begin = "import sys; argument, *sys.path = sys.argv[1:]; del sys.argv[1:]; "
-    return [sys.executable, *flags, "-c", begin + code, argument, *search_path()]
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", begin + code, argument, *search_path()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=fds,
+        env=environment,
+        start_new_session=alone,
+    )

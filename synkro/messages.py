@@ -62,12 +62,13 @@ class Attach:
 
 @dataclass(frozen=True)
 class Housekeeping:
-    """What a worker does before it handles the command itself."""
+    """What a worker does before it handles the command itself.
+
+    *drop* has the numbers of segments, functions and variables that are gone; no two have the same.
+    """
 
     attach: tuple[Attach, ...] = ()
-    drop_segments: tuple[int, ...] = ()
-    drop_functions: tuple[int, ...] = ()
-    drop_variables: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

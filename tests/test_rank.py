@@ -113,7 +113,7 @@ def test_what_was_freed_is_unmapped_and_its_descriptor_given_back(home):
     before = len(descriptors())
     used, unused = (home.give(np.zeros(3)) for _ in range(2))
     home.rank.array(used)
-    home.rank.keep_house(Housekeeping(drop_segments=(used.segment, unused.segment, 12_345)))
+    home.rank.keep_house(Housekeeping(drop=(used.segment, unused.segment, 12_345)))
     home.segments.clear()
     assert len(descriptors()) == before
     with pytest.raises(KeyError):
@@ -150,7 +150,7 @@ def test_functions_come_and_go(home):
     assert home.reports[0] == (Phase.LOADING, 0)
     assert sorted(home.rank.functions) == [5, 6]
     assert home.rank.functions[6].fn(4) == 8
-    home.rank.keep_house(Housekeeping(drop_functions=(5, 77)))
+    home.rank.keep_house(Housekeeping(drop=(5, 77)))
     assert list(home.rank.functions) == [6]
 
 
@@ -173,7 +173,7 @@ def test_a_variable_is_a_copy(home):
     assert replica.value.tolist() == [1, 2]
     assert replica.name == "w"
     assert home.do(Inspect((1, 1))) == Shapes(((2,), (2,)))
-    home.rank.keep_house(Housekeeping(drop_variables=(1, 2)))
+    home.rank.keep_house(Housekeeping(drop=(1, 2)))
     assert home.rank.variables == {}
 
 

@@ -15,11 +15,22 @@ import pytest
 
 import synkro as synk
 from support.failing import leave
-from support.inside import marks_left
+from support.inside import in_phase, marks_left
 from support.programs import ROOT
 from support.sessions import lasting, running
+from support.waiting import Watch, wait_until
 from synkro import extensions, here
-from synkro.errors import InvalidType, InvalidValue, NotForked, UsageError, WorkerDied, WorkerError
+from synkro.errors import (
+    InvalidType,
+    InvalidValue,
+    NotForked,
+    SessionBroken,
+    SessionClosed,
+    UsageError,
+    WorkerDied,
+    WorkerError,
+)
+from synkro.messages import Phase
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -374,6 +385,18 @@ def test_a_session_that_is_closed_inside_of_it(tmp_path):
         session.function(lambda x: x.sum(), name="total")(ROWS)
         session.close()
     assert [call["name"] for call in events_of(tmp_path / "trace.json")[0]][-1] == "total"
+
+
+def test_a_close_does_not_wait_for_a_call_in_it(tmp_path):
+    session = synk.Session(devices=["cpu"], verbose=False, timeout=60)
+    stay = session.function(lambda: time.sleep(60), name="stay", outputs=[])
+    with session.trace(tmp_path / "trace.json"):
+        future = stay.submit()
+        assert wait_until(in_phase(session, Phase.RUNNING, rank=0), 30)
+        with Watch():
+            session.close()
+    assert isinstance(future.exception(), WorkerDied | SessionClosed | SessionBroken)
+    assert [call["name"] for call in events_of(tmp_path / "trace.json")[0]][-1] == "stay"
 
 
 def test_each_session_of_a_program_has_a_file_of_its_own(tmp_path):

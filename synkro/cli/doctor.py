@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import here
 from ..api import xp
 from ..controller.placement import gpus
 from ..controller.session import Session
@@ -24,7 +24,6 @@ from ..memory.segment import SHM_FOLDER, Segment
 _DESCRIPTORS = 1024  # a program with many arrays needs so many
 _REDUCED = 1 << 24  # elements of float32 that are reduced
 _SLOWEST = 0.25  # the part of the speed of copying that a reduction should reach
-_REDUCING = 1.0  # seconds of reducing
 _CALLS = 200  # whose clocks are compared
 
 _MORE_MEMORY = (
@@ -78,8 +77,7 @@ def shared_memory(nbytes: int) -> Finding:
         name,
         "warning",
         f"{readable_bytes(nbytes)} can be had, but {SHM_FOLDER} has {readable_bytes(free)} free",
-        "Nothing needs to be done: anonymous files serve instead. In a container, --shm-size=8g makes "
-        "it larger.",
+        "Nothing to do: anonymous files serve instead. In a container, --shm-size=8g makes it larger.",
     )
 
 
@@ -110,22 +108,18 @@ def _with_workers(devices: str | None) -> Iterator[Finding]:
     except SynkroError as error:
         yield Finding(name, "failure", str(error), "Mend this first: the other checks need workers.")
         return
-    before, here.session = here.session, session
-    try:
-        with session:
-            count = session.n_parallel
-            yield Finding(name, "ok", f"{count} started in {time.monotonic() - start:.2g} s")
-            checks: tuple[Callable[[Session], Finding], ...] = (exactness, clocks, threads, reduction)
-            for check in checks:
-                try:
-                    yield check(session)
-                except (SharedMemoryError, MemoryError) as error:
-                    yield Finding(check.__name__, "failure", _first_line(error), _MORE_MEMORY)
-                except SynkroError as error:
-                    remedy = "Please report this, with the output of python -m synkro info."
-                    yield Finding(check.__name__, "failure", _first_line(error), remedy)
-    finally:
-        here.session = before
+    with session:
+        took = time.monotonic() - start
+        yield Finding(name, "ok", f"{session.n_parallel} started in {took:.2g} s")
+        checks: tuple[Callable[[Session], Finding], ...] = (exactness, clocks, threads, reduction)
+        for check in checks:
+            try:
+                yield check(session)
+            except (SharedMemoryError, MemoryError) as error:
+                yield Finding(check.__name__, "failure", _first_line(error), _MORE_MEMORY)
+            except SynkroError as error:
+                remedy = "Please report this, with the output of python -m synkro info."
+                yield Finding(check.__name__, "failure", _first_line(error), remedy)
 
 
 def exactness(session: Session) -> Finding:
@@ -186,20 +180,11 @@ def _thread_caps() -> int:
 
 
 def reduction(session: Session) -> Finding:
-    """All-reduces for a second, and how fast they are beside copying."""
+    """How fast all-reduces are beside copying."""
     name = "reduction"
     if session.n_parallel < 2:
         return Finding(name, "skipped", "there is one worker, which has nobody to reduce with")
-    variable = session.shared(np.ones(_REDUCED, np.float32))
-    session.variables.all_reduce(variable)
-    count = 0
-    start = time.monotonic()
-    while (took := time.monotonic() - start) < _REDUCING:
-        session.variables.all_reduce(variable)
-        count += 1
-    if not np.array_equal(session.variables.get_value(0, variable)[:3], np.ones(3)):
-        return Finding(name, "failure", "the mean of ones is not one", "Please report this.")
-    speed = count * _REDUCED * 4 / took
+    speed = _reducing_speed(session)
     says = f"{speed / 1e9:.2g} GB/s of float32 all-reduced by {session.n_parallel} workers"
     copying = _copying_speed()
     if speed >= _SLOWEST * copying or session.n_parallel > available_cores():
@@ -212,14 +197,20 @@ def reduction(session: Session) -> Finding:
     )
 
 
+def _reducing_speed(session: Session) -> float:
+    """Bytes a second of an all-reduce, after a check of its result."""
+    variable = session.shared(np.ones(_REDUCED, np.float32))
+    session.all_reduce(variable, "sum")
+    if session.get_value(session.n_parallel - 1, variable)[-1] != session.n_parallel:
+        raise SynkroError(f"the sum of {session.n_parallel} ones is not {session.n_parallel}.")
+    count, seconds = timeit.Timer(lambda: session.all_reduce(variable)).autorange()
+    return count * _REDUCED * variable.dtype.itemsize / seconds
+
+
 def _copying_speed() -> float:
     source = np.ones(_REDUCED, np.float32)
     target = np.empty_like(source)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        target[...] = source
-        times.append(time.perf_counter() - start)
+    times = timeit.repeat(lambda: np.copyto(target, source), number=1, repeat=5)
     return source.nbytes / float(np.median(times))
 
 
@@ -256,7 +247,7 @@ def pairs(count: int) -> Finding:
         devices = [f"cuda:{one}", f"cuda:{other}"]
         try:
             with Session(devices=devices, verbose=False, timeout=120) as session:
-                speeds.append(_pair_speed(session))
+                speeds.append(_reducing_speed(session))
         except SynkroError as error:
             return Finding(
                 name,
@@ -266,15 +257,3 @@ def pairs(count: int) -> Finding:
             )
     slowest = min(speeds) / 1e9
     return Finding(name, "ok", f"all {len(speeds)} work; the slowest reduces {slowest:.3g} GB/s")
-
-
-def _pair_speed(session: Session) -> float:
-    """Bytes a second of an all-reduce, after a check of its result."""
-    variable = session.shared(np.ones(_REDUCED, np.float32))
-    session.variables.all_reduce(variable, "sum")
-    if session.variables.get_value(1, variable)[-1] != 2:
-        raise SynkroError("the sum of two ones is not two.")
-    start = time.perf_counter()
-    for _ in range(10):
-        session.variables.all_reduce(variable)
-    return 10 * _REDUCED * 4 / (time.perf_counter() - start)

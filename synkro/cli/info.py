@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..controller.placement import gpus
 from ..devices.cpu import THREAD_VARIABLES
-from ..machine import available_cores, available_memory, cpu_name, interpreter, readable_bytes
+from ..machine import available_cores, available_memory, cpu_name, readable_bytes, start
 from ..memory.segment import SHM_FOLDER
 
 _NEEDED = ("numpy", "cloudpickle")
@@ -43,20 +43,11 @@ def _versions() -> dict[str, str]:
 def _extras() -> dict[str, str]:
     """The versions of optional packages, each imported in a process of its own, all at once."""
     code = "import importlib, sys; print(getattr(importlib.import_module(argument), '__version__', '?'))"
-    children = {
-        name: subprocess.Popen(
-            interpreter(code, name),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in _EXTRAS
-    }
+    children = {name: start(code, name) for name in _EXTRAS}
     return {name: _outcome(name, child) for name, child in children.items()}
 
 
-def _outcome(name: str, child: subprocess.Popen[str]) -> str:
+def _outcome(name: str, child: subprocess.Popen[bytes]) -> str:
     try:
         out, err = child.communicate(timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
@@ -64,8 +55,8 @@ def _outcome(name: str, child: subprocess.Popen[str]) -> str:
         child.communicate()
         return f"does not come up within {_PATIENCE:g} s"
     if not child.returncode:
-        return out.splitlines()[-1]
-    last = (err.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+        return out.decode().splitlines()[-1]
+    last = (err.decode().strip().splitlines() or [f"exit status {child.returncode}"])[-1]
     absent = f"No module named '{name}'" in last
     return "not installed" if absent else f"installed, but does not work: {last}"
 

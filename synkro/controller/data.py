@@ -264,10 +264,10 @@ class Data(NDArrayOperatorsMixin):
                     f"the file of the memory-mapped array has {nbytes} bytes, and the array reaches to "
                     f"byte {offset + extent + array.itemsize}: the file was cut after it was mapped."
                 )
-            segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
         except BaseException:
             os.close(fd)
             raise
+        segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
         self._engine.adopt(segment)
         self._dtype = array.dtype  # as it lies there, in whatever byte order
         region = Region(segment.number, offset, array.shape, arrays.code_of(array.dtype), array.strides)

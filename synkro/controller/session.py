@@ -36,7 +36,7 @@ from .results.transfer import Outputs
 from .tracing import timeline
 from .tracing.trace import Trace
 from .variables.collectives import Collectives, in_turn
-from .variables.registry import Variables, new_token
+from .variables.registry import Variables
 
 _OUTBOXES = 1 << 21
 """Bytes of all ranks' outboxes together.  The main process merges outputs that fit into their rank's
@@ -139,7 +139,7 @@ class Session:
             raise
         for line in placement.after(self.master_rank, problem):
             say(line)
-        self._recording = None if traced is None else timeline.Recording(self._engine, traced)
+        self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
     def _begin(
         self, placement: Placement, start_timeout: float, seed: int, profiled: bool
@@ -152,7 +152,7 @@ class Session:
         share = aligned(_OUTBOXES // engine.size)
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
-        token = new_token()
+        token = os.urandom(8).hex()  # no other session has the same
         segments, gpus, profiles = [(segment, Access.WRITE)], None, None
         if engine.versions is not None:
             segments.append((engine.versions.segment, Access.READ))
@@ -352,13 +352,13 @@ class Session:
         on.
         """
         checked = None if path is None else timeline.checked_path(path)
-        self._recording = recording = timeline.Recording(self._engine, checked)
+        self._trace = trace = self._engine.start_trace(checked)
         try:
             yield
         except BaseException:
-            recording.end_quietly()
+            self._engine.end_trace_quietly(trace)
             raise
-        recording.end()
+        self._engine.end_trace(trace)
 
     def summary(self) -> None:
         """Print where the time of the traced calls went, a line a function.
@@ -381,14 +381,14 @@ class Session:
         timeline.plot(self._traced(), timeline.checked_path(path), checked_int(calls, "calls", 1))
 
     def _traced(self) -> Trace:
-        if self._recording is None or not self._recording.trace.calls:
-            last = "" if self._recording is None else ", there was none in its last trace"
+        if self._trace is None or not self._trace.calls:
+            last = "" if self._trace is None else ", there was none in its last trace"
             raise UsageError(
                 f"no call of this session was traced{last}: make the calls inside `with trace():`, "
                 f"after fork(), or set {TRACE} to the path of a file before fork()."
             )
-        self._recording.trace.fetch()
-        return self._recording.trace
+        self._trace.fetch()
+        return self._trace
 
 
 def _check_place() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import api
 from ..controller.variables.registry import Variables
-from ..controller.variables.shared import Shared
+from ..controller.variables.shared import Shared, check_once
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_shared
 from ..values.variable import Variable
@@ -29,22 +28,30 @@ class Rule(ABC):
     Called with the flat gradient, on the workers, it changes the parameters.
 
     Attributes:
+        STATES: the names of its state's vectors, each as long as all parameters together.
         name: the unique name of the rule, with which the names of its state's variables begin.
         params: the parameters, worker variables of floats (for PyTensor's shared variables, those that
             stand for them).  Those without a name get one.
     """
 
-    def __init__(self, params: Sequence[Any], learning_rate: Rate, *states: str, name: Name) -> None:
+    STATES: tuple[str, ...] = ()
+
+    def __init__(self, params: Params, learning_rate: Rate = 0.01, *, name: Name = None) -> None:
         self.params = parameters(params)
         variables = session_variables()
-        self._rate = worker_variable(learning_rate)
-        self._dtype = np.result_type(*[param.dtype for param in self.params])
-        self.name = label = variables.unused_name(name or type(self).__name__)
+        of_graph = is_graph_shared(learning_rate)
+        self._rate = variables.check(learning_rate, "a rule") if of_graph else learning_rate
+        self.name = variables.unused_name(name or type(self).__name__)
         for index, param in enumerate(self.params):
             if param.name is None:  # a training is saved as a whole, or not at all
-                variables.name(param, f"{label}.param{index}")
-        size = sum(prod(param.shape) for param in self.params)
-        self.states = [api.shared(np.zeros(size, self._dtype), f"{label}.{state}") for state in states]
+                variables.name(param, f"{self.name}.param{index}")
+        zeros = self.zeros()
+        self.states = [api.shared(zeros, f"{self.name}.{state}") for state in self.STATES]
+
+    def zeros(self) -> Vector:
+        """As many zeros as all parameters have elements, of the dtype of their gradient."""
+        dtype = np.result_type(*[param.dtype for param in self.params])
+        return np.zeros(sum(param.size for param in self.params), dtype)
 
     @property
     def learning_rate(self) -> Any:
@@ -82,9 +89,6 @@ class Rule(ABC):
 class sgd(Rule):  # noqa: N801 - the rules have the names that they have everywhere
     """Stochastic gradient descent: ``p -= rate · g``."""
 
-    def __init__(self, params: Params, learning_rate: Rate = 0.01, *, name: Name = None) -> None:
-        super().__init__(params, learning_rate, name=name)
-
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
         return -rate * gradient
 
@@ -92,10 +96,12 @@ class sgd(Rule):  # noqa: N801 - the rules have the names that they have everywh
 class momentum(Rule):  # noqa: N801
     """Momentum: ``v = μ v - rate · g; p += v`` (Polyak 1964)."""
 
+    STATES = ("velocity",)
+
     def __init__(
         self, params: Params, learning_rate: Rate = 0.01, momentum: float = 0.9, *, name: Name = None
     ) -> None:
-        super().__init__(params, learning_rate, "velocity", name=name)
+        super().__init__(params, learning_rate, name=name)
         self.momentum = momentum
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
@@ -116,10 +122,12 @@ class nesterov_momentum(momentum):  # noqa: N801
 class adagrad(Rule):  # noqa: N801
     """AdaGrad (Duchi et al. 2011): ``a += g²; p -= rate · g / √(a + ε)``."""
 
+    STATES = ("accumulator",)
+
     def __init__(
         self, params: Params, learning_rate: Rate = 1.0, epsilon: float = 1e-6, *, name: Name = None
     ) -> None:
-        super().__init__(params, learning_rate, "accumulator", name=name)
+        super().__init__(params, learning_rate, name=name)
         self.epsilon = epsilon
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
@@ -131,6 +139,8 @@ class adagrad(Rule):  # noqa: N801
 class rmsprop(Rule):  # noqa: N801
     """RMSProp (Tieleman and Hinton 2012): ``a = ρ a + (1 - ρ) g²; p -= rate · g / √(a + ε)``."""
 
+    STATES: tuple[str, ...] = ("accumulator",)
+
     def __init__(
         self,
         params: Params,
@@ -140,22 +150,23 @@ class rmsprop(Rule):  # noqa: N801
         *,
         name: Name = None,
     ) -> None:
-        super().__init__(params, learning_rate, "accumulator", name=name)
+        super().__init__(params, learning_rate, name=name)
         self.rho = rho
         self.epsilon = epsilon
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
         (accumulator,) = states
-        accumulator *= self.rho
-        accumulator += (1 - self.rho) * gradient**2
+        _update_mean(accumulator, self.rho, gradient**2)
         return -rate * gradient / np.sqrt(accumulator + self.epsilon)
 
 
-class adadelta(Rule):  # noqa: N801
+class adadelta(rmsprop):  # noqa: N801
     """AdaDelta (Zeiler 2012).
 
     ``a = ρ a + (1 - ρ) g²; u = g √(d + ε) / √(a + ε); p -= rate · u; d = ρ d + (1 - ρ) u²``.
     """
+
+    STATES = ("accumulator", "delta")
 
     def __init__(
         self,
@@ -166,34 +177,35 @@ class adadelta(Rule):  # noqa: N801
         *,
         name: Name = None,
     ) -> None:
-        super().__init__(params, learning_rate, "accumulator", "delta", name=name)
-        self.rho = rho
-        self.epsilon = epsilon
+        super().__init__(params, learning_rate, rho, epsilon, name=name)
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
         accumulator, delta = states
-        accumulator *= self.rho
-        accumulator += (1 - self.rho) * gradient**2
+        _update_mean(accumulator, self.rho, gradient**2)
         update = gradient * np.sqrt(delta + self.epsilon) / np.sqrt(accumulator + self.epsilon)
-        delta *= self.rho
-        delta += (1 - self.rho) * update**2
+        _update_mean(delta, self.rho, update**2)
         return -rate * update
 
 
-class _Adaptive(Rule):
-    """The base of Adam and AdaMax: two moments, and a count of the steps."""
+class adam(Rule):  # noqa: N801
+    """Adam (Kingma and Ba 2014), with the corrections of bias in the step size (section 2, end).
+
+    ``m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= rate · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)``.
+    """
+
+    STATES = ("first", "second")
 
     def __init__(
         self,
         params: Params,
-        learning_rate: Rate,
+        learning_rate: Rate = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
         *,
         name: Name = None,
     ) -> None:
-        super().__init__(params, learning_rate, "first", "second", name=name)
+        super().__init__(params, learning_rate, name=name)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
@@ -205,29 +217,17 @@ class _Adaptive(Rule):
         self._time.value = np.int64(time)
         return time
 
-
-class adam(_Adaptive):  # noqa: N801
-    """Adam (Kingma and Ba 2014), with the corrections of bias in the step size (section 2, end).
-
-    ``m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= rate · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)``.
-    """
-
-    def __init__(self, params: Params, learning_rate: Rate = 0.001, **options: Any) -> None:
-        super().__init__(params, learning_rate, **options)
-
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
         first, second = states
         time = self.count()
-        first *= self.beta1
-        first += (1 - self.beta1) * gradient
-        second *= self.beta2
-        second += (1 - self.beta2) * gradient**2
+        _update_mean(first, self.beta1, gradient)
+        _update_mean(second, self.beta2, gradient**2)
         corrected = rate * np.sqrt(1 - self.beta2**time) / (1 - self.beta1**time)
         step: Vector = -corrected * first / (np.sqrt(second) + self.epsilon)
         return step
 
 
-class adamax(_Adaptive):  # noqa: N801
+class adamax(adam):  # noqa: N801
     """AdaMax (Kingma and Ba 2014, section 7.1).
 
     ``m = β₁ m + (1 - β₁) g; u = max(β₂ u, |g|); p -= rate / (1 - β₁ᵗ) · m / (u + ε)``.
@@ -239,10 +239,15 @@ class adamax(_Adaptive):  # noqa: N801
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
         first, infinity = states
         time = self.count()
-        first *= self.beta1
-        first += (1 - self.beta1) * gradient
+        _update_mean(first, self.beta1, gradient)
         np.maximum(self.beta2 * infinity, np.abs(gradient), out=infinity)
         return -rate / (1 - self.beta1**time) * first / (infinity + self.epsilon)
+
+
+def _update_mean(mean: Vector, decay: float, value: Vector) -> None:
+    """Bring *value* into a running *mean*, in place."""
+    mean *= decay
+    mean += (1 - decay) * value
 
 
 def parameters(params: Sequence[Any]) -> list[Shared]:
@@ -252,20 +257,12 @@ def parameters(params: Sequence[Any]) -> list[Shared]:
     """
     if not isinstance(params, list | tuple) or not params:
         raise InvalidType(f"params must be a list of worker variables, at least one; got {params!r}.")
-    found = [worker_variable(param) for param in params]
+    found = [session_variables().check(param, "params") for param in params]
     for param in found:
-        if not isinstance(param, Shared):
-            raise InvalidType(f"params must be worker variables, made by shared(); got {param!r}.")
         if param.dtype.kind != "f":
             raise InvalidType(f"{param.called()} holds {param.dtype}: what is trained must be floats.")
-    if len({id(param) for param in found}) < len(found):
-        raise InvalidValue("params names a variable twice: name each once.")
+    check_once(found, "params")
     return found
-
-
-def worker_variable(variable: Any) -> Any:
-    """*variable*, or the worker variable that stands for it if it is PyTensor's."""
-    return session_variables().check(variable, "a rule") if is_graph_shared(variable) else variable
 
 
 def session_variables() -> Variables:

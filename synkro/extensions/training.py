@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_variable
 from ..values.variable import Variable
-from .rules import Rule, Vector, parameters, worker_variable
+from .rules import Rule, Vector, parameters, session_variables
 
 
 def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
@@ -109,8 +108,7 @@ def _step(rule: Rule, gradient: Variable) -> Callable[[int], None]:
 
 def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[str, Any]) -> Function:
     """A step whose function leaves the flat gradient in a variable."""
-    dtype = np.result_type(*[param.dtype for param in rule.params])
-    gradient = api.shared(np.zeros(sum(prod(param.shape) for param in rule.params), dtype))
+    gradient = api.shared(rule.zeros())
 
     @functools.wraps(loss_and_grad)
     def loss_and_flat_gradient(*args: Any, **kwargs: Any) -> Any:
@@ -135,12 +133,13 @@ def _of_graph(
     if isinstance(keywords["outputs"], str):
         keywords["outputs"] = (loss, keywords["outputs"])
     rates = [rule.learning_rate] if isinstance(rule.learning_rate, Variable) else []
+    gradient = session_variables().check(target, "a rule")
     return graph_function(
         api.current_session("function").functions,
         updates=[(target, flat)],
         givens=options.pop("givens", None),
         options=options,
-        finish=_step(rule, worker_variable(target)),
+        finish=_step(rule, gradient),
         used=[*rates, *rule.params],
         changed=rule.params,
         **keywords,

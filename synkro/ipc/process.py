@@ -17,12 +17,11 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, NoReturn
 
-from ..machine import interpreter
+from ..machine import start
 
 _STANDARD = 2  # the last of the standard descriptors
 _F_SETSIG = 10  # Linux; the standard library has no name for it
@@ -80,7 +79,13 @@ class WorkerProcess:
                 theirs.callback(other.close)
                 undo.callback(self.socket.close)
                 inherited = [other.fileno(), lifeline, *shared_fds]
-                self._process = _start(rank, size, inherited, environment)
+                self._process = start(
+                    "from synkro.worker.loop import main; main(argument)",
+                    ",".join(map(str, (rank, size, *inherited))),
+                    fds=inherited,
+                    environment=environment,
+                    alone=True,
+                )
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.sentinel = os.pidfd_open(self._process.pid)
@@ -123,18 +128,3 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._lifeline = self.sentinel = -1
-
-
-def _start(
-    rank: int, size: int, inherited: Sequence[int], environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    fds = ",".join(map(str, (rank, size, *inherited)))
-    return subprocess.Popen(
-        interpreter("from synkro.worker.loop import main; main(argument)", fds),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=inherited,
-        env=dict(environment),
-        start_new_session=True,  # Ctrl-C at the terminal is for the main process only
-    )

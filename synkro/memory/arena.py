@@ -18,14 +18,13 @@ import os
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..plan.call import Access
 from ..values.arrays import Array
-from .departures import Departures
+from .departures import call_with_last
 from .interrupts import atomic
 from .mapping import HUGE, give_back, map_file, take_huge_pages
 from .segment import explained, require_memory
@@ -58,7 +57,7 @@ class Arena:
         self._fd = fd
         self._next = (1 + rank) * PART
         self._live: list[_Piece] = []  # by address
-        self._freed: Departures[_Piece] = Departures()
+        self._freed: dict[_Piece, object] = {}  # the keys are blocks whose array is gone
         self._spare: list[_Piece] = []  # the oldest first
         self._views: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
 
@@ -69,17 +68,13 @@ class Arena:
         """
         dtype = np.dtype(dtype)
         with atomic:
-            owner = self._lend(max(1, prod(shape) * dtype.itemsize))
+            block = self._take(max(1, prod(shape) * dtype.itemsize))
+            insort(self._live, block)
+            # an owner of its own: it goes with the last view of this array, not of the mapping
+            owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
+            call_with_last(owner, self._freed.__setitem__, block)
         array: Array = np.ndarray(shape, dtype, buffer=memoryview(owner))
         return array
-
-    def _lend(self, nbytes: int) -> Any:
-        block = self._take(nbytes)
-        insort(self._live, block)
-        # an owner of its own: it goes with the last view of this array, not of the mapping
-        owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
-        self._freed.watch(owner, block)
-        return owner
 
     def locate(self, array: Array) -> int | None:
         """The offset of a C-contiguous *array* in the file; None if it is not in this rank's memory."""
@@ -119,10 +114,10 @@ class Arena:
             self._trim()
 
     def _collect(self) -> None:
-        for block in self._freed.payloads():
+        for block in list(self._freed):
             self._live.remove(block)
             self._spare.append(block)
-            self._freed.forget(1)
+            del self._freed[block]
 
     def _trim(self) -> None:
         while len(self._spare) > _SPARE or sum(block.nbytes for block in self._spare) > _SPARE_BYTES:

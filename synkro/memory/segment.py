@@ -8,6 +8,7 @@ never a SIGBUS later.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -52,14 +53,16 @@ class Segment:
     __slots__ = ("__weakref__", "_closing", "base", "fd", "nbytes", "number")
 
     def __init__(self, number: int, fd: int, nbytes: int, access: Access) -> None:
+        """Map a file, and own *fd* from here on.  Raises: SharedMemoryError, after closing it."""
         self.number = number
         self.nbytes = nbytes
+        self.fd = fd
+        self._closing = call_with_last(self, _close, fd)
         try:
             self.base = map_file(fd, nbytes, access)
         except OSError as error:
+            self.close()
             raise explained(error, nbytes) from None
-        self.fd = fd
-        self._closing = call_with_last(self, _close, fd)
 
     @classmethod
     def create(cls, number: int, nbytes: int) -> Segment:
@@ -69,32 +72,19 @@ class Segment:
         """
         nbytes = max(nbytes, 1)
         with uninterrupted():
-            fd = _reserve(nbytes)
-            try:
-                return cls(number, fd, nbytes, Access.WRITE)
-            except BaseException:
-                os.close(fd)
-                raise
+            return cls(number, _reserve(nbytes), nbytes, Access.WRITE)
 
     @classmethod
     def attach(cls, number: int, fd: int, nbytes: int, access: Access) -> Segment:
         """Map a segment that another process created, and close *fd*."""
-        try:
-            segment = cls(number, fd, nbytes, access)
-        except BaseException:
-            os.close(fd)
-            raise
+        segment = cls(number, fd, nbytes, access)
         segment.close()
         return segment
 
     def array(self, region: Region) -> NDArray[np.generic]:
         """The array that *region* describes, as a view."""
         view: NDArray[np.generic] = np.ndarray(
-            region.shape,
-            region.dtype,
-            buffer=self.base,
-            offset=region.offset,
-            strides=region.strides,
+            region.shape, region.dtype, buffer=self.base, offset=region.offset, strides=region.strides
         )
         return view
 
@@ -109,11 +99,9 @@ def _reserve(nbytes: int) -> int:
     require_memory(nbytes)
     try:
         if nbytes < _MEASURED_FROM or nbytes <= _shm_free():
-            try:
-                return _reserved(_open_in_shm(), nbytes)
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise
+            with contextlib.suppress(OSError):  # no such folder, or no room in it after all
+                fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                return _reserved(fd, nbytes)
         fd = os.memfd_create("synkro", os.MFD_CLOEXEC)
         os.fchmod(fd, 0o600)
         return _reserved(fd, nbytes)
@@ -129,10 +117,6 @@ def require_memory(nbytes: int) -> None:
             f"{readable_bytes(available)} of memory left: use less data at once, free some with "
             f"Data.free_memory(), or pass a memory-mapped file (numpy.memmap), which needs none."
         )
-
-
-def _open_in_shm() -> int:
-    return os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
 def _shm_free() -> int:
@@ -164,6 +148,5 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
         )
     return SharedMemoryError(
         f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
-        f"{readable_bytes(available_memory())}): use less data at once, or free some with "
-        f"Data.free_memory()."
+        f"{readable_bytes(available_memory())}): use less data at once, or free some (Data.free_memory)."
     )

@@ -89,18 +89,16 @@ class Rank:
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""
-        for number in housekeeping.drop_segments:
+        for number in housekeeping.drop:
+            self.functions.pop(number, None)
+            self.variables.pop(number, None)
             segment = self._segments.pop(number, None)
             if segment is not None:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
                 del segment
             if number in self._unmapped:
                 os.close(self._unmapped.pop(number)[0])
-        for number in housekeeping.drop_functions:
-            self.functions.pop(number, None)
-        for number in housekeeping.drop_variables:
-            self.variables.pop(number, None)
-        if housekeeping.drop_variables:
+        if housekeeping.drop:
             self.comm.tidy()
         for wanted in housekeeping.attach:
             self._unmapped[wanted.segment] = (self._descriptor(wanted.segment), wanted)

@@ -44,7 +44,7 @@ class Functions:
         """Take *function* up, to be distributed; returns its number."""
         number = self.engine.directory.number()
         self._waiting[number] = function
-        self.engine.directory.watch_function(function, number)
+        self.engine.directory.watch(function, number)
         return number
 
     def distribute(self, only: Function | None = None) -> None:

@@ -16,7 +16,9 @@ from ...memory.segment import Segment
 from .failures import worker_died
 from .output import OutputPump
 
-_SOCKET_PATIENCE = 5.0  # seconds that a socket may be full before its worker counts as stuck
+SOCKET_PATIENCE = 5.0
+"""Seconds that a socket may be full before its worker counts as stuck."""
+
 _LAST_WORDS = 1.0  # seconds that the output of ended workers may take to come
 
 
@@ -55,7 +57,7 @@ class Crew:
                     self._workers.append(worker)
                     self._resources.callback(worker.close)
                 self._pump.add(rank, worker.stdout, worker.stderr)
-                worker.socket.settimeout(_SOCKET_PATIENCE)
+                worker.socket.settimeout(SOCKET_PATIENCE)
         finally:
             os.close(arena)
         controller = Controller(block.base.data, size, eventfds[0], eventfds[1])
@@ -80,20 +82,17 @@ class Crew:
         for worker in self._workers:
             worker.kill()
 
-    def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> list[int]:
-        """Pass descriptors to a worker, as pairs ``(number, fd)``.
+    def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
+        """Pass descriptors to a worker, as pairs ``(number, fd)``; kill it if it cannot be reached.
 
-        Returns an empty list, or the sentinel of a worker that cannot be reached, after it was killed.
         Raises: TimeoutError if it does not take them.
         """
         try:
             send_descriptors(self._workers[rank].socket, numbered)
         except TimeoutError:
-            raise TimeoutError(_SOCKET_PATIENCE) from None
+            raise
         except OSError:  # its end of the socket is closed: it is dead, or has closed it by mistake
             self._workers[rank].kill()
-            return [self.sentinels[rank]]
-        return []
 
     def death(self, sentinel: int) -> WorkerDied:
         """What to raise for the worker whose *sentinel* is ready: how it ended."""
@@ -108,7 +107,6 @@ class Crew:
 
     def close(self) -> None:
         """Kill what still runs, and give everything back."""
-        self.kill()
         self._resources.close()
 
     def release(self) -> None:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from ...errors import (
@@ -32,21 +34,13 @@ from ...ipc.channel import AREA
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
-from ...messages import (
-    Command,
-    Deliver,
-    Exit,
-    Failed,
-    Indirect,
-    Phase,
-    Release,
-    TooLong,
-)
+from ...messages import Command, Deliver, Exit, Failed, Indirect, Phase, Release, TooLong
 from ...plan.call import Access, Region
 from ...values.cache import Cache
 from ..progress import status_line
+from ..tracing.timeline import write
 from ..tracing.trace import Trace
-from .crew import Crew
+from .crew import SOCKET_PATIENCE, Crew
 from .directory import Directory
 from .failures import call_timeout, ranks_in_words, worker_error
 
@@ -69,6 +63,8 @@ class Engine:
 
     Attributes:
         size: the number of workers.
+        on_gpus: whether they compute on GPUs.
+        state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         directory: what the workers know by number.
         trace: what records its calls, or None.
@@ -88,6 +84,7 @@ class Engine:
     ) -> None:
         """Start a worker with each of *environments*.  They are ready when they answer a command."""
         self.size = len(environments)
+        self.on_gpus = on_gpus
         self.lock = threading.RLock()
         self.verbose, self.say = verbose, status_line(verbose)
         self.directory = Directory()
@@ -99,15 +96,14 @@ class Engine:
         self._replies: list[Any] = []
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
-        self._at_close: Callable[[], None] = _nothing
         self.rouse: Callable[[], None] = _nothing
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._crew = Crew()
         self.versions: Versions | None = None
         try:
             self._controller = self._crew.start(environments)
             self.rouse = self._controller.rouse
-            self._state = State.READY
+            self.state = State.READY
             _engines.add(self)
             if on_gpus:
                 self.versions = Versions(self.allocate(Versions.NBYTES))
@@ -124,33 +120,21 @@ class Engine:
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
     @property
-    def state(self) -> State:
-        return self._state
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
         return self._crew.pids
 
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
-        if self._state is State.READY:
-            return
-        if self._state is State.CLOSED:
+        if self.state is State.CLOSED:
             raise SessionClosed(
-                "this session was closed: call fork() for a new one, and make its functions and "
-                "data anew."
+                "this session was closed: call fork() for a new one, and make functions and data anew."
             )
-        if self._state is State.BROKEN:
+        if self.state is State.BROKEN:
             raise SessionBroken(
                 f"this session is broken: {self._why_broken} Call close() and then fork() for a "
                 f"new one; all Data can still be read."
             )
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether the workers compute on GPUs."""
-        return self.versions is not None
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +148,7 @@ class Engine:
 
     def adopt(self, segment: Segment) -> Segment:
         """Tell the workers when *segment* is gone."""
-        self.directory.watch_segment(segment)
+        self.directory.watch(segment, segment.number)
         return segment
 
     def touch(self, segment: Segment) -> None:
@@ -177,7 +161,7 @@ class Engine:
 
         Of small ones they hear with the next command.
         """
-        if self._state is State.READY and self.directory.freed >= _WORTH_ASKING:
+        if self.state is State.READY and self.directory.freed >= _WORTH_ASKING:
             self.run(Release())
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────
@@ -216,7 +200,7 @@ class Engine:
 
         As long as the ranks give the same replies, the same list is returned.
         """
-        if self._state is not State.READY:
+        if self.state is not State.READY:
             self.require_ready()
         limit = self._timeout if timeout is None else timeout
         if self.interrupted:
@@ -277,16 +261,13 @@ class Engine:
         if len(payload) + len(news.housekeeping) > AREA:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
         with uninterrupted():  # so that the directory says what the workers have
-            self._pass_descriptors([(s.number, s.fd) for s, _ in news.new.values()])
+            for rank in range(self.size if news.new else 0):
+                try:
+                    self._crew.pass_descriptors(rank, [(s.number, s.fd) for s, _ in news.new.values()])
+                except TimeoutError:
+                    raise self._late([rank], SOCKET_PATIENCE) from None
             self._controller.send(payload, news.housekeeping)
             self.directory.heard(news)
-
-    def _pass_descriptors(self, numbered: list[tuple[int, int]]) -> None:
-        for rank in range(self.size if numbered else 0):
-            try:
-                self._check_alive(self._crew.pass_descriptors(rank, numbered))
-            except TimeoutError as error:
-                raise self._late([rank], error.args[0]) from None
 
     def _late(self, ranks: list[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
@@ -331,7 +312,7 @@ class Engine:
 
     def _abandon(self) -> None:
         """Give the last command up: interrupt the ranks that have not answered it."""
-        if self._state is State.READY and self._begun:
+        if self.state is State.READY and self._begun:
             self._controller.disclaim()
             self._controller.wake_all()
             self._crew.interrupt(self._controller.unanswered())
@@ -362,20 +343,19 @@ class Engine:
         """Raises WorkerDied, and breaks the session, if one of the sentinels is *ready*."""
         if not ready:
             return
-        if self._state is not State.READY:  # another thread has called close()
-            self.require_ready()
+        self.require_ready()  # another thread may have called close()
         died = self._crew.death(ready[0])
         self._why_broken = str(died).partition(". ")[0] + "."
-        self._state = State.BROKEN
+        self.state = State.BROKEN
         self._crew.kill()
         raise died
 
     # ── traces ───────────────────────────────────────────────────────────────────────────────────
 
-    def start_trace(self, at_close: Callable[[], None]) -> Trace:
-        """Record the calls from now on; *at_close* is called if the workers end before the trace.
+    def start_trace(self, path: Path | None) -> Trace:
+        """Record the calls from now on, to be written to *path* at the end, if that is given.
 
-        Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
+        Raises: InvalidValue while another trace goes on; SessionClosed, SessionBroken.
         """
         with self.lock:
             self.require_ready()
@@ -384,37 +364,44 @@ class Engine:
                     "this session is traced already, and a trace cannot hold another: end the outer "
                     "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
                 )
-            self.trace = trace = Trace(self.size, self._controller)
-            self._at_close = at_close
-            trace.begin()
-        return trace
+            self.trace = Trace(self.size, self._controller, path)
+            return self.trace
 
-    def end_trace(self, trace: Trace) -> bool:
-        """Record no longer; returns whether *trace* was still recording."""
+    def end_trace(self, trace: Trace | None) -> None:
+        """Record no longer, and write the file; a second time, for None, and in a fork do nothing.
+
+        Raises: InvalidValue if it cannot be written.
+        """
         with self.lock:
-            if self.trace is not trace:
-                return False
-            self.trace, self._at_close = None, _nothing
+            if trace is None or self.trace is not trace:
+                return
+            self.trace = None
             trace.end()
-        return True
+        if trace.path is not None:
+            write(trace, trace.path)
 
+    def end_trace_quietly(self, trace: Trace | None) -> None:
+        """``end_trace``, but print an error instead of raising it."""
+        try:
+            self.end_trace(trace)
+        except InvalidValue as error:
+            print(f"Synkro: {error}", file=sys.stderr)
+
+    @uninterrupted()
     def close(self) -> None:
         """End the workers and give everything back; the second time it does nothing.
 
         A call of another thread has a second to end; then it fails with SessionClosed.  Ctrl-C is
         deferred until all is closed.
         """
-        with uninterrupted():
-            self._close()
-
-    def _close(self) -> None:
         held = self.lock.acquire(timeout=_GRACE)
         try:
-            state, self._state = self._state, State.CLOSED
+            state, self.state = self.state, State.CLOSED
             if state is State.CLOSED:
                 return
             _engines.discard(self)
-            self._at_close()
+            if held:
+                self.end_trace_quietly(self.trace)
             if state is State.READY and held and not self._controller.unanswered():
                 self._controller.send(pickle.dumps(Exit(), 5), b"")
                 self._crew.ended(_GRACE)
@@ -423,6 +410,7 @@ class Engine:
             if held:
                 self.lock.release()
         with self.lock:  # a call of another thread has seen the workers die
+            self.end_trace_quietly(self.trace)
             self.rouse = _nothing
             self._crew.close()
             self.versions = None  # which holds memory
@@ -430,7 +418,8 @@ class Engine:
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
         self.lock = threading.RLock()
-        self._state, self.rouse = State.CLOSED, _nothing
+        self.state, self.rouse = State.CLOSED, _nothing
+        self.trace = None
         self._crew.release()
 
 
@@ -453,4 +442,4 @@ atexit.register(_at_exit)
 
 
 def _nothing() -> None:
-    """For an engine that is not traced, or has no workers."""
+    """For an engine that has no workers to rouse."""

@@ -93,8 +93,7 @@ def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> 
     )
     return CallTimeout(
         f"no answer within the timeout of {limit:g} s from {ranks_in_words(tuple(standing))}: {where}. "
-        f"They were interrupted; the next call waits for them. If they are stuck, call close() and "
-        f"fork().",
+        f"They were interrupted; the next call waits for them. If stuck, call close() and fork().",
         ranks=tuple(standing),
     )
 

@@ -35,15 +35,10 @@ class _Stream:
         text = [line.decode(errors="replace") for line in lines]
         self.tail.extend(text)
         if text:
-            _write(self.target, "".join(f"[rank {self.rank}] {line}\n" for line in text))
-
-
-def _write(target: str, text: str) -> None:
-    """Write to the present ``sys.stdout`` or ``sys.stderr`` (a notebook replaces them)."""
-    stream = getattr(sys, target)
-    with contextlib.suppress(Exception):  # the user closed it, or put something odd in its place
-        stream.write(text)
-        stream.flush()
+            stream = getattr(sys, self.target)  # the present one: a notebook replaces it
+            with contextlib.suppress(Exception):  # the user closed it, or put something odd there
+                stream.write("".join(f"[rank {self.rank}] {line}\n" for line in text))
+                stream.flush()
 
 
 class OutputPump:
@@ -77,11 +72,9 @@ class OutputPump:
 
     def stderr_tail(self, rank: int, patience: float) -> str:
         """The last lines of a dead worker's stderr; waits *patience* seconds for its end."""
-        for stream in self._streams:
-            if stream.rank == rank and stream.target == "stderr":
-                stream.ended.wait(patience)
-                return "\n".join(stream.tail)
-        return ""
+        stream = next(each for each in self._streams if (each.rank, each.target) == (rank, "stderr"))
+        stream.ended.wait(patience)
+        return "\n".join(stream.tail)
 
     def close(self, patience: float) -> None:
         """Wait until all that the ended workers left in their pipes has been written.

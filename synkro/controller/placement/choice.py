@@ -50,8 +50,7 @@ def choose(
     """
     count = n_parallel
     if count is not None:
-        instead = ", or None for one a device"
-        count = checked_int(n_parallel, "the number of workers", 1, instead=instead)
+        count = checked_int(count, "the number of workers", 1, instead=", or None for one a device")
     source = "devices="
     if devices is None and environment_value:
         devices, source = environment_value, VARIABLE

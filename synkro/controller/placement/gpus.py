@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...machine import interpreter
+from ...machine import start
 
 _PATIENCE = 60.0  # seconds that CUDA may take to come up
 _ENDING = 5.0  # seconds that a killed process may take to end
@@ -67,16 +67,8 @@ def visible() -> Visible:
 
 @functools.lru_cache(8)
 def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Visible:
-    command = interpreter("from synkro.devices.cuda import describe; describe()")
-    process = subprocess.Popen(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    code = "from synkro.devices.cuda import describe; describe()"
+    process = start(code, environment=dict(environment), alone=True)
     try:
         said, errors = process.communicate(timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
@@ -84,7 +76,7 @@ def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Vi
     finally:
         _end(process)
     if process.returncode:
-        last = (errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+        last = (errors.decode().strip().splitlines() or [f"exit status {process.returncode}"])[-1]
         return Visible((), 0, f"CuPy cannot be used ({last})")
     told = json.loads(said.splitlines()[-1])
     if "reason" in told:
@@ -97,7 +89,7 @@ def _look(path: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> Vi
     return Visible(gpus, told["nccl"], "" if gpus else "CUDA finds no GPU")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process; one that is stuck in a driver may never end."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):

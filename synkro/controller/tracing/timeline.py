@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import InvalidType, InvalidValue, NotAvailable
-from ..engine.engine import Engine
+from ...values.arrays import Array
 from .trace import MAIN, Called, Span, Trace
 
 SHARES = {
@@ -64,56 +65,27 @@ def checked_path(path: Any) -> Path:
     except OSError as error:
         raise InvalidValue(
             f"{checked} is relative to a working directory that was deleted, or cannot be reached "
-            f"({error.strerror}): name an absolute path, or change to a directory that exists, with "
-            f"os.chdir(path)."
+            f"({error.strerror}): name an absolute path, or change to one that exists (os.chdir)."
         ) from None
-
-
-class Recording:
-    """A trace of an engine's calls, from now to ``end``, which writes it to *path*, if that is given.
-
-    Raises: InvalidValue while another one goes on; SessionClosed, SessionBroken.
-    """
-
-    def __init__(self, engine: Engine, path: Path | None) -> None:
-        self._engine = engine
-        self._path = path
-        self._pid = os.getpid()
-        self.trace = engine.start_trace(self.end_quietly)
-
-    def end(self) -> None:
-        """End the trace; the second time, and in a fork of this process, do nothing.
-
-        Raises: InvalidValue if it cannot be written.
-        """
-        if os.getpid() != self._pid or not self._engine.end_trace(self.trace):
-            return
-        if self._path is not None:
-            try:
-                write(self.trace, self._path)
-            except OSError as error:
-                raise InvalidValue(f"the trace could not be written to {self._path}: {error}") from None
-
-    def end_quietly(self) -> None:
-        """``end``, but print an error instead of raising it."""
-        try:
-            self.end()
-        except InvalidValue as error:
-            print(f"Synkro: {error}", file=sys.stderr)
 
 
 def write(trace: Trace, path: Path) -> None:
     """Write *trace* in the Trace Event Format (its duration and metadata events).
 
     Source: "Trace Event Format", by the authors of Chrome's tracing.
+
+    Raises: InvalidValue if the file cannot be written.
     """
-    with path.open("w") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-        between = "\n"
-        for event in _events(trace):  # one by one: there may be a million
-            file.write(between + json.dumps(event))
-            between = ",\n"
-        file.write("\n]}\n")
+    try:
+        with path.open("w") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+            between = "\n"
+            for event in _events(trace):  # one by one: there may be a million
+                file.write(between + json.dumps(event))
+                between = ",\n"
+            file.write("\n]}\n")
+    except OSError as error:
+        raise InvalidValue(f"the trace could not be written to {path}: {error}") from None
 
 
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:
@@ -151,29 +123,21 @@ def table(trace: Trace) -> str:
     """
     calls, whole = list(trace.calls), trace.whole()
     labels = _labels(calls)
-    spent: dict[str, dict[str, list[float]]] = defaultdict(
-        lambda: defaultdict(lambda: [0.0] * trace.size)
-    )
+    spent: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros(trace.size))
     groups = {what: share for share, whats in SHARES.items() for what in whats}
     for span, number in _placed(trace, calls):
         if span.what in groups and whole[number]:
-            share = spent[labels[number]][groups[span.what]]
-            for rank in range(trace.size) if span.lane == MAIN else [span.lane]:
-                share[rank] += span.stop - span.start
+            ranks = slice(None) if span.lane == MAIN else span.lane
+            spent[labels[number], groups[span.what]][ranks] += span.stop - span.start
     lengths: dict[str, list[int]] = defaultdict(list)
     for label, call, known in zip(labels, calls, whole, strict=True):
         if known:
             lengths[label].append(call.stop - call.start)
     titles = ["function", "calls", "ms a call", *SHARES, "overhead", "imbalance"]
-    rows = [_row(name, lengths[name], spent[name]) for name in lengths]
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            text.ljust(width) if index == 0 else text.rjust(width)
-            for index, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [titles, *rows]
-    ]
+    rows = [_row(name, each, [spent[name, share] for share in SHARES]) for name, each in lengths.items()]
+    first, *others = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    pattern = "  ".join([f"{{:{first}}}", *[f"{{:>{width}}}" for width in others]])
+    lines = [pattern.format(*row) for row in [titles, *rows]]
     if missing := len(calls) - sum(whole):
         left_out = "1 call is" if missing == 1 else f"{missing} calls are"
         lines.append(
@@ -195,12 +159,12 @@ def _labels(calls: Sequence[Called]) -> list[str]:
     return [known[call.name, call.number] for call in calls]
 
 
-def _row(name: str, lengths: Sequence[int], spent: dict[str, list[float]]) -> list[str]:
+def _row(name: str, lengths: Sequence[int], spent: Sequence[Array]) -> list[str]:
+    """The row of a function with calls of these *lengths*, in which the ranks *spent* each share."""
     whole = sum(lengths)
-    shares = [sum(spent[share]) / len(spent[share]) / whole for share in SHARES]
-    compute = spent["compute"]
-    mean = sum(compute) / len(compute)
-    imbalance = f"{max(compute) / mean - 1:.0%}" if mean else "-"
+    shares = [share.mean() / whole for share in spent]
+    compute = spent[0]
+    imbalance = f"{compute.max() / compute.mean() - 1:.0%}" if compute.any() else "-"
     percent = [f"{share:.0%}" for share in [*shares, max(0.0, 1 - sum(shares))]]
     return [name, str(len(lengths)), f"{whole / len(lengths) / 1e6:.3f}", *percent, imbalance]
 

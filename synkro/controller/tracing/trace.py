@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from ...ipc.channel import MARKS, Controller
@@ -64,30 +65,28 @@ class Called(NamedTuple):
 
 
 class Trace:
-    """The marks of a session, from ``begin`` to ``end``.
+    """The marks of a session, from now to ``end``.
 
     Attributes:
+        path: the file for it, or None.
         size: how many ranks there are.
         calls: the calls, in their order, but for those that failed before anything was sent.
         within: whether a call is going on.
     """
 
-    def __init__(self, size: int, marks: Controller) -> None:
+    def __init__(self, size: int, marks: Controller, path: Path | None) -> None:
         self.size = size
+        self.path = path
         self.calls: deque[Called] = deque(maxlen=_KEPT)
         self._marks = marks
-        self._on = False
+        self._on = True
         self._sent = False  # whether the call that goes on has sent something
         self._gaps: list[tuple[int, int, int]] = []
-        self._seen = [0] * size
+        self._seen = [marks.marked(rank) for rank in range(size)]
         self._main: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._ranks: list[deque[tuple[int, int, int]]] = [deque(maxlen=_KEPT) for _ in range(size)]
         self.within = False
-
-    def begin(self) -> None:
-        self._seen = [self._marks.marked(rank) for rank in range(self.size)]
-        self._marks.trace(True)
-        self._on = True
+        marks.trace(True)
 
     def end(self) -> None:
         self._marks.trace(False)

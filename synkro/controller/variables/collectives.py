@@ -129,14 +129,12 @@ class Collectives:
 
         Raises: InvalidType, InvalidValue.
         """
-        targets, single = self._checked(variables)
         if nd_up not in (0, 1) or isinstance(nd_up, bool):
             raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+        targets, single = self._checked(variables, "" if nd_up else "gather with nd_up=0")
         if nd_up:
             self._check_alike(targets, "gather with nd_up=1", "nd_up=0 concatenates")
         else:
-            for target in targets:
-                check_rows(target, "gather with nd_up=0")
             self._check_alike(targets, "gather", "", rows_may_differ=True)
         return _one_or_all(self.fetch(targets, None, "gather", raised=bool(nd_up)), single)
 
@@ -226,7 +224,7 @@ class Collectives:
                     selection = Picked(indices)
                 else:
                     selection = chosen
-            spans = (rows or self._everywhere)(length)
+            spans = rows(length) if rows else [(0, length)] * self.size
             fills.append(Fill(target.number, region, selection, tuple(spans)))
         self._engine.run(Write(tuple(fills)), segments)
         for target, buffer in zip(targets, buffers, strict=True):
@@ -273,9 +271,6 @@ class Collectives:
                 if kind != "broadcast":
                     self._check_alike(targets, kind, "", rows_may_differ=kind == "all_gather")
                 raise
-
-    def _everywhere(self, length: int) -> list[Span | None]:
-        return [(0, length)] * self._engine.size
 
     def _keep(self, buffer: Outgoing, variable: Shared) -> None:
         """Keep the buffer that brought a value of *variable* for its next one, if it is small."""

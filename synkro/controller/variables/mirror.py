@@ -43,21 +43,19 @@ class Linked:
 
     def __init__(self, home: Variables) -> None:
         self._home = home
-        self._numbers: dict[int, int] = {}  # of ours, by the id of theirs
         self._pairs: dict[int, Pair] = {}  # by the number of ours
         self._doubtful: set[int] = set()  # numbers of ours that a call was to change, and may have
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always."""
-        pair = self._pairs.get(self._numbers.get(id(theirs), 0))
-        if pair is None or pair.theirs() is not theirs:
-            value = np.array(theirs.get_value(borrow=True))
-            ours = self._home.shared(value)
-            self._agree(theirs, ours, value)
-            self._numbers[id(theirs)] = ours.number
-            weakref.finalize(theirs, self._forget, id(theirs), ours.number)
-            return ours
-        return pair.ours
+        for pair in list(self._pairs.values()):
+            if pair.theirs() is theirs:
+                return pair.ours
+        value = np.array(theirs.get_value(borrow=True))
+        ours = self._home.shared(value)
+        self._agree(theirs, ours, value)
+        weakref.finalize(theirs, self._forget, ours.number)
+        return ours
 
     def _agree(self, theirs: Any, ours: Shared, value: Array) -> None:
         """Both hold *value* now."""
@@ -65,8 +63,7 @@ class Linked:
         self._pairs[ours.number] = Pair(weakref.ref(theirs), ours, value, held)
         self._doubtful.discard(ours.number)
 
-    def _forget(self, key: int, number: int) -> None:
-        self._numbers.pop(key, None)
+    def _forget(self, number: int) -> None:
         self._pairs.pop(number, None)
         self._doubtful.discard(number)
 
@@ -114,8 +111,7 @@ class Linked:
         """The pairs of *variables* that are PyTensor's."""
         for variable in variables:
             pair = self._pairs.get(variable.number)
-            theirs = None if pair is None else pair.theirs()
-            if pair is not None and theirs is not None:
+            if pair is not None and (theirs := pair.theirs()) is not None:
                 yield pair, theirs
 
 

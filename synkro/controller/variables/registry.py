@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,7 +13,6 @@ from numpy.typing import ArrayLike
 from ... import messages
 from ...comms.ops import operation_named
 from ...errors import InvalidType, InvalidValue
-from ...messages import Create
 from ...plan.call import Access
 from ...values.arrays import as_numeric, checked_dtype, native
 from ...values.foreign import is_graph_shared
@@ -25,8 +23,6 @@ from ..results.transfer import Outputs
 from .collectives import Collectives
 from .mirror import Linked
 from .shared import Kept, Shared, check_once, check_rows
-
-Made = TypeVar("Made", bound=Shared)
 
 
 class Variables:
@@ -77,9 +73,10 @@ class Variables:
         array = native(as_numeric(value, called))
         checked_dtype(array.dtype, called)
         number = self._engine.directory.number()
-        made = self._made(Shared(self.collectives, number, array.dtype, array.ndim, name))
+        made = Shared(self.collectives, number, array.dtype, array.ndim, name)
+        self._engine.directory.watch(made, number)
         region, segment = Outgoing(self._engine).put(array, called)
-        self._engine.run(Create(number, name, region), [(segment, Access.READ)])
+        self._engine.run(messages.Create(number, name, region), [(segment, Access.READ)])
         if name:
             self._named.append(weakref.ref(made))
         return made
@@ -89,14 +86,10 @@ class Variables:
         handles = []
         for output in outputs:
             dtype, ndim = np.dtype(output.dtype), 1 + len(output.tail)
-            handles.append(self._made(Kept(self.collectives, output.number, dtype, ndim, None)))
+            handles.append(Kept(self.collectives, output.number, dtype, ndim, None))
+            self._engine.directory.watch(handles[-1], output.number)
         self._engine.run(messages.Keep(tuple(outputs)))
         return handles
-
-    def _made(self, variable: Made) -> Made:
-        """Let the workers drop their replicas of *variable* when this handle is gone."""
-        self._engine.directory.watch_variable(variable, variable.number)
-        return variable
 
     def named(self) -> list[Shared]:
         """The variables that have a name and are in use, in the order in which they were made."""
@@ -139,20 +132,10 @@ class Variables:
 
         Raises: InvalidType, InvalidValue.
         """
-        if updates is None:
-            return ()
-        if isinstance(updates, Variable):
-            updates = [updates]
-        if not isinstance(updates, list | tuple):
-            raise InvalidType(
-                f"updates= takes a list of variables, or of pairs (variable, operation); got "
-                f"{updates!r}."
-            )
         pairs = []
-        for entry in updates:
-            variable, op = (
-                entry if isinstance(entry, list | tuple) and len(entry) == 2 else (entry, "mean")
-            )
+        for entry in _listed(updates, "updates=", ", or of pairs (variable, operation)"):
+            paired = isinstance(entry, list | tuple) and len(entry) == 2
+            variable, op = entry if paired else (entry, "mean")
             pairs.append((self.check(variable, "updates="), operation_named(op).name))
         check_once([variable for variable, _ in pairs], "updates=")
         return tuple(pairs)
@@ -162,17 +145,12 @@ class Variables:
 
         Raises: InvalidType, InvalidValue.
         """
-        if variables is None:
-            return ()
-        if isinstance(variables, Variable) or is_graph_shared(variables):
-            variables = [variables]
-        if not isinstance(variables, list | tuple):
-            raise InvalidType(f"sliceable_shareds= takes a list of variables; got {variables!r}.")
-        checked = tuple(self.check(variable, "sliceable_shareds=") for variable in variables)
+        keyword = "sliceable_shareds="
+        checked = [self.check(variable, keyword) for variable in _listed(variables, keyword)]
         for variable in checked:
-            check_rows(variable, "sliceable_shareds=")
-        check_once(checked, "sliceable_shareds=")
-        return checked
+            check_rows(variable, keyword)
+        check_once(checked, keyword)
+        return tuple(checked)
 
     def rows(self, variables: Mapping[str, Shared], function: str) -> list[int]:
         """How many rows each rank holds of every variable; errors call the variables by their keys.
@@ -195,6 +173,12 @@ class Variables:
         return first
 
 
-def new_token() -> str:
-    """A name that no other session has."""
-    return os.urandom(8).hex()
+def _listed(given: Any, keyword: str, otherwise: str = "") -> Sequence[Any]:
+    """What was given for a *keyword* that takes a list of variables, or one; None stands for none."""
+    if given is None:
+        return ()
+    if isinstance(given, Variable) or is_graph_shared(given):
+        return (given,)
+    if not isinstance(given, list | tuple):
+        raise InvalidType(f"{keyword} takes a list of variables{otherwise}; got {given!r}.")
+    return given

@@ -100,9 +100,7 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
             f"same variables with shared(…, name=…) first."
         )
     for name, replicas in stored.items():
-        stored[name] = [_typed(replica, known[name]) for replica in replicas]
-        for replica in stored[name]:
-            _check_fit(known[name], replica)
+        stored[name] = [_fitting(known[name], replica) for replica in replicas]
     for name, replicas in stored.items():
         for rank, replica in enumerate(replicas):
             collectives.set_value(rank, known[name], replica)
@@ -143,18 +141,16 @@ def _npz(path: str | os.PathLike[str]) -> Path:
     return Path(name if name.endswith(".npz") else f"{name}.npz")
 
 
-def _typed(value: Array, variable: Shared) -> Array:
-    """What was read, in the variable's dtype if that is one which NumPy's files have no name for."""
-    nameless = value.dtype.kind == "V" and value.dtype.itemsize == variable.dtype.itemsize
-    return value.view(variable.dtype) if nameless else value
-
-
-def _check_fit(variable: Shared, value: Array) -> None:
+def _fitting(variable: Shared, value: Array) -> Array:
+    """What was read, as a value of *variable*.  Raises: InvalidValue if it does not fit."""
+    if value.dtype.kind == "V" and value.dtype.itemsize == variable.dtype.itemsize:
+        value = value.view(variable.dtype)  # one that NumPy's files have no name for
     if value.dtype != variable.dtype or value.ndim != variable.ndim:
         raise InvalidValue(
             f"{variable.called()} holds {variable.dtype} in {variable.ndim} dimensions, the file "
             f"{value.dtype} in {value.ndim}: make it as it was when it was saved."
         )
+    return value
 
 
 def _listed(names: set[str], where: str) -> str:
