@@ -62,7 +62,7 @@ class PreparedCall:
             self._outputs = take_subset(plan.subset, self._outputs, "outputs=")
         self._everyone = tuple(range(len(plan.spans)))
         self._ranks = self._everyone if self._spec.finish else plan.participants
-        self._spans = _pieces(plan, rank.number)
+        self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._sliced = [rank.variables[number] for number in plan.sliced]
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(self._spec.fn)
@@ -123,7 +123,7 @@ class PreparedCall:
                 updates.apply(rank.comm)
             if spec.finish is not None:
                 start, stop = self._plan.spans[rank.number]
-                self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
+                self._finish((stop - start) // self._plan.unit)
             rank.report(Phase.MERGING, len(self._spans))
             done = self._layout.place(merger, rank.outbox, rank.device)
             rank.keep(merger.leaves if self._layout.keeps else [])
@@ -204,7 +204,7 @@ class PreparedCall:
                 ]
                 if plan.form is not None:
                     values = plan.form.build(values)
-                weight = (span[1] - span[0]) // plan.unit if plan.by_rows else 1
+                weight = (span[1] - span[0]) // plan.unit
                 count = len(values) - len(plan.keywords)
                 yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
 
@@ -290,13 +290,6 @@ def selected(
         return Source(array[first : None if end < 0 else end : selection.step])
     indices = find(selection.indices)[start:stop]
     return Source(array, indices - base if base else indices)
-
-
-def _pieces(plan: CallPlan, rank: int) -> tuple[Span, ...]:
-    """The pieces that *rank* computes one after the other; one empty piece if nothing is scattered."""
-    if not plan.by_rows:
-        return ((0, 0),)
-    return slices_of(plan.spans[rank], plan.slices)
 
 
 class Updates:

@@ -171,8 +171,7 @@ class Function:
 
     def _run_with_bar(self, planned: Planned) -> Any:
         plan = planned.plan
-        slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
-        totals = slices if plan.by_rows else [1] * len(slices)
+        totals = [min(plan.slices, stop - start) for start, stop in plan.spans]
         phases = (Phase.RUNNING, Phase.MERGING)
         with Progress(self.name, sum(totals), "slice") as progress:
             result = self._run(planned, lambda: progress.reach(self._engine.steps(totals, phases)))

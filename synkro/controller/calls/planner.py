@@ -228,7 +228,7 @@ class Planner:
     ) -> tuple[tuple[Span, ...], tuple[Strided | Picked, ...] | None]:
         """The rows of the call that each rank computes, and which of its own rows those are."""
         size = self._engine.size
-        spans = split(0, selection.count, size) if selection else ((0, 0),) * size
+        spans = split(0, selection.count if selection else size, size)
         own = {
             f"the argument {each.name!r}": each.variable
             for each in inputs
