@@ -26,12 +26,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .plan.batch import Strided
 from .plan.call import Access, CallPlan, Picked, Region
 from .plan.outputs import Tree
 from .plan.split import Span
+
+
+class Command:
+    """What the main process asks all ranks to do."""
+
+
+class Reply:
+    """What a rank answers."""
 
 
 class Phase(IntEnum):
@@ -51,8 +59,7 @@ class Phase(IntEnum):
     COMMUNICATING = 8
 
 
-@dataclass(frozen=True)
-class Attach:
+class Attach(NamedTuple):
     """Map a segment, whose descriptor comes over the socket, under this number."""
 
     segment: int
@@ -60,8 +67,7 @@ class Attach:
     access: Access
 
 
-@dataclass(frozen=True)
-class Housekeeping:
+class Housekeeping(NamedTuple):
     """What a worker does before it handles the command itself."""
 
     attach: tuple[Attach, ...] = ()
@@ -70,8 +76,7 @@ class Housekeeping:
     drop_variables: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Gpus:
+class Gpus(NamedTuple):
     """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
 
     *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
@@ -85,7 +90,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Command):
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
     *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
@@ -101,8 +106,7 @@ class Start:
     profiles: tuple[str, ...] | None
 
 
-@dataclass(frozen=True)
-class Parcel:
+class Parcel(NamedTuple):
     """Pickled functions: a stream, and big buffers that lie in a segment, as (start, stop)."""
 
     stream: bytes
@@ -111,7 +115,7 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Distribute:
+class Distribute(Command):
     """Load the functions of a parcel, a dict from number to ``FunctionSpec``."""
 
     sys_path: tuple[str, ...]
@@ -121,8 +125,7 @@ class Distribute:
     parcel: Parcel
 
 
-@dataclass(frozen=True)
-class FunctionSpec:
+class FunctionSpec(NamedTuple):
     """What a worker knows of a function."""
 
     name: str
@@ -135,12 +138,11 @@ class FunctionSpec:
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Command):
     plan: CallPlan
 
 
-@dataclass(frozen=True)
-class KeptOutput:
+class KeptOutput(NamedTuple):
     """Leaf *leaf* of the last call's outputs becomes variable *number*.
 
     A rank that took no part has no rows of it: an array of *dtype*, of shape ``(0, *tail)``.
@@ -153,12 +155,12 @@ class KeptOutput:
 
 
 @dataclass(frozen=True)
-class Keep:
+class Keep(Command):
     outputs: tuple[KeptOutput, ...]
 
 
 @dataclass(frozen=True)
-class Create:
+class Create(Command):
     """Variable *number* with the contents of *value*, a copy on every rank."""
 
     number: int
@@ -166,8 +168,7 @@ class Create:
     value: Region
 
 
-@dataclass(frozen=True)
-class Fill:
+class Fill(NamedTuple):
     """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: they do not change.
 
     Without a *selection* the ranks that have rows take all of *source*, whatever its dimensions.
@@ -180,12 +181,12 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class Write:
+class Write(Command):
     fills: tuple[Fill, ...]
 
 
 @dataclass(frozen=True)
-class Read:
+class Read(Command):
     """The replicas on *ranks*, each with a new first dimension if *raised*, reduced by *mode*."""
 
     variables: tuple[int, ...]
@@ -195,12 +196,12 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Inspect:
+class Inspect(Command):
     variables: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Command):
     """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather."""
 
     kind: str
@@ -210,14 +211,13 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Generator:
+class Generator(Command):
     """New states of the ranks' generators, one a rank; None to leave them."""
 
     states: tuple[Any, ...] | None
 
 
-@dataclass(frozen=True)
-class StoredPiece:
+class StoredPiece(NamedTuple):
     """Piece *piece* of leaf *leaf* of the last call's outputs goes to *region*."""
 
     leaf: int
@@ -226,13 +226,12 @@ class StoredPiece:
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Command):
     placements: tuple[tuple[StoredPiece, ...], ...]
     """One tuple a rank."""
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """Reduce *sources*, in their order, with operation *op* into *target*; each rank does its share.
 
     A mean's sum is divided by *divisor*.  In place of sources in shared memory there may be a *leaf* of
@@ -247,7 +246,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(Command):
     """*ranks* are those that have the leaves, where the reductions are of leaves."""
 
     reductions: tuple[Reduction, ...]
@@ -255,39 +254,38 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class Deliver:
+class Deliver(Command):
     region: Region
 
 
 @dataclass(frozen=True)
-class Indirect:
+class Indirect(Command):
     region: Region
 
 
 @dataclass(frozen=True)
-class Release:
-    pass
+class Release(Command):
+    """Do the housekeeping, and nothing else."""
 
 
 @dataclass(frozen=True)
-class Exit:
-    pass
+class Exit(Command):
+    """End."""
 
 
 @dataclass(frozen=True)
-class Ack:
-    pass
+class Ack(Reply):
+    """The command is done."""
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Reply):
     """*problem* says why NCCL, if it should, does not connect the ranks, or is empty."""
 
     problem: str
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One array: in the rank's outbox at *offset*, or, if that is None, waiting in the worker."""
 
     shape: tuple[int, ...]
@@ -295,8 +293,7 @@ class Piece:
     offset: int | None
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One output of one rank: its own dtype, and its pieces in the dtype of their reduction.
 
     A reduced leaf has one piece; a gathered one, or one without reduction, a piece a slice.
@@ -307,7 +304,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Done:
+class Done(Reply):
     """The outputs of a call; ``leaves`` is None for a rank that had no rows."""
 
     tree: Tree
@@ -315,22 +312,22 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Shapes:
+class Shapes(Reply):
     shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class GeneratorState:
+class GeneratorState(Reply):
     generator: Any
 
 
 @dataclass(frozen=True)
-class TooLong:
+class TooLong(Reply):
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(Reply):
     """An exception in a worker, as far as it can travel.
 
     ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
@@ -344,24 +341,3 @@ class Failed:
     pickled: bytes | None
     usage: bool
     strays: bool
-
-
-Command = (
-    Start
-    | Distribute
-    | Call
-    | Keep
-    | Create
-    | Write
-    | Read
-    | Inspect
-    | Exchange
-    | Generator
-    | Store
-    | Reduce
-    | Deliver
-    | Indirect
-    | Release
-    | Exit
-)
-Reply = Ack | Started | Done | Shapes | GeneratorState | TooLong | Failed
