@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from numba.core import compiler, serialize
+from numba.core import caching, compiler, serialize
 from numba.core.compiler_lock import global_compiler_lock
 from numba.np.ufunc.dufunc import DUFunc
 
@@ -139,10 +139,8 @@ class _File:
 _opened = functools.cache(_File)
 
 
-class _Cache:
+class _Cache(caching.NullCache):  # type: ignore[misc]
     """What numba asks before it compiles a function, and tells afterwards: one of its caches."""
-
-    cache_path = None
 
     def __init__(self, file: _File, number: int) -> None:
         self._file = file
@@ -165,12 +163,3 @@ class _Cache:
         lifted = any(not part.can_cache for part in result.lifted)
         bound = lifted or result.library.has_dynamic_globals  # to addresses in this process
         self._file.add(key, None if bound else serialize.dumps(result._reduce()))
-
-    def enable(self) -> None:
-        """Always on."""
-
-    def disable(self) -> None:
-        """Always on."""
-
-    def flush(self) -> None:
-        """Nothing waits to be written."""
