@@ -69,16 +69,16 @@ class Worker:
     def serve(self) -> None:
         while True:
             command, housekeeping = self._listener.receive(Phase.BEGINNING)
-            try:
-                reply = self._answer(command, housekeeping)
-            except _Leave:
-                self._rank.close()
-                return
+            reply = self._answer(command, housekeeping)
             if self._forked:  # the function has forked, and this is the child, which is no rank
                 os._exit(0)
+            if reply is None:
+                break
             self._listener.reply(self._encoded(reply), Phase.WAITING)
+        self._rank.close()
 
-    def _answer(self, command: bytes, housekeeping: bytes) -> Reply:
+    def _answer(self, command: bytes, housekeeping: bytes) -> Reply | None:
+        """Do the command; returns the reply, or None if this process is to end."""
         try:
             failed = True
             try:
@@ -90,8 +90,6 @@ class Worker:
                 atomic.forget()
                 self._rank.end(failed)
                 sys.stdout.flush()
-        except _Leave:
-            raise
         except BaseException as error:
             self._interruptible = False
             self._leave_if_lost(error)
@@ -107,7 +105,7 @@ class Worker:
             where = f" in the function {self._rank.function!r}" if self._rank.function else ""
             give_up(f"rank {self._rank.number} lost its GPU{where}: {what}")
 
-    def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
+    def _perform(self, command: bytes, housekeeping: bytes) -> Reply | None:
         rank = self._rank
         rank.attend(self._listener.number)
         if housekeeping:
@@ -119,7 +117,7 @@ class Worker:
         action = self._prepared.get(command)
         return action() if action is not None else self._first_time(command)
 
-    def _first_time(self, payload: bytes) -> Reply:
+    def _first_time(self, payload: bytes) -> Reply | None:
         command = pickle.loads(payload)
         match command:
             case Indirect():
@@ -129,7 +127,7 @@ class Worker:
                 row[: len(self._too_long)] = memoryview(self._too_long)
                 return Ack()
             case Exit():
-                raise _Leave
+                return None
         action = self._rank.action(command)
         if isinstance(command, Call | Store | Reduce):
             self._prepared[payload] = action
@@ -176,10 +174,6 @@ def _imports(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-class _Leave(BaseException):
-    """The main process said Exit."""
 
 
 def _summary(error: BaseException) -> str:
