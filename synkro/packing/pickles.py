@@ -12,10 +12,12 @@ import cloudpickle
 from ..errors import InvalidType
 from ..values.arrays import shortened
 from ..values.foreign import is_movable, is_numba
-from .refused import advice, is_open_file, known
+from .refused import advice, is_open_file
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
+
+_ADVICE = "Create such an object inside the function, or pass what it is made of as an argument."
 
 
 class Packer:
@@ -128,12 +130,13 @@ def _explain(spec: Any, error: Exception) -> None:
             f"the function {spec.name!r} cannot be sent to the workers: {error}"
         ) from error
     found = ((where, part) for where, part in _parts(spec.fn) if not _pickles(part))
-    where, culprit = ("", spec.fn) if known(spec.fn) else next(found, ("", spec.fn))
+    where, culprit = ("", spec.fn) if advice(spec.fn) else next(found, ("", spec.fn))
+    instead = advice(culprit) or _ADVICE
     subject = f"{where}, {shortened(culprit)}," if where else "it"
     reason = str(error).strip().splitlines()[0]
     raise InvalidType(
         f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "
-        f"({type(error).__name__}: {reason}). {advice(culprit)}"
+        f"({type(error).__name__}: {reason}). {instead}"
     ) from error
 
 
