@@ -253,11 +253,11 @@ class Group:
 
 
 def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
-    """*result* in the variable's dtype, if that changes no element.
+    """*result*, if it can be assigned to the variable: floats are rounded, no other element changes.
 
     Raises: InvalidValue.
     """
-    if result.dtype == variable.dtype:
+    if np.can_cast(result.dtype, variable.dtype, "same_kind"):
         return result
     with np.errstate(all="ignore"):
         converted = result.astype(variable.dtype)
