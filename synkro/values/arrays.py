@@ -70,8 +70,6 @@ def cast(
     Raises: InvalidType.
     """
     given = as_numeric(value, called)
-    if not is_numeric(given.dtype):
-        checked_dtype(given.dtype, called)
     if given.dtype == dtype:
         return given
     if force:
@@ -121,12 +119,17 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
                 f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
             ) from None
         raise InvalidType(f"{called} needs an array in host memory: {error}") from None
-    if not is_numeric(array.dtype) and not hasattr(value, "dtype"):
-        raise InvalidType(
-            f"{called} cannot have the dtype {array.dtype}: expected bools, integers, floats or complex "
-            f"numbers; got {shortened(value)}. {_ELSEWHERE}"
-        )
+    if not is_numeric(array.dtype):
+        got = "" if hasattr(value, "dtype") else f"; got {shortened(value)}"
+        raise _no_arithmetic(array.dtype, called, got)
     return array
+
+
+def _no_arithmetic(dtype: np.dtype[Any], called: str, got: str = "") -> InvalidType:
+    return InvalidType(
+        f"{called} cannot have the dtype {dtype}: expected bools, integers, floats or complex "
+        f"numbers{got}. {_ELSEWHERE}"
+    )
 
 
 def shortened(value: Any) -> str:
@@ -145,10 +148,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
     except TypeError as error:
         raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
     if not is_numeric(known):
-        raise InvalidType(
-            f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
-            f"numbers. {_ELSEWHERE}"
-        )
+        raise _no_arithmetic(known, called)
     return known
 
 

@@ -8,14 +8,13 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Cache(dict[Key, Value]):
-    """A dict of at most *size* entries; when it is full, a new entry empties it first."""
+_SIZE = 64
 
-    def __init__(self, size: int = 64) -> None:
-        super().__init__()
-        self._size = size
+
+class Cache(dict[Key, Value]):
+    """A dict of a bounded number of entries; when it is full, a new entry empties it first."""
 
     def __setitem__(self, key: Key, value: Value) -> None:
-        if len(self) >= self._size:
+        if len(self) >= _SIZE:
             self.clear()
         super().__setitem__(key, value)

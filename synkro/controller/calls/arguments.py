@@ -15,7 +15,7 @@ from ...memory.segment import Segment
 from ...plan.binding import Bound
 from ...plan.call import Constant, Form, Region
 from ...plan.outputs import Tree, flatten, leaf_paths
-from ...values.arrays import Array, as_numeric, cast, checked_dtype, code_of, native
+from ...values.arrays import Array, as_numeric, cast, code_of, native
 from ...values.foreign import is_graph_shared, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
@@ -221,7 +221,6 @@ class Arguments:
             placed = value.input(self._engine, called)
             return made(placed, minibatch=value.minibatch, reusable=reusable)
         array = as_numeric(value, called)
-        checked_dtype(array.dtype, called)
         if self._engine.on_gpus:
             array = native(array)
         buffer = self._put(bound.name, array, called)

@@ -16,7 +16,7 @@ from ...comms.ops import operation_named
 from ...errors import InvalidType, InvalidValue
 from ...messages import Create
 from ...plan.call import Access
-from ...values.arrays import as_numeric, checked_dtype, native
+from ...values.arrays import as_numeric, native
 from ...values.foreign import is_graph_shared
 from ...values.variable import Variable
 from ..engine.engine import Engine
@@ -75,7 +75,6 @@ class Variables:
             raise InvalidType(f"the name of a variable must be a string; got {name!r}.")
         called = f"the variable {name!r}" if name else "a variable"
         array = native(as_numeric(value, called))
-        checked_dtype(array.dtype, called)
         number = self._engine.directory.number()
         made = self._made(Shared(self.collectives, number, array.dtype, array.ndim, name))
         region, segment = Outgoing(self._engine).put(array, called)
