@@ -25,19 +25,8 @@ from ..comms.ops import OPERATIONS
 from ..devices.base import Device, Source
 from ..memory.interrupts import atomic
 from ..messages import Done, FunctionSpec, Phase
+from ..plan import call as plans
 from ..plan.batch import Strided
-from ..plan.call import (
-    Argument,
-    Broadcast,
-    CallPlan,
-    Constant,
-    Held,
-    Number,
-    Picked,
-    Region,
-    Replicated,
-    Scattered,
-)
 from ..plan.outputs import pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
@@ -53,7 +42,7 @@ if TYPE_CHECKING:
 class PreparedCall:
     """One call of one function on this rank's rows; runs again as long as its inputs stay in place."""
 
-    def __init__(self, rank: Rank, plan: CallPlan) -> None:
+    def __init__(self, rank: Rank, plan: plans.CallPlan) -> None:
         self._rank = rank
         self._plan = plan
         self._spec = rank.functions[plan.function]
@@ -67,7 +56,7 @@ class PreparedCall:
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(self._spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
-        changing = isinstance(plan.selection, Picked) or rank.device.pins
+        changing = isinstance(plan.selection, plans.Picked) or rank.device.pins
         self._pieces = None if changing else self._sources()
         self._fixed = list(self._arguments()) if self._stands() else None
         self._numbers = list(self._numbers_among(self._fixed or []))
@@ -83,17 +72,19 @@ class PreparedCall:
 
     def _stands(self) -> bool:
         """Whether every run has the same arguments, except for numbers."""
-        changing = any(isinstance(argument, Held | Replicated) for argument in self._plan.inputs)
+        changing = any(
+            isinstance(argument, plans.Held | plans.Replicated) for argument in self._plan.inputs
+        )
         return self._pieces is not None and not changing and self._plan.form is None
 
     def _numbers_among(
         self, fixed: list[tuple[list[Any], dict[str, Any], int]]
-    ) -> Iterator[tuple[Any, Any, Number]]:
+    ) -> Iterator[tuple[Any, Any, plans.Number]]:
         """The numbers among *fixed* arguments: the list or dict that holds each, and its place there."""
         keywords = self._plan.keywords
         for args, kwargs, _ in fixed:
             for index, argument in enumerate(self._plan.inputs):
-                if isinstance(argument, Number):
+                if isinstance(argument, plans.Number):
                     if index < len(args):
                         yield args, index, argument
                     else:
@@ -208,43 +199,45 @@ class PreparedCall:
                 count = len(values) - len(plan.keywords)
                 yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
 
-    def _argument(self, argument: Argument, library: str | None, value: Any, span: Span) -> Any:
+    def _argument(self, argument: plans.Argument, library: str | None, value: Any, span: Span) -> Any:
         """The argument of one piece; *value* is what the device has made of its source."""
         rank = self._rank
         match argument:
-            case Constant():
+            case plans.Constant():
                 return argument.value
-            case Number():
+            case plans.Number():
                 return self._value_of(argument)
-            case Replicated():
+            case plans.Replicated():
                 value = read_only(rank.variables[argument.variable].whole.view())
-            case Held():
+            case plans.Held():
                 rows = self._rows_held(span)(rank.variables[argument.variable].whole)
                 value = read_only(rows.view())
         return handed(value, library)
 
-    def _value_of(self, number: Number) -> Any:
+    def _value_of(self, number: plans.Number) -> Any:
         array = self._rank.array(number.region)
         return array.item() if number.plain else array[()]
 
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""
-        whole: dict[Argument, Source] = {
+        whole: dict[plans.Argument, Source] = {
             argument: Source(
                 self._rank.array(argument.region), version=self._rank.version(argument.region)
             )
             for argument in self._plan.inputs
-            if isinstance(argument, Broadcast)
+            if isinstance(argument, plans.Broadcast)
         }
         return [
             [
-                self._rows(argument, span) if isinstance(argument, Scattered) else whole.get(argument)
+                self._rows(argument, span)
+                if isinstance(argument, plans.Scattered)
+                else whole.get(argument)
                 for argument in self._plan.inputs
             ]
             for span in self._spans
         ]
 
-    def _rows(self, argument: Scattered, span: Span) -> Source:
+    def _rows(self, argument: plans.Scattered, span: Span) -> Source:
         selection = self._plan.selection
         assert selection is not None
         array = self._rank.array(argument.region)
@@ -262,9 +255,9 @@ class PreparedCall:
 
 def taken(
     array: Array,
-    selection: Strided | Picked,
+    selection: Strided | plans.Picked,
     span: Span,
-    find: Callable[[Region], Array],
+    find: Callable[[plans.Region], Array],
     device: Device,
 ) -> Array:
     """The rows *span* of a selection of *array*, on the device where that lies."""
@@ -274,9 +267,9 @@ def taken(
 
 def selected(
     array: Array,
-    selection: Strided | Picked,
+    selection: Strided | plans.Picked,
     span: Span,
-    find: Callable[[Region], Array],
+    find: Callable[[plans.Region], Array],
     base: int = 0,
 ) -> Source:
     """The rows *span* of a selection, as a source; the first row of *array* is row *base*."""
