@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """One argument: its name in errors, whether every rank sees it whole, and its value.
 
     The function takes it as an array of *library* (None: as it comes; "numpy": arrays of others, too,

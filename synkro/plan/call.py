@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .batch import Strided
 from .outputs import Tree, unflatten
@@ -92,8 +92,7 @@ class Picked:
     indices: Region
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """How inputs, which are leaves, become arguments: each one's nesting, and each leaf's library."""
 
     trees: tuple[Tree, ...]
@@ -105,8 +104,7 @@ class Form:
         return [unflatten(tree, values) for tree in self.trees]
 
 
-@dataclass(frozen=True)
-class CallPlan:
+class CallPlan(NamedTuple):
     """One call of one function.
 
     ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces; ``unit`` is the
@@ -141,8 +139,7 @@ class CallPlan:
         return tuple(rank for rank, (start, stop) in enumerate(self.spans) if stop > start)
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(NamedTuple):
     """A plan for collecting the values of variables from *participants*, without a call."""
 
     participants: tuple[int, ...]
