@@ -45,13 +45,14 @@ class Binder:
         self._name = name
         self._inputs = None if inputs is None else _names(inputs, "inputs")
         self._broadcast = _names(bcast_inputs or (), "bcast_inputs")
-        self._signature = _signature(fn, [*(self._inputs or ()), *self._broadcast])
+        listed = [*(self._inputs or ()), *self._broadcast]
+        self._signature = _signature(fn, listed)
         parameters = self._signature.parameters
-        self._check(parameters)
+        self._check(parameters, listed)
         self._whole = library_of_function(fn)
         self._libraries = {p.name: library_named(p.annotation) for p in parameters.values()}
         positional = [p for p in parameters.values() if p.kind in _POSITIONAL]
-        self._positional = [(p.name, p.name in self._broadcast) for p in positional]
+        self._positional = [p.name for p in positional]
         rest = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
         self._variadic = rest[0] if rest else ""
         self._required = sum(p.default is Parameter.empty for p in positional)
@@ -62,8 +63,7 @@ class Binder:
             for p in parameters.values()
         )
 
-    def _check(self, parameters: Mapping[str, Parameter]) -> None:
-        listed = [*(self._inputs or ()), *self._broadcast]
+    def _check(self, parameters: Mapping[str, Parameter], listed: list[str]) -> None:
         open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         for known in parameters:
             if known in RESERVED:
@@ -91,10 +91,8 @@ class Binder:
                     f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
                 )
 
-    def bind(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Bound], dict[str, Bound]]:
-        """The arguments, positional and by keyword, as they were given.
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
+        """The arguments as they were given: first the positional ones, then those by keyword.
 
         Raises: InvalidType for a wrong number or unknown names of arguments.
         """
@@ -107,26 +105,24 @@ class Binder:
                     f"{self._name}{self._signature} was called wrongly: {error}."
                 ) from None
         variadic = self._variadic
-        positional = [
-            self._bound(name, broadcast, value)
-            for (name, broadcast), value in zip(self._positional, args, strict=False)
+        bound = [
+            self._bound(name, value, name) for name, value in zip(self._positional, args, strict=False)
         ]
-        positional += [
-            self._bound(f"{variadic}[{index}]", variadic in self._broadcast, value, variadic)
+        bound += [
+            self._bound(f"{variadic}[{index}]", value, variadic)
             for index, value in enumerate(args[known:])
         ]
-        return positional, {
-            name: self._bound(name, name in self._broadcast, value) for name, value in kwargs.items()
-        }
+        return bound + [self._bound(name, value, name) for name, value in kwargs.items()]
 
-    def _bound(self, name: str, broadcast: bool, value: Any, listed_as: str = "") -> Bound:
-        if self._inputs is not None and not broadcast and (listed_as or name) not in self._inputs:
+    def _bound(self, name: str, value: Any, parameter: str) -> Bound:
+        """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""
+        broadcast = parameter in self._broadcast
+        if self._inputs is not None and not broadcast and parameter not in self._inputs:
             raise InvalidType(
                 f"the argument {name!r} of the function {self._name!r} is neither in inputs "
                 f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
             )
-        library = self._whole or self._libraries.get(listed_as or name)
-        return Bound(name, broadcast, value, library)
+        return Bound(name, broadcast, value, self._whole or self._libraries.get(parameter))
 
 
 def _names(names: Any, keyword: str) -> tuple[str, ...]:

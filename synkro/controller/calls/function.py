@@ -195,10 +195,9 @@ class Function:
 
         ``Data`` are read-only in it, as on the workers.
         """
-        positional, named = self._binder.bind(args, kwargs)
-        leaves, form = self._planner.arguments.opened([*positional, *named.values()])
+        leaves, form = self._planner.arguments.opened(self._binder.bind(args, kwargs))
         with self._bridged():
-            return run_alone(self.spec, leaves, form, tuple(named), self._home.variables.rng)
+            return run_alone(self.spec, leaves, form, tuple(kwargs), self._home.variables.rng)
 
     as_theano = as_serial
 
@@ -214,7 +213,6 @@ class Function:
 
         *minibatch* goes to the scattered ones, *force_cast* and *oversize* to all.
         """
-        positional, named = self._binder.bind(args, kwargs)
         types = getattr(self.fn, "input_types", {})
         return tuple(
             make_data(
@@ -226,7 +224,7 @@ class Function:
                 minibatch=minibatch and not bound.broadcast,
                 name=bound.name,
             )
-            for bound in (*positional, *named.values())
+            for bound in self._binder.bind(args, kwargs)
         )
 
 

@@ -165,13 +165,12 @@ class Planner:
         subset: Any,
     ) -> Planned:
         slices = checked_int(slices, "num_slices", 1)
-        positional, named = self._binder.bind(args, kwargs)
-        opened, form = self.arguments.opened([*positional, *named.values()])
+        opened, form = self.arguments.opened(self._binder.bind(args, kwargs))
         inputs = [self.arguments.input(bound) for bound in opened]
         chosen = check_subset(subset)
         if chosen is not None and isinstance(self._modes, tuple | list | dict):
             take_subset(chosen, self._modes, "outputs=")
-        planned = self._plan(inputs, tuple(named), form, batch, batch_s, slices, chosen)
+        planned = self._plan(inputs, tuple(kwargs), form, batch, batch_s, slices, chosen)
         simple = batch is None and batch_s is None and subset is None and not self._sliced
         nested = form is not None and any(form.trees)
         if self.arguments.reuse(inputs if simple and not nested else None):
