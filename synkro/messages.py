@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from .plan.batch import Strided
-from .plan.call import Access, CallPlan, Picked, Region
+from .plan.call import Access, CallPlan, Region, Rows
 from .plan.outputs import Tree
 from .plan.split import Span
 
@@ -176,7 +175,7 @@ class Fill(NamedTuple):
 
     variable: int
     source: Region
-    selection: Strided | Picked | None
+    selection: Rows | None
     rows: tuple[Span | None, ...]
 
 

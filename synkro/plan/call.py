@@ -92,6 +92,10 @@ class Picked:
     indices: Region
 
 
+Rows = Strided | Picked
+"""The rows of a call, as they travel."""
+
+
 class Form(NamedTuple):
     """How inputs, which are leaves, become arguments: each one's nesting, and each leaf's library."""
 
@@ -120,12 +124,12 @@ class CallPlan(NamedTuple):
     inputs: tuple[Argument, ...]
     keywords: tuple[str, ...]
     form: Form | None
-    selection: Strided | Picked | None
+    selection: Rows | None
     spans: tuple[Span, ...]
     slices: int
     unit: int
     subset: tuple[Any, ...] | None
-    held: tuple[Strided | Picked, ...] | None = None
+    held: tuple[Rows, ...] | None = None
     sliced: tuple[int, ...] = ()
 
     @property

@@ -241,7 +241,7 @@ class PreparedCall:
         selection = self._plan.selection
         assert selection is not None
         array = self._rank.array(argument.region)
-        return selected(array, selection, span, self._rank.array, argument.base)
+        return selected(self._rank, array, selection, span, argument.base)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
         """A function that takes the rows *span* of the call out of an array that this rank holds."""
@@ -250,28 +250,16 @@ class PreparedCall:
         selection = plan.held[rank.number]
         first = plan.spans[rank.number][0]
         local = (span[0] - first, span[1] - first)
-        return lambda array: taken(array, selection, local, rank.array, rank.device)
+        return lambda array: taken(rank, array, selection, local)
 
 
-def taken(
-    array: Array,
-    selection: Strided | plans.Picked,
-    span: Span,
-    find: Callable[[plans.Region], Array],
-    device: Device,
-) -> Array:
+def taken(rank: Rank, array: Array, selection: plans.Rows, span: Span) -> Array:
     """The rows *span* of a selection of *array*, on the device where that lies."""
-    rows = selected(array, selection, span, find)
-    return rows.array if rows.indices is None else device.take(array, rows.indices)
+    rows = selected(rank, array, selection, span)
+    return rows.array if rows.indices is None else rank.device.take(array, rows.indices)
 
 
-def selected(
-    array: Array,
-    selection: Strided | plans.Picked,
-    span: Span,
-    find: Callable[[plans.Region], Array],
-    base: int = 0,
-) -> Source:
+def selected(rank: Rank, array: Array, selection: plans.Rows, span: Span, base: int = 0) -> Source:
     """The rows *span* of a selection, as a source; the first row of *array* is row *base*."""
     start, stop = span
     if start == stop:
@@ -281,7 +269,7 @@ def selected(
         last = selection.start + (stop - 1) * selection.step - base
         end = last + (1 if selection.step > 0 else -1)
         return Source(array[first : None if end < 0 else end : selection.step])
-    indices = find(selection.indices)[start:stop]
+    indices = rank.array(selection.indices)[start:stop]
     return Source(array, indices - base if base else indices)
 
 

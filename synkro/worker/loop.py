@@ -56,7 +56,7 @@ class Worker:
 
     def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
         self._listener = listener
-        self._rank = Rank(rank, size, comm, listener.descriptor, listener.report, listener.mark)
+        self._rank = Rank(rank, size, listener, comm)
         self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
         self._too_long = b""

@@ -7,6 +7,7 @@ Large outputs of a call wait here.  ``Store`` copies them to a segment that all 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
@@ -26,6 +27,7 @@ from ..comms.shm import ShmCommunicator
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import InternalError
+from ..ipc.channel import Listener
 from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
 from ..messages import Ack, Command, Done, FunctionSpec, Phase, Reply
@@ -57,15 +59,7 @@ class Rank:
         token: the name of this session, by which its variables are recognized.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        comm: Communicator,
-        descriptor: Callable[[int], int],
-        report: Callable[[int, int], None],
-        mark: Callable[[int], None],
-    ) -> None:
+    def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
         self.number = rank
         self.size = size
         self.pid = os.getpid()
@@ -78,27 +72,25 @@ class Rank:
         self.in_function = False
         self.in_call = False
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.report = report
-        self.mark = mark
+        self.report = listener.report
+        self.mark = listener.mark
         self.token = ""
-        self._descriptor = descriptor
+        self._descriptor = listener.descriptor
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, tuple[int, messages.Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
         self.group = self._new_group(None)
-        self._profile: Any = None
-        self._profile_path = ""
+        self._at_close = contextlib.ExitStack()
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""
         for number in housekeeping.drop_segments:
-            segment = self._segments.pop(number, None)
-            if segment is not None:
+            if number in self._segments:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
-                del segment
-            if number in self._unmapped:
+                del self._segments[number]
+            elif number in self._unmapped:
                 os.close(self._unmapped.pop(number)[0])
         for number in housekeeping.drop_functions:
             self.functions.pop(number, None)
@@ -137,11 +129,7 @@ class Rank:
 
     def close(self) -> None:
         """Before the process ends: write the profile, and let go of NCCL."""
-        if self._profile is not None:
-            self._profile.disable()
-            self._profile.dump_stats(self._profile_path)
-        if isinstance(self.comm, GpuCommunicator):
-            self.comm.close()
+        self._at_close.close()
 
     def attend(self, epoch: int) -> None:
         """Command number *epoch* begins."""
@@ -215,9 +203,9 @@ class Rank:
         if start.profiles is not None:
             import cProfile  # noqa: PLC0415  it takes a while
 
-            self._profile_path = start.profiles[self.number]
-            self._profile = cProfile.Profile()
-            self._profile.enable()
+            profile = cProfile.Profile()
+            self._at_close.callback(profile.dump_stats, start.profiles[self.number])
+            profile.enable()
         return messages.Started(problem)
 
     def _new_group(self, seed: Any) -> Group:
@@ -239,6 +227,7 @@ class Rank:
             return Link(identity, place, count, guard, index)
 
         self.comm = comm = GpuCommunicator(self.comm, self.device, connect if gpus.linked else None)
+        self._at_close.callback(comm.close)
         self.group = self._new_group(None)
         self.begin(tuple(range(self.size)))
         return comm.connect()
@@ -345,7 +334,7 @@ class Rank:
                 continue
             source: Array = self.array(fill.source)
             if fill.selection is not None:
-                source = taken(source, fill.selection, rows, self.array, self.device)
+                source = taken(self, source, fill.selection, rows)
             self.variables[fill.variable].value = source
         return Ack()
 
