@@ -53,14 +53,11 @@ class Binder:
         self._libraries = {p.name: library_named(p.annotation) for p in parameters.values()}
         positional = [p for p in parameters.values() if p.kind in _POSITIONAL]
         self._positional = [p.name for p in positional]
-        rest = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
-        self._variadic = rest[0] if rest else ""
-        self._required = sum(p.default is Parameter.empty for p in positional)
-        self._only_positional = all(
-            p.kind in _POSITIONAL
-            or p.kind is Parameter.VAR_KEYWORD
-            or (p.kind is Parameter.KEYWORD_ONLY and p.default is not Parameter.empty)
-            for p in parameters.values()
+        variadic = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
+        self._variadic = variadic[0] if variadic else ""
+        self._required = sum(map(_is_required, positional))
+        self._needs_keywords = any(
+            _is_required(p) and p.kind is Parameter.KEYWORD_ONLY for p in parameters.values()
         )
 
     def _check(self, parameters: Mapping[str, Parameter], listed: list[str]) -> None:
@@ -83,13 +80,8 @@ class Binder:
                     f"{self._signature}."
                 )
         for p in parameters.values():
-            named = p.kind in (*_POSITIONAL, Parameter.KEYWORD_ONLY)
-            needed = named and p.default is Parameter.empty
-            if self._inputs is not None and needed and p.name not in listed:
-                raise InvalidValue(
-                    f"the parameter {p.name!r} of the function {self._name!r} is neither in inputs "
-                    f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
-                )
+            if self._inputs is not None and _is_required(p) and p.name not in listed:
+                raise InvalidValue(self._unlisted(f"the parameter {p.name!r}"))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
         """The arguments as they were given: first the positional ones, then those by keyword.
@@ -97,7 +89,8 @@ class Binder:
         Raises: InvalidType for a wrong number or unknown names of arguments.
         """
         known = len(self._positional)
-        if kwargs or not self._only_positional or not self._required <= len(args) <= known:
+        too_many = len(args) > known and not self._variadic
+        if kwargs or self._needs_keywords or too_many or len(args) < self._required:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -118,11 +111,20 @@ class Binder:
         """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""
         broadcast = parameter in self._broadcast
         if self._inputs is not None and not broadcast and parameter not in self._inputs:
-            raise InvalidType(
-                f"the argument {name!r} of the function {self._name!r} is neither in inputs "
-                f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
-            )
+            raise InvalidType(self._unlisted(f"the argument {name!r}"))
         return Bound(name, broadcast, value, self._whole or self._libraries.get(parameter))
+
+    def _unlisted(self, what: str) -> str:
+        return (
+            f"{what} of the function {self._name!r} is neither in inputs (scattered) nor in "
+            f"bcast_inputs (broadcast): name it in one of them."
+        )
+
+
+def _is_required(p: Parameter) -> bool:
+    """Whether a call has to give the parameter."""
+    variadic = p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return p.default is Parameter.empty and not variadic
 
 
 def _names(names: Any, keyword: str) -> tuple[str, ...]:
