@@ -59,10 +59,9 @@ class Worker:
         self._rank = Rank(rank, size, listener, comm)
         self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
-        self._too_long = b""
         self._forked = False
         os.register_at_fork(after_in_child=self._on_fork)
-        self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))
+        self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))  # the last reply, and its pickle
         here.rank = self._rank
         signal.signal(signal.SIGINT, self._on_interrupt)
 
@@ -123,8 +122,9 @@ class Worker:
             case Indirect():
                 return self._first_time(self._rank.array(command.region).tobytes())
             case Deliver():
+                _, last = self._last
                 row = self._rank.array(command.region)[self._rank.number]
-                row[: len(self._too_long)] = memoryview(self._too_long)
+                row[: len(last)] = memoryview(last)
                 return Ack()
             case Exit():
                 return None
@@ -137,15 +137,10 @@ class Worker:
         if reply is not self._last[0]:
             self._last = (reply, cloudpickle.dumps(reply))
         payload = self._last[1]
-        self._too_long = b""
-        if len(payload) > AREA:
-            self._too_long = payload
-            return pickle.dumps(TooLong(len(payload)))
-        return payload
+        return payload if len(payload) <= AREA else pickle.dumps(TooLong(len(payload)))
 
     def _failure(self, error: BaseException) -> Failed:
         rank = self._rank
-        usage = isinstance(error, UsageError) and not rank.in_function
         text = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
         return Failed(
@@ -153,7 +148,7 @@ class Worker:
             summary=_summary(error) + rank.device.advice(error, rank.function is not None),
             traceback=text[-_TEXT_LIMIT:],
             pickled=_pickled(error),
-            usage=usage,
+            usage=isinstance(error, UsageError) and not rank.in_function,
             strays=isinstance(error, CollectiveError) and error.strays,
         )
 
