@@ -45,37 +45,29 @@ class PreparedCall:
     def __init__(self, rank: Rank, plan: plans.CallPlan) -> None:
         self._rank = rank
         self._plan = plan
-        self._spec = rank.functions[plan.function]
-        self._outputs = self._spec.outputs
-        if plan.subset is not None and isinstance(self._outputs, tuple | list | dict):
-            self._outputs = take_subset(plan.subset, self._outputs, "outputs=")
+        self._spec = spec = rank.functions[plan.function]
+        outputs = spec.outputs
+        if plan.subset is not None and isinstance(outputs, tuple | list | dict):
+            outputs = take_subset(plan.subset, outputs, "outputs=")
         self._everyone = tuple(range(len(plan.spans)))
-        self._ranks = self._everyone if self._spec.finish else plan.participants
+        self._ranks = self._everyone if spec.finish else plan.participants
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._sliced = [rank.variables[number] for number in plan.sliced]
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
-        instead = None if rank.device.xp is np else library_instead(self._spec.fn)
+        instead = None if rank.device.xp is np else library_instead(spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
         changing = isinstance(plan.selection, plans.Picked) or rank.device.pins
         self._pieces = None if changing else self._sources()
-        self._fixed = list(self._arguments()) if self._stands() else None
+        # whether every run has the same arguments, except for numbers
+        held = any(isinstance(argument, plans.Held | plans.Replicated) for argument in plan.inputs)
+        same = self._pieces is not None and not held and plan.form is None
+        self._fixed = list(self._arguments()) if same else None
         self._numbers = list(self._numbers_among(self._fixed or []))
-        self._plain = self._is_plain()
-        self._merger = Merger(self._spec.name, self._outputs, len(self._spans) > 1)
-        self._layout = Layout()
-
-    def _is_plain(self) -> bool:
-        """Whether a run only calls the function, once, and leaves its outputs."""
-        spec, plan, device = self._spec, self._plan, self._rank.device
+        # whether a run only calls the function, once, and leaves its outputs
         special = spec.updates or spec.finish or plan.sliced or plan.subset is not None
-        return self._fixed is not None and len(self._spans) == 1 and not special and device.xp is np
-
-    def _stands(self) -> bool:
-        """Whether every run has the same arguments, except for numbers."""
-        changing = any(
-            isinstance(argument, plans.Held | plans.Replicated) for argument in self._plan.inputs
-        )
-        return self._pieces is not None and not changing and self._plan.form is None
+        self._plain = same and len(self._spans) == 1 and not special and rank.device.xp is np
+        self._merger = Merger(spec.name, outputs, len(self._spans) > 1)
+        self._layout = Layout()
 
     def _numbers_among(
         self, fixed: list[tuple[list[Any], dict[str, Any], int]]
@@ -282,7 +274,7 @@ class Updates:
 
     def __init__(self, spec: FunctionSpec, several: bool) -> None:
         self._name = spec.name
-        self._variables = [variable for variable, _ in spec.updates]
+        self._updates = spec.updates
         modes = tuple(op for _, op in spec.updates)
         self._merger = Merger(f"{spec.name}, its updates", modes, several)
         self._several = several
@@ -291,7 +283,7 @@ class Updates:
 
     def add(self, value: Any, weight: int, device: Device) -> Any:
         """Take the new values out of what one piece returned; returns its outputs."""
-        outputs, new = pair_of(value, len(self._variables), self._name)
+        outputs, new = pair_of(value, len(self._updates), self._name)
         if self._several:
             self._weight += weight
             self._merger.add(new, weight, device)
@@ -303,16 +295,14 @@ class Updates:
         """Put the values in place, merged where there were several pieces: on all ranks, or on none."""
         values: list[Any] = list(self._single)
         if self._several:
-            for variable, mode, pieces in zip(
-                self._variables, self._merger.modes, self._merger.leaves, strict=True
-            ):
-                assert mode is not None
+            for (variable, mode), pieces in zip(self._updates, self._merger.leaves, strict=True):
                 operation = OPERATIONS[mode]
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
-        checked = [variable.checked(v) for variable, v in zip(self._variables, values, strict=True)]
+        pairs = [(variable, value) for (variable, _), value in zip(self._updates, values, strict=True)]
+        checked = [(variable, variable.checked(value)) for variable, value in pairs]
         with atomic:
             if comm.count > 1:
                 comm.barrier()  # raises CollectiveError if another rank has failed
-            for variable, value in zip(self._variables, checked, strict=True):
+            for variable, value in checked:
                 variable.value = value
