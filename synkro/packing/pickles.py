@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,16 +160,14 @@ def _parts(fn: Any) -> Iterator[tuple[str, Any]]:
         yield f"its argument {index}", value
     for name, value in getattr(fn, "keywords", {}).items():
         yield f"its argument {name!r}", value
-    code = getattr(fn, "__code__", None)
-    for name, cell in (
-        zip(getattr(code, "co_freevars", ()), fn.__closure__ or (), strict=False) if code else ()
-    ):
-        yield f"the variable {name!r} that it closes over", cell.cell_contents
-    for name in getattr(code, "co_names", ()):
-        if name in fn.__globals__:
-            yield f"the global variable {name!r} that it uses", fn.__globals__[name]
-    for index, value in enumerate(getattr(fn, "__defaults__", None) or ()):
-        yield f"the default of its parameter {index}", value
-    if not code:
+    if inspect.isfunction(fn) or inspect.ismethod(fn):
+        used = inspect.getclosurevars(fn)
+        for name, value in used.nonlocals.items():
+            yield f"the variable {name!r} that it closes over", value
+        for name, value in used.globals.items():
+            yield f"the global variable {name!r} that it uses", value
+    else:
         for name, value in getattr(fn, "__dict__", {}).items():
             yield f"its attribute {name!r}", value
+    for index, value in enumerate(getattr(fn, "__defaults__", None) or ()):
+        yield f"the default of its parameter {index}", value
