@@ -45,9 +45,7 @@ class Compilations:
         return _rebuilt, (states, _on_disk(fn), place, next(self._numbers))
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        os.close(self._file)
 
 
 def _on_disk(fn: Any) -> bool:

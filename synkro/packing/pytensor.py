@@ -57,13 +57,7 @@ class Graph:
     """
 
     def __init__(
-        self,
-        inputs: Any,
-        bcast_inputs: Any,
-        outputs: Any,
-        updates: Any,
-        givens: Any,
-        name: str | None,
+        self, inputs: Any, bcast_inputs: Any, outputs: Any, updates: Any, givens: Any, name: str | None
     ) -> None:
         """Raises: InvalidType, InvalidValue unless the arguments describe a graph."""
         self.name = name or "graph"
@@ -91,8 +85,7 @@ class Graph:
                     f"givens= of the function {self.name!r} replaces a variable by one of another type: "
                     f"{_first(error)}"
                 ) from None
-        found = {v: None for v in graph_inputs(targets) if isinstance(v, SharedVariable)}
-        self.shared = list(found)
+        self.shared = [v for v in graph_inputs(targets) if isinstance(v, SharedVariable)]
         for variable in [*self.shared, *(v for v, _ in self.updates)]:
             self._check_tensor(variable, "a shared variable")
         self._count = len(pairs)

@@ -17,8 +17,6 @@ Array = NDArray[Any]
 NUMERIC_KINDS = "biufc"
 """The kinds of dtype that arrays may have: bools, integers, floats and complex numbers."""
 
-_ELSEWHERE = "(Other things can be fixed in a function with functools.partial.)"
-
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of *dtype* have arithmetic: NumPy's kinds, and the bfloat16 of ml_dtypes."""
@@ -128,7 +126,7 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
 def _no_arithmetic(dtype: np.dtype[Any], called: str, got: str = "") -> InvalidType:
     return InvalidType(
         f"{called} cannot have the dtype {dtype}: expected bools, integers, floats or complex "
-        f"numbers{got}. {_ELSEWHERE}"
+        f"numbers{got}. (Other things can be fixed in a function with functools.partial.)"
     )
 
 

@@ -194,11 +194,9 @@ class Rank:
             os.sched_setaffinity(0, {core})
         self.token = start.token
         self._master = start.master_rank
-        problem = ""
-        if start.gpus is not None:
-            problem = self._move_to_gpu(start.gpus)
-        rows: Array = self.array(start.outbox)  # mapped after the device is made, which may pin it
-        self.outbox = rows[self.number]
+        problem = "" if start.gpus is None else self._move_to_gpu(start.gpus)
+        # mapped after the device is made, which may pin it
+        self.outbox = self.array(start.outbox)[self.number]
         self.group = self._new_group(start.seed)
         if start.profiles is not None:
             import cProfile  # noqa: PLC0415  it takes a while
