@@ -189,8 +189,7 @@ class Rank:
         return lambda: handler(command)
 
     def _start(self, start: messages.Start) -> messages.Started:
-        core = start.cores[self.number]
-        if core is not None:
+        if (core := start.cores[self.number]) is not None:
             os.sched_setaffinity(0, {core})
         self.token = start.token
         self._master = start.master_rank
@@ -298,7 +297,7 @@ class Rank:
         value = self.array(command.value)
         array = self.comm.empty(value.shape, value.dtype)
         self.device.assign(array, value)
-        self.variables[command.number] = self._replica(command.name, array)
+        self.variables[command.number] = Replica(command.name, array, self.device, self.comm)
         return Ack()
 
     def _keep_outputs(self, command: messages.Keep) -> Ack:
@@ -309,11 +308,8 @@ class Rank:
             # an array that nobody else refers to becomes the replica without a copy
             alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
             array = pieces[0] if alone else self._joined(pieces, kept)
-            self.variables[kept.number] = self._replica(None, array, shared=not alone)
+            self.variables[kept.number] = Replica(None, array, self.device, self.comm, not alone)
         return Ack()
-
-    def _replica(self, name: str | None, array: Array, shared: bool = True) -> Replica:
-        return Replica(name, array, self.device, self.comm.empty, shared)
 
     def _joined(self, pieces: list[Array], kept: messages.KeptOutput) -> Array:
         """The pieces of an output, copied into one array."""
