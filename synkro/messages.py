@@ -115,25 +115,30 @@ class Parcel(NamedTuple):
 
 @dataclass(frozen=True)
 class Distribute(Command):
-    """Load the functions of a parcel, a dict from number to ``FunctionSpec``."""
+    """Load the functions of a parcel, a dict from number to ``FunctionSpec``.
+
+    *settings* are those of libraries, by library.
+    """
 
     sys_path: tuple[str, ...]
     cwd: str
     settings: dict[str, dict[str, Any]]
-    """The settings of libraries, by library."""
     parcel: Parcel
 
 
 class FunctionSpec(NamedTuple):
-    """What a worker knows of a function."""
+    """What a worker knows of a function.
+
+    *updates* are the variables whose new values it returns beside its outputs, each with its operation.
+    *finish* is called on every rank after its last piece, with the weight of its rows; it may use
+    collectives.
+    """
 
     name: str
     fn: Any
     outputs: Any
     updates: tuple[tuple[Any, str], ...] = ()
-    """Variables whose new values the function returns beside its outputs, each with its operation."""
     finish: Any = None
-    """Called on every rank after its last piece, with the weight of its rows; it may use collectives."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +231,9 @@ class StoredPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Store(Command):
+    """*placements* has a tuple for each rank."""
+
     placements: tuple[tuple[StoredPiece, ...], ...]
-    """One tuple a rank."""
 
 
 class Reduction(NamedTuple):

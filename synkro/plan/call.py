@@ -92,8 +92,7 @@ class Picked:
     indices: Region
 
 
-Rows = Strided | Picked
-"""The rows of a call, as they travel."""
+Rows = Strided | Picked  # of a call, as they travel
 
 
 class Form(NamedTuple):
