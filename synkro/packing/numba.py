@@ -42,16 +42,12 @@ class Compilations:
         """How the function *fn*, made by ``@njit`` or ``@vectorize``, is pickled."""
         states = serialize._CustomPickled(type(fn), fn._reduce_states())
         place = f"/proc/{os.getpid()}/fd/{self._file}"
-        return _rebuilt, (states, _on_disk(fn), place, next(self._numbers))
+        cache = fn._dispatcher.cache if isinstance(fn, DUFunc) else fn._cache
+        on_disk = isinstance(cache, caching.FunctionCache)  # the user has said cache=True
+        return _rebuilt, (states, on_disk, place, next(self._numbers))
 
     def close(self) -> None:
         os.close(self._file)
-
-
-def _on_disk(fn: Any) -> bool:
-    """Whether the user has said ``cache=True``."""
-    cache = fn._dispatcher.cache if isinstance(fn, DUFunc) else fn._cache
-    return type(cache).__name__ == "FunctionCache"
 
 
 def _rebuilt(pickled: Any, on_disk: bool, place: str, number: int) -> Any:

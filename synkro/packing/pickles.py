@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import pickle
@@ -24,9 +25,6 @@ _ADVICE = "Create such an object inside the function, or pass what it is made of
 class Packer:
     """Makes functions ready to travel: lambdas, partials, bound methods, callable objects."""
 
-    def __init__(self) -> None:
-        self._compilations: Any = None
-
     def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[memoryview]]:
         """All *specs* (by number) in one stream of pickles, and their big buffers beside it.
 
@@ -41,7 +39,7 @@ class Packer:
         def reduced(obj: Any) -> Any:
             if is_movable(obj):
                 along.append(obj)
-            return self._reduced(obj)
+            return self._compilations.reduced(obj) if is_numba(obj) else NotImplemented
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             try:
@@ -61,21 +59,16 @@ class Packer:
             raise
         return stream, buffers
 
-    def _reduced(self, obj: Any) -> Any:
-        """How *obj* is pickled if it is a function of numba's; NotImplemented for all others."""
-        if not is_numba(obj):
-            return NotImplemented
-        if self._compilations is None:
-            from .numba import Compilations  # noqa: PLC0415  whoever has such functions has imported it
+    @functools.cached_property
+    def _compilations(self) -> Any:
+        from .numba import Compilations  # noqa: PLC0415  whoever has such functions has imported it
 
-            self._compilations = Compilations()
-        return self._compilations.reduced(obj)
+        return Compilations()
 
     def close(self) -> None:
         """Close the file of numba's machine code, if there is one."""
-        if self._compilations is not None:
-            self._compilations.close()
-            self._compilations = None
+        if "_compilations" in vars(self):
+            vars(self).pop("_compilations").close()
 
 
 def unpack(

@@ -88,7 +88,6 @@ class Graph:
         self.shared = [v for v in graph_inputs(targets) if isinstance(v, SharedVariable)]
         for variable in [*self.shared, *(v for v, _ in self.updates)]:
             self._check_tensor(variable, "a shared variable")
-        self._count = len(pairs)
         self._targets = targets
 
     def _check_inputs(self) -> None:
@@ -206,8 +205,8 @@ class Compiled:
         self._function = function
         self._variables = tuple(replicas[variable] for variable in graph.shared)
         self._single = graph.single
-        self._count = graph._count
-        self._updates = len(graph.updates)
+        self._count = len(graph._targets) - len(graph.updates)  # of outputs
+        self._updates = bool(graph.updates)
         self._trusted = False
         self._recipe = recipe
 
@@ -291,14 +290,14 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
     """Each output with its operation, and whether there is a single one, not in a list."""
     if outputs is None:
         return [], False
-    if isinstance(outputs, GraphVariable) or _is_pair(outputs):
-        return [_pair(outputs)], True
-    if not isinstance(outputs, list | tuple):
+    single = isinstance(outputs, GraphVariable) or _is_pair(outputs)
+    listed = [outputs] if single else outputs
+    if not isinstance(listed, list | tuple):
         raise InvalidType(
             f"outputs= of a graph takes a variable, a pair (variable, operation), or a list of them; "
             f"got {outputs!r}."
         )
-    return [_pair(output) for output in outputs], False
+    return [_pair(output) for output in listed], single
 
 
 def _is_pair(value: Any) -> bool:
