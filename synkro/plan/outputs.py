@@ -203,11 +203,10 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
     """
     if not isinstance(value, tuple | list | dict):
         raise OutputError(f"output_subset={list(subset)} chooses among outputs, but {noun} is one.")
-    pick: Callable[[Any], Any] = value.__getitem__
     try:
         if isinstance(value, dict):
-            return {key: pick(key) for key in subset}
-        return tuple(pick(index) for index in subset)
+            return {key: value[key] for key in subset}
+        return tuple(value[index] for index in subset)
     except (LookupError, TypeError):
         raise InvalidIndex(
             f"output_subset={list(subset)} names an output that is not there: {noun} has "

@@ -70,8 +70,10 @@ def cast(
     given = as_numeric(value, called)
     if given.dtype == dtype:
         return given
-    if force:
-        return _forced(given, dtype)
+    if force:  # what *dtype* cannot hold is lost: imaginary parts, fractions, digits, range
+        real = given.real if given.dtype.kind == "c" and dtype.kind not in "cb" else given
+        with np.errstate(all="ignore"):
+            return real.astype(dtype)
     if np.can_cast(given.dtype, dtype, "safe"):
         return given.astype(dtype)
     if not hasattr(value, "dtype"):
@@ -84,14 +86,6 @@ def cast(
     raise InvalidType(
         f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: {advice}."
     )
-
-
-def _forced(array: Array, dtype: np.dtype[Any]) -> Array:
-    """A cast that loses what *dtype* cannot hold: imaginary parts, fractions, digits, range."""
-    if array.dtype.kind == "c" and dtype.kind not in "cb":
-        array = array.real
-    with np.errstate(all="ignore"):
-        return array.astype(dtype)
 
 
 def as_numeric(value: ArrayLike, called: str) -> Array:

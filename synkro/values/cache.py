@@ -8,13 +8,10 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-_SIZE = 64
-
-
 class Cache(dict[Key, Value]):
-    """A dict of a bounded number of entries; when it is full, a new entry empties it first."""
+    """A dict of at most 64 entries; when it is full, a new entry empties it first."""
 
     def __setitem__(self, key: Key, value: Value) -> None:
-        if len(self) >= _SIZE:
+        if len(self) >= 64:
             self.clear()
         super().__setitem__(key, value)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from .rank import Rank
 
 
+Arguments = tuple[list[Any], dict[str, Any], int]  # positional, by keyword, the weight of their piece
+
+
 class PreparedCall:
     """One call of one function on this rank's rows; runs again as long as its inputs stay in place."""
 
@@ -49,8 +52,7 @@ class PreparedCall:
         outputs = spec.outputs
         if plan.subset is not None and isinstance(outputs, tuple | list | dict):
             outputs = take_subset(plan.subset, outputs, "outputs=")
-        self._everyone = tuple(range(len(plan.spans)))
-        self._ranks = self._everyone if spec.finish else plan.participants
+        self._ranks = tuple(range(len(plan.spans))) if spec.finish else plan.participants
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._sliced = [rank.variables[number] for number in plan.sliced]
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
@@ -69,18 +71,13 @@ class PreparedCall:
         self._merger = Merger(spec.name, outputs, len(self._spans) > 1)
         self._layout = Layout()
 
-    def _numbers_among(
-        self, fixed: list[tuple[list[Any], dict[str, Any], int]]
-    ) -> Iterator[tuple[Any, Any, plans.Number]]:
+    def _numbers_among(self, fixed: list[Arguments]) -> Iterator[tuple[Any, Any, plans.Number]]:
         """The numbers among *fixed* arguments: the list or dict that holds each, and its place there."""
-        keywords = self._plan.keywords
         for args, kwargs, _ in fixed:
-            for index, argument in enumerate(self._plan.inputs):
+            places = [*((args, index) for index in range(len(args))), *((kwargs, key) for key in kwargs)]
+            for (holder, key), argument in zip(places, self._plan.inputs, strict=True):
                 if isinstance(argument, plans.Number):
-                    if index < len(args):
-                        yield args, index, argument
-                    else:
-                        yield kwargs, keywords[index - len(args)], argument
+                    yield holder, key, argument
 
     def run(self) -> Done:
         """Compute all pieces, merge them, and lay the outputs out."""
@@ -137,7 +134,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         rank.keep([])
         if spec.finish is not None:
-            rank.begin(self._everyone, spec.name)
+            rank.begin(self._ranks, spec.name)
             if spec.updates:
                 rank.comm.barrier()  # in which the others wait before they update
             self._finish(0)
@@ -175,8 +172,8 @@ class PreparedCall:
         with atomic:  # Ctrl-C stops all ranks before this block, or none
             self._rank.run(self._spec.finish, (weight,), {})
 
-    def _arguments(self) -> Generator[tuple[list[Any], dict[str, Any], int], None, None]:
-        """Positional and keyword arguments, and the weight, of each piece."""
+    def _arguments(self) -> Generator[Arguments, None, None]:
+        """The arguments of each piece."""
         plan = self._plan
         pieces = self._sources() if self._pieces is None else self._pieces
         with contextlib.closing(self._rank.device.feed(pieces)) as feeding:

@@ -33,8 +33,7 @@ _PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
 
 def main(fds: str) -> None:
     """Be the worker that ``ipc.process`` has started with these descriptors."""
-    rank, size, sock, lifeline, block, arena, *eventfds = map(int, fds.split(","))
-    wake_main, wake_workers, *wakes = eventfds
+    rank, size, sock, lifeline, block, arena, wake_main, wake_workers, *wakes = map(int, fds.split(","))
     hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)

@@ -53,10 +53,7 @@ class Merger:
         """
         if self.nothing:
             return  # outputs=[]: the function's result is not wanted
-        if self._is_known(value):
-            arrays = [np.asarray(value)]
-        else:
-            arrays = self._arrays(value, device)
+        arrays = [np.asarray(value)] if self._is_known(value) else self._arrays(value, device)
         if not self.leaves:
             self.leaves = [[] for _ in arrays]
         for index, array in enumerate(arrays):
@@ -151,10 +148,7 @@ class Layout:
         self._counts: list[int] = []  # pieces of each leaf
         self.done = Done(None, None)
         self._slots: list[tuple[int, Array]] = []  # pieces that fit, by their number, and where
-        self._slot: Array | None = None
-        self._kind: type = object
-        self._dtype: Any = None
-        self._weighted = False
+        self._slot: Array | None = None  # where the only output lies, if ``take`` may put it there
 
     def take(self, value: Any, weight: int) -> bool:
         """Put the only output of the only piece straight into the outbox, if it is like the last one."""
