@@ -126,7 +126,8 @@ class Distribute(Command):
     parcel: Parcel
 
 
-class FunctionSpec(NamedTuple):
+@dataclass(frozen=True)
+class FunctionSpec:
     """What a worker knows of a function.
 
     *updates* are the variables whose new values it returns beside its outputs, each with its operation.

@@ -41,8 +41,7 @@ class InputType(NamedTuple):
     downcast: bool
 
 
-Recipe = tuple[list[Any], list[Any], dict[str, Any]] | None
-"""Arguments of ``pytensor.function``."""
+Recipe = tuple[list[Any], list[Any], dict[str, Any]] | None  # arguments of ``pytensor.function``
 
 
 class Graph:

@@ -107,7 +107,8 @@ class Form(NamedTuple):
         return [unflatten(tree, values) for tree in self.trees]
 
 
-class CallPlan(NamedTuple):
+@dataclass(frozen=True)
+class CallPlan:
     """One call of one function.
 
     ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces; ``unit`` is the

@@ -162,8 +162,7 @@ def describe(tree: Tree) -> str:
         return "a single value"
     if tree.kind is dict:
         return f"a dict with the keys {list(map(str, tree.keys))}, in this order"
-    article = "a list" if tree.kind is list else "a tuple"
-    return f"{article} of {len(tree.children)}"
+    return f"{'a list' if tree.kind is list else 'a tuple'} of {len(tree.children)}"
 
 
 def assemble(spec: Any, tree: Tree, leaves: Iterator[Any]) -> Any:
