@@ -15,7 +15,7 @@ from lower floors, or from its own folder::
        ipc/         commands and replies, and worker processes
     4  messages     the commands and replies
        memory/      shared memory, and what becomes of it
-    3  plan/        what a call will do: integers in, frozen dataclasses out
+    3  plan/        what a call will do: integers in, immutable records out
     2  values/      arrays, variables, and objects of other libraries
     1  here         the current session, or the rank that this process is
     0  errors       every error, drawn as a tree

@@ -26,12 +26,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from .plan.batch import Strided
-from .plan.call import Access, CallPlan, Picked, Region
+from .plan.call import Access, CallPlan, Region, Rows
 from .plan.outputs import Tree
 from .plan.split import Span
+
+
+class Command:
+    """What the main process asks all ranks to do."""
+
+
+class Reply:
+    """What a rank answers."""
 
 
 class Phase(IntEnum):
@@ -51,8 +58,7 @@ class Phase(IntEnum):
     COMMUNICATING = 8
 
 
-@dataclass(frozen=True)
-class Attach:
+class Attach(NamedTuple):
     """Map a segment, whose descriptor comes over the socket, under this number."""
 
     segment: int
@@ -60,8 +66,7 @@ class Attach:
     access: Access
 
 
-@dataclass(frozen=True)
-class Housekeeping:
+class Housekeeping(NamedTuple):
     """What a worker does before it handles the command itself.
 
     *drop* has the numbers of segments, functions and variables that are gone; no two have the same.
@@ -71,8 +76,7 @@ class Housekeeping:
     drop: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Gpus:
+class Gpus(NamedTuple):
     """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
 
     *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
@@ -86,7 +90,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Command):
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
     *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
@@ -102,8 +106,7 @@ class Start:
     profiles: tuple[str, ...] | None
 
 
-@dataclass(frozen=True)
-class Parcel:
+class Parcel(NamedTuple):
     """Pickled functions: a stream, and big buffers that lie in a segment, as (start, stop)."""
 
     stream: bytes
@@ -112,36 +115,40 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Distribute:
-    """Load the functions of a parcel, a dict from number to ``FunctionSpec``."""
+class Distribute(Command):
+    """Load the functions of a parcel, a dict from number to ``FunctionSpec``.
+
+    *settings* are those of libraries, by library.
+    """
 
     sys_path: tuple[str, ...]
     cwd: str
     settings: dict[str, dict[str, Any]]
-    """The settings of libraries, by library."""
     parcel: Parcel
 
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What a worker knows of a function."""
+    """What a worker knows of a function.
+
+    *updates* are the variables whose new values it returns beside its outputs, each with its operation.
+    *finish* is called on every rank after its last piece, with the weight of its rows; it may use
+    collectives.
+    """
 
     name: str
     fn: Any
     outputs: Any
     updates: tuple[tuple[Any, str], ...] = ()
-    """Variables whose new values the function returns beside its outputs, each with its operation."""
     finish: Any = None
-    """Called on every rank after its last piece, with the weight of its rows; it may use collectives."""
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Command):
     plan: CallPlan
 
 
-@dataclass(frozen=True)
-class KeptOutput:
+class KeptOutput(NamedTuple):
     """Leaf *leaf* of the last call's outputs becomes variable *number*.
 
     A rank that took no part has no rows of it: an array of *dtype*, of shape ``(0, *tail)``.
@@ -154,12 +161,12 @@ class KeptOutput:
 
 
 @dataclass(frozen=True)
-class Keep:
+class Keep(Command):
     outputs: tuple[KeptOutput, ...]
 
 
 @dataclass(frozen=True)
-class Create:
+class Create(Command):
     """Variable *number* with the contents of *value*, a copy on every rank."""
 
     number: int
@@ -167,8 +174,7 @@ class Create:
     value: Region
 
 
-@dataclass(frozen=True)
-class Fill:
+class Fill(NamedTuple):
     """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: they do not change.
 
     Without a *selection* the ranks that have rows take all of *source*, whatever its dimensions.
@@ -176,17 +182,17 @@ class Fill:
 
     variable: int
     source: Region
-    selection: Strided | Picked | None
+    selection: Rows | None
     rows: tuple[Span | None, ...]
 
 
 @dataclass(frozen=True)
-class Write:
+class Write(Command):
     fills: tuple[Fill, ...]
 
 
 @dataclass(frozen=True)
-class Read:
+class Read(Command):
     """The replicas on *ranks*, each with a new first dimension if *raised*, reduced by *mode*."""
 
     variables: tuple[int, ...]
@@ -196,12 +202,12 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Inspect:
+class Inspect(Command):
     variables: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Command):
     """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather."""
 
     kind: str
@@ -211,14 +217,13 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Generator:
+class Generator(Command):
     """New states of the ranks' generators, one a rank; None to leave them."""
 
     states: tuple[Any, ...] | None
 
 
-@dataclass(frozen=True)
-class StoredPiece:
+class StoredPiece(NamedTuple):
     """Piece *piece* of leaf *leaf* of the last call's outputs goes to *region*."""
 
     leaf: int
@@ -227,13 +232,13 @@ class StoredPiece:
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Command):
+    """*placements* has a tuple for each rank."""
+
     placements: tuple[tuple[StoredPiece, ...], ...]
-    """One tuple a rank."""
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """Reduce *sources*, in their order, with operation *op* into *target*; each rank does its share.
 
     A mean's sum is divided by *divisor*.  In place of sources in shared memory there may be a *leaf* of
@@ -248,7 +253,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(Command):
     """*ranks* are those that have the leaves, where the reductions are of leaves."""
 
     reductions: tuple[Reduction, ...]
@@ -256,39 +261,38 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class Deliver:
+class Deliver(Command):
     region: Region
 
 
 @dataclass(frozen=True)
-class Indirect:
+class Indirect(Command):
     region: Region
 
 
 @dataclass(frozen=True)
-class Release:
-    pass
+class Release(Command):
+    """Do the housekeeping, and nothing else."""
 
 
 @dataclass(frozen=True)
-class Exit:
-    pass
+class Exit(Command):
+    """End."""
 
 
 @dataclass(frozen=True)
-class Ack:
-    pass
+class Ack(Reply):
+    """The command is done."""
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Reply):
     """*problem* says why NCCL, if it should, does not connect the ranks, or is empty."""
 
     problem: str
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One array: in the rank's outbox at *offset*, or, if that is None, waiting in the worker."""
 
     shape: tuple[int, ...]
@@ -296,8 +300,7 @@ class Piece:
     offset: int | None
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One output of one rank: its own dtype, and its pieces in the dtype of their reduction.
 
     A reduced leaf has one piece; a gathered one, or one without reduction, a piece a slice.
@@ -308,7 +311,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Done:
+class Done(Reply):
     """The outputs of a call; ``leaves`` is None for a rank that had no rows."""
 
     tree: Tree
@@ -316,22 +319,22 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Shapes:
+class Shapes(Reply):
     shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class GeneratorState:
+class GeneratorState(Reply):
     generator: Any
 
 
 @dataclass(frozen=True)
-class TooLong:
+class TooLong(Reply):
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(Reply):
     """An exception in a worker, as far as it can travel.
 
     ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
@@ -345,24 +348,3 @@ class Failed:
     pickled: bytes | None
     usage: bool
     strays: bool
-
-
-Command = (
-    Start
-    | Distribute
-    | Call
-    | Keep
-    | Create
-    | Write
-    | Read
-    | Inspect
-    | Exchange
-    | Generator
-    | Store
-    | Reduce
-    | Deliver
-    | Indirect
-    | Release
-    | Exit
-)
-Reply = Ack | Started | Done | Shapes | GeneratorState | TooLong | Failed

@@ -85,6 +85,25 @@ def test_commands_and_replies_that_do_not_fit_their_place(engine, nbytes):
         assert engine.run(Release()) == [Ack(), Ack()]
 
 
+def test_a_long_reply_is_fetched_although_much_was_freed_meanwhile(engine):
+    command = pickle.dumps(Release())
+    held = [engine.allocate(1 << 25)]
+    held[0].base[: len(command)] = memoryview(command)
+    region = Region(held[0].number, 0, (len(command),), "|u1")
+    engine.run(Indirect(region), [(held[0], Access.READ)])  # the workers have mapped it
+    number = created(engine, np.zeros(4))
+    for pid in engine.pids:
+        os.kill(pid, signal.SIGSTOP)
+
+    def tick():
+        held.clear()
+        for pid in engine.pids:
+            os.kill(pid, signal.SIGCONT)
+
+    asked = Inspect((number,) * AREA)
+    assert engine.run(asked, on_tick=tick) == [Shapes(((4,),) * AREA)] * 2
+
+
 def test_numbers_are_given_once(engine):
     numbers = [engine.directory.number(), engine.allocate(1).number, engine.directory.number()]
     assert len(set(numbers)) == 3

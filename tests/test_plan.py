@@ -352,12 +352,9 @@ def test_subsets_that_are_not_there(subset, value, error, message):
 
 def _bind(fn, args=(), kwargs=None, inputs=None, bcast=None):
     """Names, values and whether broadcast, of the positional and of the keyword arguments."""
-    positional, named = Binder(fn, inputs, bcast, "fn").bind(args, kwargs or {})
-    assert all(key == bound.name for key, bound in named.items())
-    return tuple(
-        [(bound.name, bound.value, "b" if bound.broadcast else "s") for bound in part]
-        for part in (positional, named.values())
-    )
+    bound = Binder(fn, inputs, bcast, "fn").bind(args, kwargs or {})
+    found = [(each.name, each.value, "b" if each.broadcast else "s") for each in bound]
+    return found[: len(args)], found[len(args) :]
 
 
 def plain(x, y, z=3):

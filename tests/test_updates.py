@@ -147,6 +147,15 @@ def test_an_update_that_is_refused_leaves_all_as_they_were(two):
     assert synk.gather(fine).tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("op", ["mean", "max"])
+@pytest.mark.parametrize("slices", [1, 3])
+def test_updates_are_rounded_to_what_the_variable_holds(two, op, slices):
+    w = synk.shared(np.zeros(2, "f2"))
+    f = synk.function(lambda x: (x.sum(), [x.max(axis=0)]), outputs="sum", updates=[(w, op)])
+    f(np.full((12, 2), 1 / 3), num_slices=slices)
+    check(w.value, np.full(2, 1 / 3, "f2"))
+
+
 @pytest.mark.parametrize("slices", [1, 2])
 def test_updates_of_integers(two, slices):
     """A mean over slices that is an integer is put in place, as that of a collective is."""

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from numba.core import compiler, serialize
+from numba.core import caching, compiler, serialize
 from numba.core.compiler_lock import global_compiler_lock
 from numba.np.ufunc.dufunc import DUFunc
 
@@ -42,18 +42,12 @@ class Compilations:
         """How the function *fn*, made by ``@njit`` or ``@vectorize``, is pickled."""
         states = serialize._CustomPickled(type(fn), fn._reduce_states())
         place = f"/proc/{os.getpid()}/fd/{self._file}"
-        return _rebuilt, (states, _on_disk(fn), place, next(self._numbers))
+        cache = fn._dispatcher.cache if isinstance(fn, DUFunc) else fn._cache
+        on_disk = isinstance(cache, caching.FunctionCache)  # the user has said cache=True
+        return _rebuilt, (states, on_disk, place, next(self._numbers))
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-
-def _on_disk(fn: Any) -> bool:
-    """Whether the user has said ``cache=True``."""
-    cache = fn._dispatcher.cache if isinstance(fn, DUFunc) else fn._cache
-    return type(cache).__name__ == "FunctionCache"
+        os.close(self._file)
 
 
 def _rebuilt(pickled: Any, on_disk: bool, place: str, number: int) -> Any:
@@ -139,10 +133,8 @@ class _File:
 _opened = functools.cache(_File)
 
 
-class _Cache:
+class _Cache(caching.NullCache):  # type: ignore[misc]
     """What numba asks before it compiles a function, and tells afterwards: one of its caches."""
-
-    cache_path = None
 
     def __init__(self, file: _File, number: int) -> None:
         self._file = file
@@ -165,12 +157,3 @@ class _Cache:
         lifted = any(not part.can_cache for part in result.lifted)
         bound = lifted or result.library.has_dynamic_globals  # to addresses in this process
         self._file.add(key, None if bound else serialize.dumps(result._reduce()))
-
-    def enable(self) -> None:
-        """Always on."""
-
-    def disable(self) -> None:
-        """Always on."""
-
-    def flush(self) -> None:
-        """Nothing waits to be written."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,17 +14,16 @@ import cloudpickle
 from ..errors import InvalidType
 from ..values.arrays import shortened
 from ..values.foreign import is_movable, is_numba
-from .refused import advice, is_open_file, known
+from .refused import advice, is_open_file
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
 
+_ADVICE = "Create such an object inside the function, or pass what it is made of as an argument."
+
 
 class Packer:
     """Makes functions ready to travel: lambdas, partials, bound methods, callable objects."""
-
-    def __init__(self) -> None:
-        self._compilations: Any = None
 
     def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[memoryview]]:
         """All *specs* (by number) in one stream of pickles, and their big buffers beside it.
@@ -38,7 +39,7 @@ class Packer:
         def reduced(obj: Any) -> Any:
             if is_movable(obj):
                 along.append(obj)
-            return self._reduced(obj)
+            return self._compilations.reduced(obj) if is_numba(obj) else NotImplemented
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             try:
@@ -58,21 +59,16 @@ class Packer:
             raise
         return stream, buffers
 
-    def _reduced(self, obj: Any) -> Any:
-        """How *obj* is pickled if it is a function of numba's; NotImplemented for all others."""
-        if not is_numba(obj):
-            return NotImplemented
-        if self._compilations is None:
-            from .numba import Compilations  # noqa: PLC0415  whoever has such functions has imported it
+    @functools.cached_property
+    def _compilations(self) -> Any:
+        from .numba import Compilations  # noqa: PLC0415  whoever has such functions has imported it
 
-            self._compilations = Compilations()
-        return self._compilations.reduced(obj)
+        return Compilations()
 
     def close(self) -> None:
         """Close the file of numba's machine code, if there is one."""
-        if self._compilations is not None:
-            self._compilations.close()
-            self._compilations = None
+        if "_compilations" in vars(self):
+            vars(self).pop("_compilations").close()
 
 
 def unpack(
@@ -128,12 +124,13 @@ def _explain(spec: Any, error: Exception) -> None:
             f"the function {spec.name!r} cannot be sent to the workers: {error}"
         ) from error
     found = ((where, part) for where, part in _parts(spec.fn) if not _pickles(part))
-    where, culprit = ("", spec.fn) if known(spec.fn) else next(found, ("", spec.fn))
+    where, culprit = ("", spec.fn) if advice(spec.fn) else next(found, ("", spec.fn))
+    instead = advice(culprit) or _ADVICE
     subject = f"{where}, {shortened(culprit)}," if where else "it"
     reason = str(error).strip().splitlines()[0]
     raise InvalidType(
         f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "
-        f"({type(error).__name__}: {reason}). {advice(culprit)}"
+        f"({type(error).__name__}: {reason}). {instead}"
     ) from error
 
 
@@ -156,16 +153,14 @@ def _parts(fn: Any) -> Iterator[tuple[str, Any]]:
         yield f"its argument {index}", value
     for name, value in getattr(fn, "keywords", {}).items():
         yield f"its argument {name!r}", value
-    code = getattr(fn, "__code__", None)
-    for name, cell in (
-        zip(getattr(code, "co_freevars", ()), fn.__closure__ or (), strict=False) if code else ()
-    ):
-        yield f"the variable {name!r} that it closes over", cell.cell_contents
-    for name in getattr(code, "co_names", ()):
-        if name in fn.__globals__:
-            yield f"the global variable {name!r} that it uses", fn.__globals__[name]
-    for index, value in enumerate(getattr(fn, "__defaults__", None) or ()):
-        yield f"the default of its parameter {index}", value
-    if not code:
+    if inspect.isfunction(fn) or inspect.ismethod(fn):
+        used = inspect.getclosurevars(fn)
+        for name, value in used.nonlocals.items():
+            yield f"the variable {name!r} that it closes over", value
+        for name, value in used.globals.items():
+            yield f"the global variable {name!r} that it uses", value
+    else:
         for name, value in getattr(fn, "__dict__", {}).items():
             yield f"its attribute {name!r}", value
+    for index, value in enumerate(getattr(fn, "__defaults__", None) or ()):
+        yield f"the default of its parameter {index}", value

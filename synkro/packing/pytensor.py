@@ -41,8 +41,7 @@ class InputType(NamedTuple):
     downcast: bool
 
 
-Recipe = tuple[list[Any], list[Any], dict[str, Any]] | None
-"""Arguments of ``pytensor.function``."""
+Recipe = tuple[list[Any], list[Any], dict[str, Any]] | None  # arguments of ``pytensor.function``
 
 
 class Graph:
@@ -57,13 +56,7 @@ class Graph:
     """
 
     def __init__(
-        self,
-        inputs: Any,
-        bcast_inputs: Any,
-        outputs: Any,
-        updates: Any,
-        givens: Any,
-        name: str | None,
+        self, inputs: Any, bcast_inputs: Any, outputs: Any, updates: Any, givens: Any, name: str | None
     ) -> None:
         """Raises: InvalidType, InvalidValue unless the arguments describe a graph."""
         self.name = name or "graph"
@@ -91,11 +84,9 @@ class Graph:
                     f"givens= of the function {self.name!r} replaces a variable by one of another type: "
                     f"{_first(error)}"
                 ) from None
-        found = {v: None for v in graph_inputs(targets) if isinstance(v, SharedVariable)}
-        self.shared = list(found)
+        self.shared = [v for v in graph_inputs(targets) if isinstance(v, SharedVariable)]
         for variable in [*self.shared, *(v for v, _ in self.updates)]:
             self._check_tensor(variable, "a shared variable")
-        self._count = len(pairs)
         self._targets = targets
 
     def _check_inputs(self) -> None:
@@ -131,19 +122,12 @@ class Graph:
                 f"can be split and reduced. (Random numbers: draw them in NumPy, and pass them.)"
             )
 
-    def types(self, downcast: bool) -> dict[str, InputType]:
-        """The type of each input, by name."""
-        return {
-            name: InputType(np.dtype(v.type.dtype), v.type.shape, downcast)
-            for name, v in zip(self.names, self.inputs, strict=True)
-        }
-
     def compiled(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
         """The function; it takes the values of shared variables from their *replicas*.
 
         Raises: InvalidValue if the graph does not use an input, or needs a variable that is none.
         """
-        return self._with(replicas, self._built(*self._pure(), options), options)
+        return Compiled(self, replicas, options, self._built(*self._pure(), options))
 
     def for_gpus(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
         """The function, as ``compiled``: interpreted here, and compiled by JAX on the workers.
@@ -174,14 +158,8 @@ class Graph:
                     f"the function {self.name!r} uses {node.op}, which PyTensor cannot compile with "
                     f'JAX, as it must on GPUs: fork(devices="cpu"), or write it with xp().'
                 )
-        return self._with(replicas, function, options, (places, targets, {**options, "mode": "JAX"}))
-
-    def _with(
-        self, replicas: Mapping[Any, Any], function: Any, options: dict[str, Any], recipe: Recipe = None
-    ) -> Compiled:
-        variables = [replicas[variable] for variable in self.shared]
-        types = self.types(bool(options.get("allow_input_downcast")))
-        return Compiled(self, types, function, variables, recipe)
+        recipe = places, targets, {**options, "mode": "JAX"}
+        return Compiled(self, replicas, options, function, recipe)
 
     def _pure(self) -> tuple[list[Any], list[Any]]:
         """The inputs and the results of the graph, with shared variables replaced by inputs."""
@@ -210,23 +188,24 @@ class Compiled:
     def __init__(
         self,
         graph: Graph,
-        types: dict[str, InputType],
+        replicas: Mapping[Any, Any],
+        options: dict[str, Any],
         function: Any,
-        variables: Sequence[Any],
         recipe: Recipe = None,
     ) -> None:
-        """*types* are those of the inputs, in their order.
-
-        With a *recipe*, workers compile that instead of taking over *function*.
-        """
+        """With a *recipe*, workers compile that instead of taking over *function*."""
         self.__name__ = graph.name
-        self.names = tuple(types)
-        self.input_types = types
+        self.names = graph.names
+        downcast = bool(options.get("allow_input_downcast"))
+        self.input_types = {
+            name: InputType(np.dtype(v.type.dtype), v.type.shape, downcast)
+            for name, v in zip(graph.names, graph.inputs, strict=True)
+        }
         self._function = function
-        self._variables = tuple(variables)
+        self._variables = tuple(replicas[variable] for variable in graph.shared)
         self._single = graph.single
-        self._count = graph._count
-        self._updates = len(graph.updates)
+        self._count = len(graph._targets) - len(graph.updates)  # of outputs
+        self._updates = bool(graph.updates)
         self._trusted = False
         self._recipe = recipe
 
@@ -310,14 +289,14 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
     """Each output with its operation, and whether there is a single one, not in a list."""
     if outputs is None:
         return [], False
-    if isinstance(outputs, GraphVariable) or _is_pair(outputs):
-        return [_pair(outputs)], True
-    if not isinstance(outputs, list | tuple):
+    single = isinstance(outputs, GraphVariable) or _is_pair(outputs)
+    listed = [outputs] if single else outputs
+    if not isinstance(listed, list | tuple):
         raise InvalidType(
             f"outputs= of a graph takes a variable, a pair (variable, operation), or a list of them; "
             f"got {outputs!r}."
         )
-    return [_pair(output) for output in outputs], False
+    return [_pair(output) for output in listed], single
 
 
 def _is_pair(value: Any) -> bool:

@@ -6,8 +6,6 @@ import io
 from types import GeneratorType
 from typing import Any
 
-DEFAULT = "Create such an object inside the function, or pass what it is made of as an argument."
-
 _ADVICE = {
     "torch.jit": "Send the plain function or module; or save it with torch.jit.save, and load it in the "
     "function.",
@@ -25,14 +23,9 @@ def is_open_file(value: Any) -> bool:
     return isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO)
 
 
-def known(value: Any) -> bool:
-    """Whether there is special advice for *value*."""
-    return _kind(value) in _ADVICE
-
-
-def advice(value: Any) -> str:
-    """What to do instead of sending *value*, a sentence."""
-    return _ADVICE.get(_kind(value), DEFAULT)
+def advice(value: Any) -> str | None:
+    """What to do instead of sending *value*, a sentence; None if no more is known than of any object."""
+    return _ADVICE.get(_kind(value))
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a call will do, computed before anything is done: integers in, frozen dataclasses out.
+"""What a call will do, computed before anything is done: integers in, immutable records out.
 
 Nothing in here knows a process, a device or a session.
 

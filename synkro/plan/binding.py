@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """One argument: its name in errors, whether every rank sees it whole, and its value.
 
     The function takes it as an array of *library* (None: as it comes; "numpy": arrays of others, too,
@@ -47,25 +45,22 @@ class Binder:
         self._name = name
         self._inputs = None if inputs is None else _names(inputs, "inputs")
         self._broadcast = _names(bcast_inputs or (), "bcast_inputs")
-        self._signature = _signature(fn, [*(self._inputs or ()), *self._broadcast])
+        listed = [*(self._inputs or ()), *self._broadcast]
+        self._signature = _signature(fn, listed)
         parameters = self._signature.parameters
-        self._check(parameters)
+        self._check(parameters, listed)
         self._whole = library_of_function(fn)
         self._libraries = {p.name: library_named(p.annotation) for p in parameters.values()}
         positional = [p for p in parameters.values() if p.kind in _POSITIONAL]
-        self._positional = [(p.name, p.name in self._broadcast) for p in positional]
-        rest = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
-        self._variadic = rest[0] if rest else ""
-        self._required = sum(p.default is Parameter.empty for p in positional)
-        self._only_positional = all(
-            p.kind in _POSITIONAL
-            or p.kind is Parameter.VAR_KEYWORD
-            or (p.kind is Parameter.KEYWORD_ONLY and p.default is not Parameter.empty)
-            for p in parameters.values()
+        self._positional = [p.name for p in positional]
+        variadic = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
+        self._variadic = variadic[0] if variadic else ""
+        self._required = sum(map(_is_required, positional))
+        self._needs_keywords = any(
+            _is_required(p) and p.kind is Parameter.KEYWORD_ONLY for p in parameters.values()
         )
 
-    def _check(self, parameters: Mapping[str, Parameter]) -> None:
-        listed = [*(self._inputs or ()), *self._broadcast]
+    def _check(self, parameters: Mapping[str, Parameter], listed: list[str]) -> None:
         open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         for known in parameters:
             if known in RESERVED:
@@ -85,23 +80,17 @@ class Binder:
                     f"{self._signature}."
                 )
         for p in parameters.values():
-            named = p.kind in (*_POSITIONAL, Parameter.KEYWORD_ONLY)
-            needed = named and p.default is Parameter.empty
-            if self._inputs is not None and needed and p.name not in listed:
-                raise InvalidValue(
-                    f"the parameter {p.name!r} of the function {self._name!r} is neither in inputs "
-                    f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
-                )
+            if self._inputs is not None and _is_required(p) and p.name not in listed:
+                raise InvalidValue(self._unlisted(f"the parameter {p.name!r}"))
 
-    def bind(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Bound], dict[str, Bound]]:
-        """The arguments, positional and by keyword, as they were given.
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
+        """The arguments as they were given: first the positional ones, then those by keyword.
 
         Raises: InvalidType for a wrong number or unknown names of arguments.
         """
         known = len(self._positional)
-        if kwargs or not self._only_positional or not self._required <= len(args) <= known:
+        too_many = len(args) > known and not self._variadic
+        if kwargs or self._needs_keywords or too_many or len(args) < self._required:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -109,26 +98,33 @@ class Binder:
                     f"{self._name}{self._signature} was called wrongly: {error}."
                 ) from None
         variadic = self._variadic
-        positional = [
-            self._bound(name, broadcast, value)
-            for (name, broadcast), value in zip(self._positional, args, strict=False)
+        bound = [
+            self._bound(name, value, name) for name, value in zip(self._positional, args, strict=False)
         ]
-        positional += [
-            self._bound(f"{variadic}[{index}]", variadic in self._broadcast, value, variadic)
+        bound += [
+            self._bound(f"{variadic}[{index}]", value, variadic)
             for index, value in enumerate(args[known:])
         ]
-        return positional, {
-            name: self._bound(name, name in self._broadcast, value) for name, value in kwargs.items()
-        }
+        return bound + [self._bound(name, value, name) for name, value in kwargs.items()]
 
-    def _bound(self, name: str, broadcast: bool, value: Any, listed_as: str = "") -> Bound:
-        if self._inputs is not None and not broadcast and (listed_as or name) not in self._inputs:
-            raise InvalidType(
-                f"the argument {name!r} of the function {self._name!r} is neither in inputs "
-                f"(scattered) nor in bcast_inputs (broadcast): name it in one of them."
-            )
-        library = self._whole or self._libraries.get(listed_as or name)
-        return Bound(name, broadcast, value, library)
+    def _bound(self, name: str, value: Any, parameter: str) -> Bound:
+        """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""
+        broadcast = parameter in self._broadcast
+        if self._inputs is not None and not broadcast and parameter not in self._inputs:
+            raise InvalidType(self._unlisted(f"the argument {name!r}"))
+        return Bound(name, broadcast, value, self._whole or self._libraries.get(parameter))
+
+    def _unlisted(self, what: str) -> str:
+        return (
+            f"{what} of the function {self._name!r} is neither in inputs (scattered) nor in "
+            f"bcast_inputs (broadcast): name it in one of them."
+        )
+
+
+def _is_required(p: Parameter) -> bool:
+    """Whether a call has to give the parameter."""
+    variadic = p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return p.default is Parameter.empty and not variadic
 
 
 def _names(names: Any, keyword: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .batch import Strided
 from .outputs import Tree, unflatten
@@ -92,8 +92,10 @@ class Picked:
     indices: Region
 
 
-@dataclass(frozen=True)
-class Form:
+Rows = Strided | Picked  # of a call, as they travel
+
+
+class Form(NamedTuple):
     """How inputs, which are leaves, become arguments: each one's nesting, and each leaf's library."""
 
     trees: tuple[Tree, ...]
@@ -111,8 +113,8 @@ class CallPlan:
 
     ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces; ``unit`` is the
     number of rows that weigh 1 in a mean.  ``selection`` maps these rows to rows of scattered inputs,
-    ``held[r]`` to rows of rank r's replicas: of held inputs, and of the variables ``sliced``.  Without
-    both, every rank runs once.
+    ``held[r]`` to rows of rank r's replicas: of held inputs, and of the variables ``sliced``.  A call
+    without both has one row a rank.
 
     The last arguments are passed by ``keywords``.  Inputs are the arguments themselves or, with a
     ``form``, leaves of them.
@@ -122,36 +124,26 @@ class CallPlan:
     inputs: tuple[Argument, ...]
     keywords: tuple[str, ...]
     form: Form | None
-    selection: Strided | Picked | None
+    selection: Rows | None
     spans: tuple[Span, ...]
     slices: int
     unit: int
     subset: tuple[Any, ...] | None
-    held: tuple[Strided | Picked, ...] | None = None
+    held: tuple[Rows, ...] | None = None
     sliced: tuple[int, ...] = ()
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether the call is split by rows; otherwise every rank runs the function once."""
-        return self.selection is not None or self.held is not None
 
     @property
     def total_weight(self) -> int:
         """The sum of the weights of all pieces, by which a mean divides the weighted sum."""
-        if not self.by_rows:
-            return len(self.spans)
         return (self.spans[-1][1] - self.spans[0][0]) // self.unit
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """The ranks that have rows, or all if the call has none."""
-        if not self.by_rows:
-            return tuple(range(len(self.spans)))
+        """The ranks that have rows."""
         return tuple(rank for rank, (start, stop) in enumerate(self.spans) if stop > start)
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(NamedTuple):
     """A plan for collecting the values of variables from *participants*, without a call."""
 
     participants: tuple[int, ...]

@@ -44,25 +44,21 @@ Tree = Node | None
 """The nesting of a value; None stands for a leaf."""
 
 
-def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]] | None:
-    """The class to rebuild *value* with, its keys and its children; None if it is a leaf."""
+def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]]:
+    """The class to rebuild a container with, its keys and its children."""
     if isinstance(value, dict):
         return dict, tuple(value), list(value.values())
+    kind: type = list
     if isinstance(value, tuple):
         kind = type(value) if hasattr(value, "_fields") else tuple
-        return kind, tuple(range(len(value))), value
-    if isinstance(value, list):
-        return list, tuple(range(len(value))), value
-    return None
+    return kind, tuple(range(len(value))), value
 
 
 def flatten(value: Any, opens: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree]:
     """The leaves of *value*, from left to right, and its tree; *opens* says which containers open."""
     if not isinstance(value, _CONTAINERS) or (opens is not None and not opens(value)):
         return [value], None
-    parts = _children(value)
-    assert parts is not None
-    kind, keys, children = parts
+    kind, keys, children = _children(value)
     leaves: list[Any] = []
     trees = []
     for child in children:
@@ -109,9 +105,8 @@ def check_modes(spec: Any) -> Any:
 
     Raises: InvalidValue for an unknown operation, InvalidType for other objects.
     """
-    parts = _children(spec)
-    if parts is not None:
-        kind, keys, children = parts
+    if isinstance(spec, _CONTAINERS):
+        kind, keys, children = _children(spec)
         return Node(kind, keys, (None,) * len(keys)).build([check_modes(c) for c in children])
     if spec is not None and not isinstance(spec, str):
         raise InvalidType(
@@ -167,8 +162,7 @@ def describe(tree: Tree) -> str:
         return "a single value"
     if tree.kind is dict:
         return f"a dict with the keys {list(map(str, tree.keys))}, in this order"
-    article = "a list" if tree.kind is list else "a tuple"
-    return f"{article} of {len(tree.children)}"
+    return f"{'a list' if tree.kind is list else 'a tuple'} of {len(tree.children)}"
 
 
 def assemble(spec: Any, tree: Tree, leaves: Iterator[Any]) -> Any:
@@ -208,11 +202,10 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
     """
     if not isinstance(value, tuple | list | dict):
         raise OutputError(f"output_subset={list(subset)} chooses among outputs, but {noun} is one.")
-    pick: Callable[[Any], Any] = value.__getitem__
     try:
         if isinstance(value, dict):
-            return {key: pick(key) for key in subset}
-        return tuple(pick(index) for index in subset)
+            return {key: value[key] for key in subset}
+        return tuple(value[index] for index in subset)
     except (LookupError, TypeError):
         raise InvalidIndex(
             f"output_subset={list(subset)} names an output that is not there: {noun} has "

@@ -17,8 +17,6 @@ Array = NDArray[Any]
 NUMERIC_KINDS = "biufc"
 """The kinds of dtype that arrays may have: bools, integers, floats and complex numbers."""
 
-_ELSEWHERE = "(Other things can be fixed in a function with functools.partial.)"
-
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of *dtype* have arithmetic: NumPy's kinds, and the bfloat16 of ml_dtypes."""
@@ -70,12 +68,12 @@ def cast(
     Raises: InvalidType.
     """
     given = as_numeric(value, called)
-    if not is_numeric(given.dtype):
-        checked_dtype(given.dtype, called)
     if given.dtype == dtype:
         return given
-    if force:
-        return _forced(given, dtype)
+    if force:  # what *dtype* cannot hold is lost: imaginary parts, fractions, digits, range
+        real = given.real if given.dtype.kind == "c" and dtype.kind not in "cb" else given
+        with np.errstate(all="ignore"):
+            return real.astype(dtype)
     if np.can_cast(given.dtype, dtype, "safe"):
         return given.astype(dtype)
     if not hasattr(value, "dtype"):
@@ -88,14 +86,6 @@ def cast(
     raise InvalidType(
         f"{called} holds {dtype}, and a cast of {given.dtype} to it may lose information: {advice}."
     )
-
-
-def _forced(array: Array, dtype: np.dtype[Any]) -> Array:
-    """A cast that loses what *dtype* cannot hold: imaginary parts, fractions, digits, range."""
-    if array.dtype.kind == "c" and dtype.kind not in "cb":
-        array = array.real
-    with np.errstate(all="ignore"):
-        return array.astype(dtype)
 
 
 def as_numeric(value: ArrayLike, called: str) -> Array:
@@ -121,12 +111,17 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
                 f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
             ) from None
         raise InvalidType(f"{called} needs an array in host memory: {error}") from None
-    if not is_numeric(array.dtype) and not hasattr(value, "dtype"):
-        raise InvalidType(
-            f"{called} cannot have the dtype {array.dtype}: expected bools, integers, floats or complex "
-            f"numbers; got {shortened(value)}. {_ELSEWHERE}"
-        )
+    if not is_numeric(array.dtype):
+        got = "" if hasattr(value, "dtype") else f"; got {shortened(value)}"
+        raise _no_arithmetic(array.dtype, called, got)
     return array
+
+
+def _no_arithmetic(dtype: np.dtype[Any], called: str, got: str = "") -> InvalidType:
+    return InvalidType(
+        f"{called} cannot have the dtype {dtype}: expected bools, integers, floats or complex "
+        f"numbers{got}. (Other things can be fixed in a function with functools.partial.)"
+    )
 
 
 def shortened(value: Any) -> str:
@@ -145,10 +140,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
     except TypeError as error:
         raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
     if not is_numeric(known):
-        raise InvalidType(
-            f"{called} cannot have the dtype {known}: expected bools, integers, floats or complex "
-            f"numbers. {_ELSEWHERE}"
-        )
+        raise _no_arithmetic(known, called)
     return known
 
 

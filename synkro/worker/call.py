@@ -25,19 +25,8 @@ from ..comms.ops import OPERATIONS
 from ..devices.base import Device, Source
 from ..memory.interrupts import atomic
 from ..messages import Done, FunctionSpec, Phase
+from ..plan import call as plans
 from ..plan.batch import Strided
-from ..plan.call import (
-    Argument,
-    Broadcast,
-    CallPlan,
-    Constant,
-    Held,
-    Number,
-    Picked,
-    Region,
-    Replicated,
-    Scattered,
-)
 from ..plan.outputs import pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
@@ -50,54 +39,45 @@ if TYPE_CHECKING:
     from .rank import Rank
 
 
+Arguments = tuple[list[Any], dict[str, Any], int]  # positional, by keyword, the weight of their piece
+
+
 class PreparedCall:
     """One call of one function on this rank's rows; runs again as long as its inputs stay in place."""
 
-    def __init__(self, rank: Rank, plan: CallPlan) -> None:
+    def __init__(self, rank: Rank, plan: plans.CallPlan) -> None:
         self._rank = rank
         self._plan = plan
-        self._spec = rank.functions[plan.function]
-        self._outputs = self._spec.outputs
-        if plan.subset is not None and isinstance(self._outputs, tuple | list | dict):
-            self._outputs = take_subset(plan.subset, self._outputs, "outputs=")
-        self._everyone = tuple(range(len(plan.spans)))
-        self._ranks = self._everyone if self._spec.finish else plan.participants
-        self._spans = _pieces(plan, rank.number)
+        self._spec = spec = rank.functions[plan.function]
+        outputs = spec.outputs
+        if plan.subset is not None and isinstance(outputs, tuple | list | dict):
+            outputs = take_subset(plan.subset, outputs, "outputs=")
+        self._ranks = tuple(range(len(plan.spans))) if spec.finish else plan.participants
+        self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._sliced = [rank.variables[number] for number in plan.sliced]
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
-        instead = None if rank.device.xp is np else library_instead(self._spec.fn)
+        instead = None if rank.device.xp is np else library_instead(spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
-        changing = isinstance(plan.selection, Picked) or rank.device.pins
+        changing = isinstance(plan.selection, plans.Picked) or rank.device.pins
         self._pieces = None if changing else self._sources()
-        self._fixed = list(self._arguments()) if self._stands() else None
+        # whether every run has the same arguments, except for numbers
+        held = any(isinstance(argument, plans.Held | plans.Replicated) for argument in plan.inputs)
+        same = self._pieces is not None and not held and plan.form is None
+        self._fixed = list(self._arguments()) if same else None
         self._numbers = list(self._numbers_among(self._fixed or []))
-        self._plain = self._is_plain()
-        self._merger = Merger(self._spec.name, self._outputs, len(self._spans) > 1)
+        # whether a run only calls the function, once, and leaves its outputs
+        special = spec.updates or spec.finish or plan.sliced or plan.subset is not None
+        self._plain = same and len(self._spans) == 1 and not special and rank.device.xp is np
+        self._merger = Merger(spec.name, outputs, len(self._spans) > 1)
         self._layout = Layout()
 
-    def _is_plain(self) -> bool:
-        """Whether a run only calls the function, once, and leaves its outputs."""
-        spec, plan, device = self._spec, self._plan, self._rank.device
-        special = spec.updates or spec.finish or plan.sliced or plan.subset is not None
-        return self._fixed is not None and len(self._spans) == 1 and not special and device.xp is np
-
-    def _stands(self) -> bool:
-        """Whether every run has the same arguments, except for numbers."""
-        changing = any(isinstance(argument, Held | Replicated) for argument in self._plan.inputs)
-        return self._pieces is not None and not changing and self._plan.form is None
-
-    def _numbers_among(
-        self, fixed: list[tuple[list[Any], dict[str, Any], int]]
-    ) -> Iterator[tuple[Any, Any, Number]]:
+    def _numbers_among(self, fixed: list[Arguments]) -> Iterator[tuple[Any, Any, plans.Number]]:
         """The numbers among *fixed* arguments: the list or dict that holds each, and its place there."""
-        keywords = self._plan.keywords
         for args, kwargs, _ in fixed:
-            for index, argument in enumerate(self._plan.inputs):
-                if isinstance(argument, Number):
-                    if index < len(args):
-                        yield args, index, argument
-                    else:
-                        yield kwargs, keywords[index - len(args)], argument
+            places = [*((args, index) for index in range(len(args))), *((kwargs, key) for key in kwargs)]
+            for (holder, key), argument in zip(places, self._plan.inputs, strict=True):
+                if isinstance(argument, plans.Number):
+                    yield holder, key, argument
 
     def run(self) -> Done:
         """Compute all pieces, merge them, and lay the outputs out."""
@@ -123,7 +103,7 @@ class PreparedCall:
                 updates.apply(rank.comm)
             if spec.finish is not None:
                 start, stop = self._plan.spans[rank.number]
-                self._finish((stop - start) // self._plan.unit if self._plan.by_rows else 1)
+                self._finish((stop - start) // self._plan.unit)
             rank.report(Phase.MERGING, len(self._spans))
             done = self._layout.place(merger, rank.outbox, rank.device)
             rank.keep(merger.leaves if self._layout.keeps else [])
@@ -154,7 +134,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         rank.keep([])
         if spec.finish is not None:
-            rank.begin(self._everyone, spec.name)
+            rank.begin(self._ranks, spec.name)
             if spec.updates:
                 rank.comm.barrier()  # in which the others wait before they update
             self._finish(0)
@@ -192,8 +172,8 @@ class PreparedCall:
         with atomic:  # Ctrl-C stops all ranks before this block, or none
             self._rank.run(self._spec.finish, (weight,), {})
 
-    def _arguments(self) -> Generator[tuple[list[Any], dict[str, Any], int], None, None]:
-        """Positional and keyword arguments, and the weight, of each piece."""
+    def _arguments(self) -> Generator[Arguments, None, None]:
+        """The arguments of each piece."""
         plan = self._plan
         pieces = self._sources() if self._pieces is None else self._pieces
         with contextlib.closing(self._rank.device.feed(pieces)) as feeding:
@@ -204,51 +184,53 @@ class PreparedCall:
                 ]
                 if plan.form is not None:
                     values = plan.form.build(values)
-                weight = (span[1] - span[0]) // plan.unit if plan.by_rows else 1
+                weight = (span[1] - span[0]) // plan.unit
                 count = len(values) - len(plan.keywords)
                 yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
 
-    def _argument(self, argument: Argument, library: str | None, value: Any, span: Span) -> Any:
+    def _argument(self, argument: plans.Argument, library: str | None, value: Any, span: Span) -> Any:
         """The argument of one piece; *value* is what the device has made of its source."""
         rank = self._rank
         match argument:
-            case Constant():
+            case plans.Constant():
                 return argument.value
-            case Number():
+            case plans.Number():
                 return self._value_of(argument)
-            case Replicated():
+            case plans.Replicated():
                 value = read_only(rank.variables[argument.variable].whole.view())
-            case Held():
+            case plans.Held():
                 rows = self._rows_held(span)(rank.variables[argument.variable].whole)
                 value = read_only(rows.view())
         return handed(value, library)
 
-    def _value_of(self, number: Number) -> Any:
+    def _value_of(self, number: plans.Number) -> Any:
         array = self._rank.array(number.region)
         return array.item() if number.plain else array[()]
 
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""
-        whole: dict[Argument, Source] = {
+        whole: dict[plans.Argument, Source] = {
             argument: Source(
                 self._rank.array(argument.region), version=self._rank.version(argument.region)
             )
             for argument in self._plan.inputs
-            if isinstance(argument, Broadcast)
+            if isinstance(argument, plans.Broadcast)
         }
         return [
             [
-                self._rows(argument, span) if isinstance(argument, Scattered) else whole.get(argument)
+                self._rows(argument, span)
+                if isinstance(argument, plans.Scattered)
+                else whole.get(argument)
                 for argument in self._plan.inputs
             ]
             for span in self._spans
         ]
 
-    def _rows(self, argument: Scattered, span: Span) -> Source:
+    def _rows(self, argument: plans.Scattered, span: Span) -> Source:
         selection = self._plan.selection
         assert selection is not None
         array = self._rank.array(argument.region)
-        return selected(array, selection, span, self._rank.array, argument.base)
+        return selected(self._rank, array, selection, span, argument.base)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
         """A function that takes the rows *span* of the call out of an array that this rank holds."""
@@ -257,28 +239,16 @@ class PreparedCall:
         selection = plan.held[rank.number]
         first = plan.spans[rank.number][0]
         local = (span[0] - first, span[1] - first)
-        return lambda array: taken(array, selection, local, rank.array, rank.device)
+        return lambda array: taken(rank, array, selection, local)
 
 
-def taken(
-    array: Array,
-    selection: Strided | Picked,
-    span: Span,
-    find: Callable[[Region], Array],
-    device: Device,
-) -> Array:
+def taken(rank: Rank, array: Array, selection: plans.Rows, span: Span) -> Array:
     """The rows *span* of a selection of *array*, on the device where that lies."""
-    rows = selected(array, selection, span, find)
-    return rows.array if rows.indices is None else device.take(array, rows.indices)
+    rows = selected(rank, array, selection, span)
+    return rows.array if rows.indices is None else rank.device.take(array, rows.indices)
 
 
-def selected(
-    array: Array,
-    selection: Strided | Picked,
-    span: Span,
-    find: Callable[[Region], Array],
-    base: int = 0,
-) -> Source:
+def selected(rank: Rank, array: Array, selection: plans.Rows, span: Span, base: int = 0) -> Source:
     """The rows *span* of a selection, as a source; the first row of *array* is row *base*."""
     start, stop = span
     if start == stop:
@@ -288,15 +258,8 @@ def selected(
         last = selection.start + (stop - 1) * selection.step - base
         end = last + (1 if selection.step > 0 else -1)
         return Source(array[first : None if end < 0 else end : selection.step])
-    indices = find(selection.indices)[start:stop]
+    indices = rank.array(selection.indices)[start:stop]
     return Source(array, indices - base if base else indices)
-
-
-def _pieces(plan: CallPlan, rank: int) -> tuple[Span, ...]:
-    """The pieces that *rank* computes one after the other; one empty piece if nothing is scattered."""
-    if not plan.by_rows:
-        return ((0, 0),)
-    return slices_of(plan.spans[rank], plan.slices)
 
 
 class Updates:
@@ -308,7 +271,7 @@ class Updates:
 
     def __init__(self, spec: FunctionSpec, several: bool) -> None:
         self._name = spec.name
-        self._variables = [variable for variable, _ in spec.updates]
+        self._updates = spec.updates
         modes = tuple(op for _, op in spec.updates)
         self._merger = Merger(f"{spec.name}, its updates", modes, several)
         self._several = several
@@ -317,7 +280,7 @@ class Updates:
 
     def add(self, value: Any, weight: int, device: Device) -> Any:
         """Take the new values out of what one piece returned; returns its outputs."""
-        outputs, new = pair_of(value, len(self._variables), self._name)
+        outputs, new = pair_of(value, len(self._updates), self._name)
         if self._several:
             self._weight += weight
             self._merger.add(new, weight, device)
@@ -329,16 +292,14 @@ class Updates:
         """Put the values in place, merged where there were several pieces: on all ranks, or on none."""
         values: list[Any] = list(self._single)
         if self._several:
-            for variable, mode, pieces in zip(
-                self._variables, self._merger.modes, self._merger.leaves, strict=True
-            ):
-                assert mode is not None
+            for (variable, mode), pieces in zip(self._updates, self._merger.leaves, strict=True):
                 operation = OPERATIONS[mode]
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
-        checked = [variable.checked(v) for variable, v in zip(self._variables, values, strict=True)]
+        pairs = [(variable, value) for (variable, _), value in zip(self._updates, values, strict=True)]
+        checked = [(variable, variable.checked(value)) for variable, value in pairs]
         with atomic:
             if comm.count > 1:
                 comm.barrier()  # raises CollectiveError if another rank has failed
-            for variable, value in zip(self._variables, checked, strict=True):
+            for variable, value in checked:
                 variable.value = value

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -29,14 +29,6 @@ from ..values.variable import Variable
 from .replica import Replica
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-class StandIn(NamedTuple):
-    """A variable in ``as_serial``: its value when it was first used, and the replica in its place."""
-
-    variable: Variable
-    before: Array
-    replica: Replica
 
 
 def _collective(method: Method) -> Method:
@@ -62,7 +54,8 @@ class Group:
         device: what this rank computes on.
         rng: this rank's random generator, made when it is first asked for.
         master: the place of the default root.
-        stand_ins: in ``as_serial``, the stand-ins of variables, by id.
+        stand_ins: in ``as_serial``, by the id of a variable: the variable, its value when it was first
+            used, and the replica in its place.
     """
 
     def __init__(
@@ -81,7 +74,7 @@ class Group:
         self._rng = rng
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
-        self.stand_ins: dict[int, StandIn] = {}
+        self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
         """A call begins, in which *ranks* take part."""
@@ -96,8 +89,7 @@ class Group:
 
     def stand_in(self, variable: Variable) -> Replica:
         """The replica that stands for a worker variable in ``as_serial``."""
-        known = self.stand_ins.get(id(variable))
-        if known is None:
+        if id(variable) not in self.stand_ins:
             token = here.group.set(None)
             try:
                 before = variable.value
@@ -105,9 +97,9 @@ class Group:
                 here.group.reset(token)
             copy = self.comm.empty(before.shape, variable.dtype)
             copy[...] = before
-            known = StandIn(variable, before, Replica(variable.name, copy, self.device, self.comm.empty))
-            self.stand_ins[id(variable)] = known
-        return known.replica
+            replica = Replica(variable.name, copy, self.device, self.comm)
+            self.stand_ins[id(variable)] = variable, before, replica
+        return self.stand_ins[id(variable)][-1]
 
     @property
     def rank(self) -> int:
@@ -253,11 +245,11 @@ class Group:
 
 
 def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
-    """*result* in the variable's dtype, if that changes no element.
+    """*result*, if it can be assigned to the variable: floats are rounded, no other element changes.
 
     Raises: InvalidValue.
     """
-    if result.dtype == variable.dtype:
+    if np.can_cast(result.dtype, variable.dtype, "same_kind"):
         return result
     with np.errstate(all="ignore"):
         converted = result.astype(variable.dtype)

@@ -33,8 +33,7 @@ _PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
 
 def main(fds: str) -> None:
     """Be the worker that ``ipc.process`` has started with these descriptors."""
-    rank, size, sock, lifeline, block, arena, *eventfds = map(int, fds.split(","))
-    wake_main, wake_workers, *wakes = eventfds
+    rank, size, sock, lifeline, block, arena, wake_main, wake_workers, *wakes = map(int, fds.split(","))
     hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
@@ -56,29 +55,28 @@ class Worker:
 
     def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
         self._listener = listener
-        self._rank = Rank(rank, size, comm, listener.descriptor, listener.report, listener.mark)
+        self._rank = Rank(rank, size, listener, comm)
         self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
-        self._too_long = b""
         self._forked = False
         os.register_at_fork(after_in_child=self._on_fork)
-        self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))
+        self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))  # the last reply, and its pickle
         here.rank = self._rank
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def serve(self) -> None:
         while True:
             command, housekeeping = self._listener.receive(Phase.BEGINNING)
-            try:
-                reply = self._answer(command, housekeeping)
-            except _Leave:
-                self._rank.close()
-                return
+            reply = self._answer(command, housekeeping)
             if self._forked:  # the function has forked, and this is the child, which is no rank
                 os._exit(0)
+            if reply is None:
+                break
             self._listener.reply(self._encoded(reply), Phase.WAITING)
+        self._rank.close()
 
-    def _answer(self, command: bytes, housekeeping: bytes) -> Reply:
+    def _answer(self, command: bytes, housekeeping: bytes) -> Reply | None:
+        """Do the command; returns the reply, or None if this process is to end."""
         try:
             failed = True
             try:
@@ -90,8 +88,6 @@ class Worker:
                 atomic.forget()
                 self._rank.end(failed)
                 sys.stdout.flush()
-        except _Leave:
-            raise
         except BaseException as error:
             self._interruptible = False
             self._leave_if_lost(error)
@@ -107,7 +103,7 @@ class Worker:
             where = f" in the function {self._rank.function!r}" if self._rank.function else ""
             give_up(f"rank {self._rank.number} lost its GPU{where}: {what}")
 
-    def _perform(self, command: bytes, housekeeping: bytes) -> Reply:
+    def _perform(self, command: bytes, housekeeping: bytes) -> Reply | None:
         rank = self._rank
         rank.attend(self._listener.number)
         if housekeeping:
@@ -119,17 +115,18 @@ class Worker:
         action = self._prepared.get(command)
         return action() if action is not None else self._first_time(command)
 
-    def _first_time(self, payload: bytes) -> Reply:
+    def _first_time(self, payload: bytes) -> Reply | None:
         command = pickle.loads(payload)
         match command:
             case Indirect():
                 return self._first_time(self._rank.array(command.region).tobytes())
             case Deliver():
+                _, last = self._last
                 row = self._rank.array(command.region)[self._rank.number]
-                row[: len(self._too_long)] = memoryview(self._too_long)
+                row[: len(last)] = memoryview(last)
                 return Ack()
             case Exit():
-                raise _Leave
+                return None
         action = self._rank.action(command)
         if isinstance(command, Call | Store | Reduce):
             self._prepared[payload] = action
@@ -139,15 +136,10 @@ class Worker:
         if reply is not self._last[0]:
             self._last = (reply, cloudpickle.dumps(reply))
         payload = self._last[1]
-        self._too_long = b""
-        if len(payload) > AREA:
-            self._too_long = payload
-            return pickle.dumps(TooLong(len(payload)))
-        return payload
+        return payload if len(payload) <= AREA else pickle.dumps(TooLong(len(payload)))
 
     def _failure(self, error: BaseException) -> Failed:
         rank = self._rank
-        usage = isinstance(error, UsageError) and not rank.in_function
         text = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
         return Failed(
@@ -155,7 +147,7 @@ class Worker:
             summary=_summary(error) + rank.device.advice(error, rank.function is not None),
             traceback=text[-_TEXT_LIMIT:],
             pickled=_pickled(error),
-            usage=usage,
+            usage=isinstance(error, UsageError) and not rank.in_function,
             strays=isinstance(error, CollectiveError) and error.strays,
         )
 
@@ -176,10 +168,6 @@ def _imports(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-class _Leave(BaseException):
-    """The main process said Exit."""
 
 
 def _summary(error: BaseException) -> str:

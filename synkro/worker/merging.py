@@ -53,10 +53,7 @@ class Merger:
         """
         if self.nothing:
             return  # outputs=[]: the function's result is not wanted
-        if self._is_known(value):
-            arrays = [np.asarray(value)]
-        else:
-            arrays = self._arrays(value, device)
+        arrays = [np.asarray(value)] if self._is_known(value) else self._arrays(value, device)
         if not self.leaves:
             self.leaves = [[] for _ in arrays]
         for index, array in enumerate(arrays):
@@ -103,18 +100,13 @@ class Merger:
     def _merge(self, index: int, array: Array, weight: int, device: Device) -> None:
         operation, pieces = self._operations[index], self.leaves[index]
         if array.dtype != self.dtypes[index]:
-            raise self._error(
-                self.tree,
-                index,
-                f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another",
-            )
+            what = f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another"
+            raise self._error(self.tree, index, what)
         if operation is None:
             mode = self.modes[index]
             if mode is not None and array.ndim == 0:
-                advice = "return an array, or say outputs=None"
-                raise self._error(
-                    self.tree, index, f'"{mode}" concatenates rows, got a scalar: {advice}'
-                )
+                what = f'"{mode}" concatenates rows, got a scalar: return an array, or say outputs=None'
+                raise self._error(self.tree, index, what)
             if self._several:
                 array = array.copy() if mode == "keep" else device.stow(array)
             pieces.append(array)
@@ -156,10 +148,7 @@ class Layout:
         self._counts: list[int] = []  # pieces of each leaf
         self.done = Done(None, None)
         self._slots: list[tuple[int, Array]] = []  # pieces that fit, by their number, and where
-        self._slot: Array | None = None
-        self._kind: type = object
-        self._dtype: Any = None
-        self._weighted = False
+        self._slot: Array | None = None  # where the only output lies, if ``take`` may put it there
 
     def take(self, value: Any, weight: int) -> bool:
         """Put the only output of the only piece straight into the outbox, if it is like the last one."""
@@ -207,36 +196,30 @@ class Layout:
         return len(pieces) == len(merger.leaves) or self._counts == [len(n) for n in merger.leaves]
 
     def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:
-        offsets: dict[tuple[int, int], int] = {}
-        numbers: dict[tuple[int, int], int] = {}
-        for leaf, arrays in enumerate(merger.leaves):
-            for piece in range(len(arrays)):
-                numbers[leaf, piece] = len(numbers)
+        pieces = [
+            (mode, array)
+            for mode, arrays in zip(merger.modes, merger.leaves, strict=True)
+            for array in arrays
+        ]
+        # Reduced leaves first: they have one size on all ranks, so that they get the same place.
+        order = sorted(range(len(pieces)), key=lambda number: pieces[number][0] not in OPERATIONS)
+        offsets: list[int | None] = [None] * len(pieces)
         self._slots = []
         end = 0
-        # Reduced leaves first: they have one size on all ranks, so that they get the same place.
-        order = sorted(range(len(merger.leaves)), key=lambda leaf: merger.modes[leaf] not in OPERATIONS)
-        for leaf in order:
-            for piece, array in enumerate(merger.leaves[leaf]):
-                if merger.modes[leaf] != "keep" and end + array.nbytes <= len(outbox):
-                    offsets[leaf, piece] = end
-                    slot: Array = np.ndarray(array.shape, array.dtype, buffer=outbox, offset=end)
-                    self._slots.append((numbers[leaf, piece], slot))
-                    end += aligned(array.nbytes)
-        self.done = Done(
-            merger.tree,
-            tuple(
-                Leaf(
-                    code_of(dtype),
-                    tuple(
-                        Piece(array.shape, code_of(array.dtype), offsets.get((leaf, piece)))
-                        for piece, array in enumerate(pieces)
-                    ),
-                )
-                for leaf, (dtype, pieces) in enumerate(zip(merger.dtypes, merger.leaves, strict=True))
-            ),
-        )
-        self.keeps = len(offsets) < sum(map(len, merger.leaves))
+        for number in order:
+            mode, array = pieces[number]
+            if mode != "keep" and end + array.nbytes <= len(outbox):
+                offsets[number] = end
+                slot: Array = np.ndarray(array.shape, array.dtype, buffer=outbox, offset=end)
+                self._slots.append((number, slot))
+                end += aligned(array.nbytes)
+        self.keeps = None in offsets
+        places = iter(offsets)
+        leaves = []
+        for dtype, arrays in zip(merger.dtypes, merger.leaves, strict=True):
+            laid = [Piece(array.shape, code_of(array.dtype), next(places)) for array in arrays]
+            leaves.append(Leaf(code_of(dtype), tuple(laid)))
+        self.done = Done(merger.tree, tuple(leaves))
 
 
 def _output(value: Any) -> Array:

@@ -7,6 +7,7 @@ Large outputs of a call wait here.  ``Store`` copies them to a segment that all 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
@@ -25,6 +26,7 @@ from ..comms.shm import ShmCommunicator
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import InternalError
+from ..ipc.channel import Listener
 from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
 from ..messages import Ack, Command, Done, FunctionSpec, Phase, Reply
@@ -53,15 +55,7 @@ class Rank:
         token: the name of this session, by which its variables are recognized.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        comm: Communicator,
-        descriptor: Callable[[int], int],
-        report: Callable[[int, int], None],
-        mark: Callable[[int], None],
-    ) -> None:
+    def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
         self.number = rank
         self.size = size
         self.pid = os.getpid()
@@ -74,17 +68,16 @@ class Rank:
         self.in_function = False
         self.in_call = False
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.report = report
-        self.mark = mark
+        self.report = listener.report
+        self.mark = listener.mark
         self.token = ""
-        self._descriptor = descriptor
+        self._descriptor = listener.descriptor
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, tuple[int, messages.Attach]] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
         self.group = self._new_group(None)
-        self._profile: Any = None
-        self._profile_path = ""
+        self._at_close = contextlib.ExitStack()
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
@@ -92,11 +85,10 @@ class Rank:
         for number in housekeeping.drop:
             self.functions.pop(number, None)
             self.variables.pop(number, None)
-            segment = self._segments.pop(number, None)
-            if segment is not None:
+            if number in self._segments:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
-                del segment
-            if number in self._unmapped:
+                del self._segments[number]
+            elif number in self._unmapped:
                 os.close(self._unmapped.pop(number)[0])
         if housekeeping.drop:
             self.comm.tidy()
@@ -131,11 +123,7 @@ class Rank:
 
     def close(self) -> None:
         """Before the process ends: write the profile, and let go of NCCL."""
-        if self._profile is not None:
-            self._profile.disable()
-            self._profile.dump_stats(self._profile_path)
-        if isinstance(self.comm, GpuCommunicator):
-            self.comm.links.close()
+        self._at_close.close()
 
     def attend(self, epoch: int) -> None:
         """Command number *epoch* begins."""
@@ -195,23 +183,20 @@ class Rank:
         return lambda: handler(command)
 
     def _start(self, start: messages.Start) -> messages.Started:
-        core = start.cores[self.number]
-        if core is not None:
+        if (core := start.cores[self.number]) is not None:
             os.sched_setaffinity(0, {core})
         self.token = start.token
         self._master = start.master_rank
-        problem = ""
-        if start.gpus is not None:
-            problem = self._move_to_gpu(start.gpus)
-        rows: Array = self.array(start.outbox)  # mapped after the device is made, which may pin it
-        self.outbox = rows[self.number]
+        problem = "" if start.gpus is None else self._move_to_gpu(start.gpus)
+        # mapped after the device is made, which may pin it
+        self.outbox = self.array(start.outbox)[self.number]
         self.group = self._new_group(start.seed)
         if start.profiles is not None:
             import cProfile  # noqa: PLC0415  it takes a while
 
-            self._profile_path = start.profiles[self.number]
-            self._profile = cProfile.Profile()
-            self._profile.enable()
+            profile = cProfile.Profile()
+            self._at_close.callback(profile.dump_stats, start.profiles[self.number])
+            profile.enable()
         return messages.Started(problem)
 
     def _new_group(self, seed: Any) -> Group:
@@ -227,6 +212,7 @@ class Rank:
         self.device = CudaDevice(index, gpus.preallocate)
         assert isinstance(self.comm, ShmCommunicator)
         self.comm = comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
+        self._at_close.callback(comm.links.close)
         self.group = self._new_group(None)
         self.begin(tuple(range(self.size)))
         return comm.links.connect()
@@ -299,7 +285,7 @@ class Rank:
         value = self.array(command.value)
         array = self.comm.empty(value.shape, value.dtype)
         self.device.assign(array, value)
-        self.variables[command.number] = self._replica(command.name, array)
+        self.variables[command.number] = Replica(command.name, array, self.device, self.comm)
         return Ack()
 
     def _keep_outputs(self, command: messages.Keep) -> Ack:
@@ -310,11 +296,8 @@ class Rank:
             # an array that nobody else refers to becomes the replica without a copy
             alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
             array = pieces[0] if alone else self._joined(pieces, kept)
-            self.variables[kept.number] = self._replica(None, array, shared=not alone)
+            self.variables[kept.number] = Replica(None, array, self.device, self.comm, not alone)
         return Ack()
-
-    def _replica(self, name: str | None, array: Array, shared: bool = True) -> Replica:
-        return Replica(name, array, self.device, self.comm.empty, shared)
 
     def _joined(self, pieces: list[Array], kept: messages.KeptOutput) -> Array:
         """The pieces of an output, copied into one array."""
@@ -333,7 +316,7 @@ class Rank:
                 continue
             source: Array = self.array(fill.source)
             if fill.selection is not None:
-                source = taken(source, fill.selection, rows, self.array, self.device)
+                source = taken(self, source, fill.selection, rows)
             self.variables[fill.variable].value = source
         return Ack()
 

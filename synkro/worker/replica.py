@@ -7,27 +7,25 @@ from typing import Any
 
 import numpy as np
 
+from ..comms.base import Communicator
 from ..devices.base import Device
 from ..errors import InvalidType, InvalidValue
 from ..values.arrays import Array, as_numeric
 from ..values.variable import Variable
-
-New = Callable[[tuple[int, ...], Any], Array]
-"""Makes an uninitialized array of a shape and dtype, as ``numpy.empty`` does."""
 
 
 class Replica(Variable):
     """One rank's replica of a variable: what functions see in place of a ``Shared`` or a kept output."""
 
     def __init__(
-        self, name: str | None, array: Array, device: Device, empty: New, shared: bool = True
+        self, name: str | None, array: Array, device: Device, comm: Communicator, shared: bool = True
     ) -> None:
-        """*array* lies on *device*; *shared* says whether *empty* made it, so that all ranks see it."""
+        """*array* lies on *device*; *shared* says whether *comm* made it, so that all ranks see it."""
         self.name = name
         self.dtype = array.dtype
         self.ndim = array.ndim
         self._device = device
-        self._empty = empty
+        self._comm = comm
         self._array = array
         self._shared = shared
         self._rows: Array | None = None
@@ -47,7 +45,8 @@ class Replica(Variable):
         if self._rows is not None:
             self._write_rows(array)
             return
-        fresh = self._empty(array.shape, self.dtype)  # arrays that were read before stay what they were
+        # arrays that were read before stay what they were
+        fresh = self._comm.empty(array.shape, self.dtype)
         self._device.assign(fresh, array)
         self.adopt(fresh)
 
@@ -94,7 +93,7 @@ class Replica(Variable):
         return self._array
 
     def adopt(self, array: Array) -> None:
-        """Become *array*, which ``empty`` has made."""
+        """Become *array*, which the communicator has made."""
         self._array = array
         self._shared = True
 
@@ -105,9 +104,8 @@ class Replica(Variable):
         """
         self._select = select
         self._rows = None if select is None else select(self._array)
-        self._apart = False
-        if self._rows is not None and self._rows.base is None:
-            self._apart = True
+        self._apart = self._rows is not None and self._rows.base is None
+        if self._rows is not None and self._apart:
             read_only(self._rows)
 
     def __getitem__(self, key: Any) -> Any:

@@ -15,7 +15,7 @@ from ...messages import FunctionSpec
 from ...plan.binding import Bound
 from ...plan.call import Argument, Broadcast, Constant, Form, Held, Number, Region, Replicated, Scattered
 from ...plan.outputs import Tree, flatten, leaf_paths
-from ...values.arrays import Array, as_numeric, cast, checked_dtype, code_of, native
+from ...values.arrays import Array, as_numeric, cast, code_of, native
 from ...values.foreign import is_graph_shared, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
@@ -216,7 +216,6 @@ class Arguments:
             minibatch = value.minibatch and not bound.broadcast
             return Input(bound.name, kind(placed.region), placed, None, minibatch, reusable)
         array = as_numeric(value, called)
-        checked_dtype(array.dtype, called)
         if self._engine.on_gpus:
             array = native(array)
         buffer, placed = self._put(bound.name, array, called)

@@ -141,7 +141,7 @@ class Function:
         if not progress:
             return self._run(planned)
         plan = planned.plan
-        slices = [min(plan.slices, stop - start) if plan.by_rows else 1 for start, stop in plan.spans]
+        slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
         with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
             return self._run(planned, on_tick)
 
@@ -180,10 +180,9 @@ class Function:
 
         ``Data`` are read-only in it, as on the workers.
         """
-        positional, named = self._binder.bind(args, kwargs)
-        leaves, form = self._planner.arguments.opened([*positional, *named.values()])
+        leaves, form = self._planner.arguments.opened(self._binder.bind(args, kwargs))
         with self._bridged():
-            return run_alone(self.spec, leaves, form, tuple(named), self._home.variables.rng)
+            return run_alone(self.spec, leaves, form, tuple(kwargs), self._home.variables.rng)
 
     as_theano = as_serial
 
@@ -199,7 +198,6 @@ class Function:
 
         *minibatch* goes to the scattered ones, *force_cast* and *oversize* to all.
         """
-        positional, named = self._binder.bind(args, kwargs)
         types = getattr(self.fn, "input_types", {})
         return tuple(
             make_data(
@@ -211,7 +209,7 @@ class Function:
                 minibatch=minibatch and not bound.broadcast,
                 name=bound.name,
             )
-            for bound in (*positional, *named.values())
+            for bound in self._binder.bind(args, kwargs)
         )
 
 

@@ -134,13 +134,12 @@ class Planner:
         self._engine.require_ready()
         self._engine.settle()
         slices = checked_int(slices, "num_slices", 1)
-        positional, named = self._binder.bind(args, kwargs)
-        opened, form = self.arguments.opened([*positional, *named.values()])
+        opened, form = self.arguments.opened(self._binder.bind(args, kwargs))
         inputs = list(map(self.arguments.input, opened))
         chosen = check_subset(subset)
         if chosen is not None and isinstance(self._spec.outputs, tuple | list | dict):
             take_subset(chosen, self._spec.outputs, "outputs=")
-        planned = self._plan(inputs, tuple(named), form, batch, batch_s, slices, chosen)
+        planned = self._plan(inputs, tuple(kwargs), form, batch, batch_s, slices, chosen)
         nested = form is not None and any(form.trees)
         reusable = simple and not nested and not self._sliced
         if self.arguments.reuse(inputs if reusable else None):
@@ -203,7 +202,7 @@ class Planner:
     ) -> tuple[tuple[Span, ...], tuple[Strided | Picked, ...] | None]:
         """The rows of the call that each rank computes, and which of its own rows those are."""
         size = self._engine.size
-        spans = split(0, selection.count, size) if selection else ((0, 0),) * size
+        spans = split(0, selection.count if selection else size, size)
         own = {
             f"the argument {each.name!r}": each.variable
             for each in inputs

@@ -299,7 +299,8 @@ class Engine:
         """Fetch the replies that are too long for the block, through a segment with room for them."""
         lengths = [reply.nbytes if isinstance(reply, TooLong) else 0 for reply in replies]
         shape = (self.size, max(lengths))
-        segment = self.allocate(shape[0] * shape[1])
+        # not by ``allocate``: it may run a command, and the ranks keep their last reply only
+        segment = self.adopt(Segment.create(self.directory.number(), shape[0] * shape[1]))
         region = Region(segment.number, 0, shape, "|u1")
         self.run(Deliver(region), [(segment, Access.WRITE)])
         rows = segment.array(region)

@@ -120,7 +120,7 @@ class Transfer:
         self._reductions: list[Reduction] = []
         self._copies: list[tuple[Array, Region]] = []
         self._results: list[list[Region]] = []
-        self._pickled: Cache[tuple[int, ...], list[bytes]] = Cache(_SHARED_RESULTS + 1)
+        self._pickled: Cache[tuple[int, ...], list[bytes]] = Cache()
         for index, output in outputs.items():
             self._add(index, output)
 
@@ -193,9 +193,9 @@ class Transfer:
         def placed(region: Region) -> Region:
             return replace(region, segment=segments[region.segment].number)
 
-        stores = [[replace(s, region=placed(s.region)) for s in stores] for stores in self._stores]
+        stores = [[s._replace(region=placed(s.region)) for s in stores] for stores in self._stores]
         reductions = [
-            replace(each, sources=tuple(map(placed, each.sources)), target=placed(each.target))
+            each._replace(sources=tuple(map(placed, each.sources)), target=placed(each.target))
             for each in self._reductions
         ]
         on_devices = tuple(each for each in reductions if not each.sources)

@@ -14,7 +14,7 @@ from ... import messages
 from ...comms.ops import operation_named
 from ...errors import InvalidType, InvalidValue
 from ...plan.call import Access
-from ...values.arrays import as_numeric, checked_dtype, native
+from ...values.arrays import as_numeric, native
 from ...values.foreign import is_graph_shared
 from ...values.variable import Variable
 from ..engine.engine import Engine
@@ -71,7 +71,6 @@ class Variables:
             raise InvalidType(f"the name of a variable must be a string; got {name!r}.")
         called = f"the variable {name!r}" if name else "a variable"
         array = native(as_numeric(value, called))
-        checked_dtype(array.dtype, called)
         number = self._engine.directory.number()
         made = Shared(self.collectives, number, array.dtype, array.ndim, name)
         self._engine.directory.watch(made, number)
