@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.run import QUESTIONS, unwritable  # noqa: E402
 
+pytestmark = pytest.mark.lab
+
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_leaves_a_record_with_medians(question, run_python, tmp_path):

@@ -13,6 +13,8 @@ from support.leftovers import children, descendants
 from support.programs import ROOT
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.lab
+
 RUN = ("-m", "benchmarks.multi_gpu", "--device", "cpu", "--quick", "--seconds", "200")
 
 

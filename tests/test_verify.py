@@ -12,6 +12,8 @@ from support.leftovers import children, descendants
 from support.programs import ROOT
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.lab
+
 STAND_IN = ROOT / "tests" / "stand_in"
 RUN = ("-m", "benchmarks.gpu.verify", "--quick")
 

@@ -21,6 +21,17 @@ def pytest_collection_modifyitems(config, items):
     config.stash[_LEFT_OUT] = f"gpu: {tests} left out, as they need a GPU: {found.reason}"
 
 
+def pytest_sessionfinish(session):
+    """Under pytest-xdist, the processes that collect the tests hand the line to the one that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = session.config.stash.get(_LEFT_OUT, "")
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node):
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", "")
+
+
 def pytest_terminal_summary(terminalreporter, config):
     if line := config.stash.get(_LEFT_OUT, ""):
         terminalreporter.write_line(line)
