@@ -1,12 +1,16 @@
 """Arguments that come again and again: what is kept of a call never shows in the next."""
 
+import enum
+import sys
 import zlib
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import synkro as synk
 from support.leftovers import descriptors
 from support.sessions import lasting
 
@@ -158,3 +162,70 @@ def test_outputs_may_change_from_call_to_call(session, op, indices):
             continue  # refused, as it has no rows
         found, wanted = again(x, index), fresh(x, index)
         assert repr(found) == repr(wanted)
+
+
+# ── arguments with names alike, and many of them ─────────────────────────────────────────────────
+
+
+class Rate(float):
+    """A number of a class of one's own."""
+
+
+class Mode(enum.IntEnum):
+    SLOW = 1
+    FAST = 2
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+
+def test_keys_that_look_alike_are_different_arguments(session):
+    sums = session.function(
+        lambda d: np.array([v.sum() for v in d.values()]), bcast_inputs="d", outputs="max"
+    )
+    alike = {float("nan"): np.ones(3), float("nan"): np.full(3, 2.0)}
+    assert sums(alike).tolist() == [3, 6]
+    both = session.function(
+        lambda x, **others: np.array([x["p"].sum(), others["x['p']"].sum()]), outputs="sum"
+    )
+    assert both(x={"p": np.ones(4)}, **{"x['p']": np.full(4, 2.0)}).tolist() == [4, 8]
+
+
+def test_new_keys_do_not_take_new_memory(session):
+    f = session.function(lambda d, k: sum(v.sum() for v in d.values()) * k, "d", "sum", "k")
+    x = np.ones(4)
+    assert f({"file": x}, 2) == 8
+    before = len(descriptors())
+    for turn in range(20):
+        assert f({f"file {turn}": x}, 2) == 8
+    assert len(descriptors()) == before
+
+
+@pytest.mark.parametrize("number", [Rate(0.5), Mode.FAST], ids=repr)
+def test_numbers_of_classes_of_ones_own_arrive_as_they_are(session, number):
+    f = session.function(lambda k: repr(k) == repr(number), bcast_inputs="k", outputs=None)
+    assert f(number) == [True, True]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_submitted_numbers_arrive_as_they_are(session, number):
+    look = session.function(lambda k: looked_at(k), bcast_inputs="k", outputs=None)
+    assert look.submit(number).result() == [looked_at(number)] * 2
+
+
+def test_arguments_may_be_made_by_calls(session):
+    class Lazy:
+        """An array that another call, or a call of the same function, computes when it is asked for."""
+
+        def __init__(self, by, *args):
+            self.by, self.args = by, args
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.by(*self.args))
+
+    double = session.function(lambda x: 2 * x, outputs="gather")
+    total = session.function(lambda x: x.sum(), outputs="sum")
+    assert total(Lazy(double, np.ones(4))) == 8
+    with pytest.raises(synk.UsageError, match="in the middle of another one"):
+        double(Lazy(double, np.ones(4)))
+    assert total(Lazy(double, np.ones(4))) == 8

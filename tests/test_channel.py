@@ -16,6 +16,7 @@ import pytest
 from support.together import good, together
 from support.waiting import wait_until
 from synkro.ipc.channel import AREA, MARKS, Controller, Listener, block_bytes, send_descriptors
+from synkro.ipc.waiting import Fence
 
 pytestmark = pytest.mark.quick
 
@@ -172,6 +173,18 @@ def test_roused_workers_also_get_a_command_that_comes_late_or_not_at_once(wired,
         assert wire.ask(b"%d" % turn) == [b"%d|%d|" % (rank, turn) for rank in range(3)]
 
 
+def test_a_fence_holds_nobody_up_after_an_interrupt_between_its_steps(monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    fence = Fence()
+    with monkeypatch.context() as patch:
+        patch.setattr(fence, "_release", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fence()
+    assert good(together(fence, fence, seconds=PATIENCE)) == [None, None]
+
+
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_the_last_answer_wakes_the_controller(wired, last):
     """It sleeps, and nobody but the last to answer wakes it: waiting has no limit here."""
@@ -326,7 +339,9 @@ def test_descriptors_arrive_by_their_numbers(wired, tmp_path):
     for number in (5, 0, 299, *range(1, 5), *range(6, 299)):
         fd = listener.descriptor(number)
         assert os.pread(fd, 10, 0) == b"%d" % number
-        os.close(fd)
+        listener.release(number)
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
     sender.join(PATIENCE)
     for fd in files.values():
         os.close(fd)

@@ -1,7 +1,9 @@
 """Ctrl-C at any moment: the call ends, the session goes on, none is lost, nothing is left behind."""
 
+import contextlib
 import importlib
 import os
+import random
 import signal
 import sys
 import threading
@@ -249,7 +251,8 @@ armed = threading.Event()  # one interrupt at a time: the next only after this o
 
 def shoot():
     while not stop.wait(0.004):
-        if who != os.getpid():
+        if who != os.getpid():  # as the main process does
+            session._engine._controller.disclaim()
             os.kill(who, signal.SIGINT)
         elif armed.is_set():
             armed.clear()
@@ -394,3 +397,95 @@ def test_ctrl_c_cuts_off_no_compilation_of_numba(session, tmp_path):
     f = session.function(compiled, outputs="sum")
     ctrl_c(marker.exists, lambda: [f(np.ones(10)), time.sleep(SOON)])
     assert f(np.ones(10)) == {"total": 10, "compiled": 1}
+
+
+# ── other signals ────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def alarm(handler):
+    """Inside the block, SIGALRM is handled by *handler*; ``setitimer`` sends it."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_results_after_interrupts_are_right_whatever_the_function_returned_before(session):
+    """A worker is interrupted anywhere, also while it lays its output out."""
+
+    def changing(k):
+        return np.full(2000, k) if k % 2 else np.full(1000, -0.5 * k)
+
+    f = session.function(changing, outputs="max", bcast_inputs="k")
+    f(1)
+    rng = random.Random(0)
+    interrupted = k = 0
+    end = time.monotonic() + 2
+    with alarm(signal.default_int_handler):
+        while time.monotonic() < end:
+            k += 1
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-4))
+                    f(k)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+                k += rng.choice([0, 1])
+            assert np.array_equal(f(k), changing(k))
+    assert interrupted
+
+
+def test_a_signal_handler_cannot_call_in_the_middle_of_a_call(session):
+    f = session.function(lambda x, t: (time.sleep(t), x.sum())[1], outputs="sum", bcast_inputs="t")
+    w = session.shared(np.ones(3))
+    x = np.ones(8)
+    f(x, 0.0)
+    refused = []
+
+    def handler(*_):
+        for call in (lambda: f(np.full(8, 7.0), 0.0), w.get_value):
+            try:
+                call()
+            except synk.UsageError as error:
+                refused.append(str(error))
+
+    with Watch(), alarm(handler):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        assert f(x, 0.5) == 8
+    assert len(refused) == 2
+    assert all("in the middle of another one" in text for text in refused)
+    assert f(x, 0.0) == 8
+
+
+def test_a_signal_handler_may_close_the_session(own):
+    f = own.function(lambda x: (time.sleep(60), x.sum())[1], outputs="sum")
+    own.distribute()
+    with Watch(), alarm(lambda *_: own.close()):
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(synk.SessionClosed):
+            f(np.ones(4))
+    assert own.state is State.CLOSED
+    own.close()
+
+
+def test_an_interrupt_that_comes_late_does_not_hit_the_next_call(session):
+    f = session.function(lambda x: (time.sleep(0.2), x.sum())[1], outputs="sum")
+    session.distribute()
+    future = f.submit(np.ones(4))
+    assert wait_until(in_phase(session, Phase.RUNNING))
+    os.kill(session.pids[0], signal.SIGINT)
+    assert future.result() == 4
+
+
+def test_no_call_can_be_submitted_while_the_session_is_closed(own):
+    f = own.function(lambda x: x.sum(), outputs="sum")
+    f(np.ones(4))
+    f.submit(np.ones(4)).result()
+    own.functions.cancel()  # the first thing that close() does
+    with pytest.raises(synk.SessionClosed, match="submitted"):
+        f.submit(np.ones(4))

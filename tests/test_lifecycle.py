@@ -604,6 +604,42 @@ def test_a_fork_of_the_main_process_leaves_the_workers_alone(how, run_python):
     assert done.stderr == ""
 
 
+CALLING_CHILD = """
+import os, time
+import numpy as np
+import synkro as synk
+
+synk.fork(2, verbose=False)
+x = synk.data(np.ones(4))
+
+
+def slow(x, k, seconds):
+    time.sleep(seconds)
+    return x.sum() * k
+
+
+f = synk.function(slow, bcast_inputs=["k", "seconds"], outputs="sum")
+f(x, 2.0, 0.0)
+future = f.submit(x, 2.0, 1.0)
+time.sleep(0.3)  # the call goes on
+if not os.fork():
+    for _ in range(100):
+        try:
+            f(x, 7.0, 0.0)
+        except synk.SessionClosed:
+            continue
+        os._exit(1)
+    os._exit(0)
+assert os.wait()[1] == 0
+assert future.result(30) == 8
+assert f(x, 2.0, 0.0) == 8
+"""
+
+
+def test_a_call_of_a_forked_child_touches_nothing_of_the_parents(run_python):
+    run_python(CALLING_CHILD, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "os._exit(0)", "synk.close()"])
 def test_the_end_of_the_program_is_the_end_of_all_sessions(end, run_python):
     before = shared_files()

@@ -147,6 +147,33 @@ def test_a_worker_that_cannot_map_memory_now_can_do_so_later(session):
     assert f(x) == 1000
 
 
+def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
+    def hog(on):
+        import builtins
+        import os
+
+        held = builtins.__dict__.setdefault("held", [])
+        try:
+            while on:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return
+        while held:
+            os.close(held.pop())
+
+    hogging = session.function(hog, bcast_inputs="on", outputs=[])
+    f = session.function(lambda x: x.sum(), outputs="sum")
+    f(np.ones(3))
+    hogging(False)
+    hogging(True)
+    x = session.data(np.ones(5))
+    for _ in range(2):
+        with pytest.raises(synk.WorkerError, match=r"rank . failed: .*too many open files to map"):
+            f(x)
+    hogging(False)
+    assert f(x) == 5
+
+
 @pytest.mark.parametrize("leave", ["pass", "sys.exit(3)"])
 def test_a_child_forked_by_a_function_is_no_rank(session, leave):
     def forks(x):

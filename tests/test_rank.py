@@ -45,11 +45,18 @@ class Home:
         self.file = shared_file(1)
         self.wake = os.eventfd(0)
         self.segments = {}
+        self.passed = {}
         self.reports = []
         self.rank = Rank(0, 1, self, ShmCommunicator(0, 1, self.file, [self.wake]))
 
     def descriptor(self, number):
-        return os.dup(self.segments[number].fd)
+        if number not in self.passed:
+            self.passed[number] = os.dup(self.segments[number].fd)
+        return self.passed[number]
+
+    def release(self, number):
+        os.close(self.descriptor(number))
+        del self.passed[number]
 
     def report(self, phase, count):
         self.reports.append((phase, count))

@@ -60,6 +60,7 @@ MARKS = 1 << 12
 """How many marks of each rank the block holds; new marks overwrite the oldest."""
 
 _MARK = struct.Struct("=3Q")
+_FD = struct.Struct("i")
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
 _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
@@ -396,24 +397,35 @@ class Listener:
             os.eventfd_write(self._wake_main, 1)
 
     def descriptor(self, number: int) -> int:
-        """The descriptor that was passed under *number*; the caller owns it from now on."""
+        """The descriptor that was passed under *number*, open until ``release(number)``.
+
+        Raises: OSError if this process cannot open so many files; later it can be asked for again.
+        """
         while number not in self._received:
-            head, fds, _, _ = socket.recv_fds(self._socket, 8, _MAX_DESCRIPTORS)
+            # a look first: where there is no place for the descriptors, the message stays in the socket
+            room = socket.CMSG_LEN(_MAX_DESCRIPTORS * _FD.size)
+            head, control, _, _ = self._socket.recvmsg(8, room, socket.MSG_PEEK)
+            fds = [fd for _, _, data in control for (fd,) in _FD.iter_unpack(data)]
             if len(head) < 8:
                 raise EOFError("the main process closed the socket")
             count = struct.unpack("<q", head)[0]
-            body = b""
-            while len(body) < 8 * count:
-                body += self._socket.recv(8 * count - len(body))
             if len(fds) < count:
                 for fd in fds:
                     os.close(fd)
                 raise OSError(errno.EMFILE, "this worker has too many open files to map an input")
-            for name, fd in zip(struct.unpack(f"<{count}q", body), fds, strict=True):
+            body = b""
+            while len(body) < 8 * (1 + count):
+                body += self._socket.recv(8 * (1 + count) - len(body))
+            for name, fd in zip(struct.unpack_from(f"<{count}q", body, 8), fds, strict=True):
                 if name in self._received:
                     os.close(self._received[name])
                 self._received[name] = fd
-        return self._received.pop(number)
+        return self._received[number]
+
+    def release(self, number: int) -> None:
+        """Close the descriptor that was passed under *number*."""
+        os.close(self.descriptor(number))
+        del self._received[number]
 
     def report(self, phase: int, count: int) -> None:
         """Say what this worker does: for timeouts, progress bars and traces."""

@@ -27,7 +27,8 @@ SPIN = 100e-6
 class Fence:
     """``fence()`` makes earlier stores visible to all before any later load or store.
 
-    Taking a free lock is an atomic read-modify-write, which is a full barrier on x86 and ARM.
+    Taking a free lock is an atomic read-modify-write, which is a full barrier on x86 and ARM.  Nobody
+    waits for this lock: an interrupt may come between the two steps, or another thread.
     """
 
     def __init__(self) -> None:
@@ -35,8 +36,11 @@ class Fence:
         self._acquire, self._release = lock.acquire, lock.release
 
     def __call__(self) -> None:
-        self._acquire()
-        self._release()
+        self._acquire(False)
+        try:
+            self._release()
+        except RuntimeError:
+            return  # another thread has released it
 
 
 def spin(condition: Callable[[], bool], seconds: float = SPIN) -> bool:

@@ -6,7 +6,7 @@ Data is named by the number of its segment, never by a pointer, so that a plan c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -76,9 +76,8 @@ class Number:
 
 @dataclass(frozen=True)
 class Constant:
-    """A scalar that travels with the plan, such as an int of 100 digits.  Compared by its pickle."""
+    """A scalar that travels with the plan, pickled, such as an int of 100 digits."""
 
-    value: Any = field(compare=False)
     pickle: bytes
 
 

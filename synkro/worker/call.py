@@ -15,6 +15,7 @@ out::
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +194,7 @@ class PreparedCall:
         rank = self._rank
         match argument:
             case plans.Constant():
-                return argument.value
+                return pickle.loads(argument.pickle)
             case plans.Number():
                 return self._value_of(argument)
             case plans.Replicated():

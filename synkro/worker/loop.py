@@ -90,6 +90,7 @@ class Worker:
                 sys.stdout.flush()
         except BaseException as error:
             self._interruptible = False
+            self._prepared.clear()  # an interrupt may have left one of them half-changed
             self._leave_if_lost(error)
             return self._failure(error)
 
@@ -155,6 +156,8 @@ class Worker:
         self._forked = True
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self._listener.unwanted():
+            return  # it was meant for the last command, and comes late
         if self._interruptible and atomic.depth:
             atomic.interrupt()
         elif self._interruptible and not _imports(frame):  # in an import the next interrupt counts

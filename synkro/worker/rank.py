@@ -71,9 +71,9 @@ class Rank:
         self.report = listener.report
         self.mark = listener.mark
         self.token = ""
-        self._descriptor = listener.descriptor
+        self._listener = listener
         self._segments: dict[int, Segment] = {}
-        self._unmapped: dict[int, tuple[int, messages.Attach]] = {}
+        self._unmapped: dict[int, messages.Attach] = {}
         self._kept: list[list[Array]] = []
         self._master = 0
         self.group = self._new_group(None)
@@ -82,6 +82,7 @@ class Rank:
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""
+        self._unmapped |= {wanted.segment: wanted for wanted in housekeeping.attach}
         for number in housekeeping.drop:
             self.functions.pop(number, None)
             self.variables.pop(number, None)
@@ -89,11 +90,10 @@ class Rank:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
                 del self._segments[number]
             elif number in self._unmapped:
-                os.close(self._unmapped.pop(number)[0])
+                self._listener.release(number)
+                del self._unmapped[number]
         if housekeeping.drop:
             self.comm.tidy()
-        for wanted in housekeeping.attach:
-            self._unmapped[wanted.segment] = (self._descriptor(wanted.segment), wanted)
 
     def array(self, region: Region) -> Array:
         """The array that *region* describes."""
@@ -109,7 +109,7 @@ class Rank:
         """A segment, mapped at its first use; if that fails, the next use tries again."""
         if number in self._unmapped:
             with uninterrupted():
-                fd, wanted = self._unmapped[number]
+                fd, wanted = self._listener.descriptor(number), self._unmapped[number]
                 access = wanted.access
                 if access is Access.READ and self.device.pins and _writable(fd):
                     access = Access.WRITE
@@ -118,7 +118,7 @@ class Rank:
                 if access is not Access.COPY:
                     self.device.mapped(number, segment.base)
                 del self._unmapped[number]
-                os.close(fd)
+                self._listener.release(number)
         return self._segments[number]
 
     def close(self) -> None:
@@ -156,6 +156,7 @@ class Rank:
 
     def action(self, command: Command) -> Callable[[], Reply]:
         """A callable that does *command* and returns the reply."""
+        self.function = None
         match command:
             case messages.Call():
                 return PreparedCall(self, command.plan).run

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue
@@ -109,13 +109,13 @@ class Numbers:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._places: dict[tuple[str, type], ReusableNumber] = {}
+        self._places: dict[tuple[int, type], ReusableNumber] = {}
         self._segment: Segment | None = None
         self._end = 0  # of what is taken of the segment
 
-    def put(self, name: str, value: Any) -> ReusableNumber:
-        """Copy *value* to the place of numbers of its type in the argument *name*."""
-        key = name, type(value)
+    def put(self, index: int, value: Any) -> ReusableNumber:
+        """Copy *value* to the place of numbers of its type in argument number *index*."""
+        key = index, type(value)
         if key not in self._places:
             if self._segment is None or self._end + _PLACE > self._segment.nbytes:
                 self._segment, self._end = self._engine.allocate(_PLACES * _PLACE), 0
@@ -138,9 +138,9 @@ class Arguments:
         self._variables = variables
         self._function = spec.name
         self._types: Mapping[str, Any] = getattr(spec.fn, "input_types", {})  # of a graph, by name
-        self._buffers: dict[str, Outgoing] = {}  # by name
+        self._buffers: dict[int, Outgoing] = {}  # by the argument's number
         self._numbers = Numbers(engine)
-        self._files: dict[str, tuple[Any, Data]] = {}
+        self._files: dict[int, tuple[Any, Data]] = {}
         self.copied = False  # whether the last call copied something that ``again`` would take
         self._reusable: Sequence[Reusable] = ()  # of the last call's values
 
@@ -191,8 +191,8 @@ class Arguments:
             return leaves, None
         return leaves, Form(tuple(trees), libraries)
 
-    def input(self, bound: Bound) -> Input:
-        """The argument, in shared memory if it has to be.
+    def input(self, index: int, bound: Bound) -> Input:
+        """Argument number *index*, in shared memory if it has to be.
 
         Raises: InvalidType, InvalidValue; SharedMemoryError.
         """
@@ -206,11 +206,11 @@ class Arguments:
             held = Replicated if bound.broadcast else Held
             return Input(bound.name, held(variable.number), variable=variable)
         if isinstance(value, SCALARS) and bound.broadcast:
-            return self._number(bound.name, value)
+            return self._number(index, bound.name, value)
         kind = Broadcast if bound.broadcast else Scattered
         reusable: Reusable | None = _DATA
         if isinstance(value, np.memmap):
-            value, reusable = self._mapped(bound, value), None
+            value, reusable = self._mapped(index, bound.name, value), None
         if isinstance(value, Data):
             placed = value.input(self._engine, called)
             minibatch = value.minibatch and not bound.broadcast
@@ -218,22 +218,22 @@ class Arguments:
         array = as_numeric(value, called)
         if self._engine.on_gpus:
             array = native(array)
-        buffer, placed = self._put(bound.name, array, called)
+        buffer, placed = self._put(index, array, called)
         reusable = ReusableArray(buffer, placed) if array is bound.value else None
         return Input(bound.name, kind(placed.region), placed, reusable=reusable)
 
-    def _number(self, name: str, value: Any) -> Input:
+    def _number(self, index: int, name: str, value: Any) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
         if not _fits(value):
-            return Input(name, Constant(value, pickle.dumps(value, 5)))
-        number = self._numbers.put(name, value)
+            return Input(name, Constant(cloudpickle.dumps(value, 5)))
+        number = self._numbers.put(index, value)
         argument = Number(number.placed.region, not isinstance(value, np.generic))
         return Input(name, argument, number.placed, reusable=number)
 
-    def _put(self, name: str, array: Array, called: str) -> tuple[Outgoing, Placed]:
-        buffer = self._buffers.get(name)
+    def _put(self, index: int, array: Array, called: str) -> tuple[Outgoing, Placed]:
+        buffer = self._buffers.get(index)
         if buffer is None:
-            buffer = self._buffers[name] = Outgoing(self._engine)
+            buffer = self._buffers[index] = Outgoing(self._engine)
         trace = self._engine.trace
         if trace is not None:
             trace.mark("copy")
@@ -242,13 +242,13 @@ class Arguments:
             trace.mark("plan")
         return buffer, placed
 
-    def _mapped(self, bound: Bound, array: np.memmap[Any, Any]) -> Data:
+    def _mapped(self, index: int, name: str, array: np.memmap[Any, Any]) -> Data:
         """A memory-mapped array as Data, which is made once as long as the same array comes again."""
-        source, data = self._files.get(bound.name, (None, None))
+        source, data = self._files.get(index, (None, None))
         if source is not array or data is None:
-            data = make_data(self._engine, array, name=bound.name)
+            data = make_data(self._engine, array, name=name)
             # if the file could not be mapped, this is a copy, which the next call must not take
-            self._files[bound.name] = (None if data.data.flags.writeable else array, data)
+            self._files[index] = (None if data.data.flags.writeable else array, data)
         return data
 
     def _called(self, bound: Bound) -> str:
@@ -258,7 +258,8 @@ class Arguments:
 def _fits(number: Any) -> bool:
     """Whether *number* can lie in an array, and be the same again when it is read from there."""
     if isinstance(number, np.generic):
-        return number.dtype.kind in "biufc" and number.dtype.char not in "gG"
+        plain = type(number) is number.dtype.type
+        return plain and number.dtype.kind in "biufc" and number.dtype.char not in "gG"
     return type(number) in (bool, float, complex) or (type(number) is int and number in _LONG)
 
 

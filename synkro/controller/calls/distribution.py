@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...errors import SessionClosed
 from ...memory.segment import Segment, aligned
 from ...messages import Distribute, FunctionSpec, Parcel, Phase
 from ...packing import place, settings
@@ -117,7 +118,12 @@ class Functions:
             from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  no worker needs it
 
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="synkro-submit")
-        return self._executor.submit(call)
+        try:
+            return self._executor.submit(call)
+        except RuntimeError:
+            raise SessionClosed(
+                "this session, or the program, is ending: no call can be submitted."
+            ) from None
 
     def cancel(self) -> None:
         """Cancel the submitted calls that have not begun."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType
+from ...errors import InvalidType, UsageError
+from ...memory.interrupts import goes_on
 from ...messages import FunctionSpec, Phase
 from ...plan.binding import Binder
 from ...plan.outputs import check_modes, flatten, unflatten
 from ...values.foreign import library_of
 from ..data import Data, make_data
+from ..engine.engine import NESTED
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .distribution import Functions
@@ -116,14 +119,21 @@ class Function:
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
+        calls = self._engine.calls
         with self._engine.lock:
-            self._engine.rouse()
-            trace = self._engine.trace
-            if trace is None and self._bridge is None:
-                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
-            tracing = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
-            with tracing, self._bridged():
-                return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+            if calls:
+                self._refuse_nested()
+            calls.append(self)
+            try:
+                self._engine.rouse()
+                trace = self._engine.trace
+                if trace is None and self._bridge is None:
+                    return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+                tracing = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
+                with tracing, self._bridged():
+                    return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+            finally:
+                calls.pop()
 
     def _call(
         self,
@@ -144,6 +154,14 @@ class Function:
         slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
         with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
             return self._run(planned, on_tick)
+
+    def _refuse_nested(self) -> None:
+        """Raises: UsageError in the middle of another call; only its arguments may be made by calls."""
+        calls = self._engine.calls
+        outside = sys._getframe(1).f_back
+        calls[:] = [each for each in calls if goes_on(Function.__call__, each, outside)]
+        if self in calls or any(goes_on(Function._run, each, outside) for each in calls):
+            raise UsageError(NESTED)
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -222,7 +240,7 @@ def _snapshot(argument: Any) -> Any:
 def _copied(leaf: Any) -> Any:
     if library_of(leaf) == "torch":
         return leaf.detach().clone()
-    if library_of(leaf) or isinstance(leaf, np.memmap | Data | Shared):
+    if library_of(leaf) or isinstance(leaf, np.memmap | np.generic | Data | Shared):
         return leaf
     changes = isinstance(leaf, bytearray | memoryview | array) or hasattr(leaf, "__array__")
     return np.array(leaf, subok=True) if changes else leaf

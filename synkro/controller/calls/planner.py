@@ -135,7 +135,7 @@ class Planner:
         self._engine.settle()
         slices = checked_int(slices, "num_slices", 1)
         opened, form = self.arguments.opened(self._binder.bind(args, kwargs))
-        inputs = list(map(self.arguments.input, opened))
+        inputs = [self.arguments.input(index, bound) for index, bound in enumerate(opened)]
         chosen = check_subset(subset)
         if chosen is not None and isinstance(self._spec.outputs, tuple | list | dict):
             take_subset(chosen, self._spec.outputs, "outputs=")

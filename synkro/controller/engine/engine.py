@@ -29,9 +29,10 @@ from ...errors import (
     SessionBroken,
     SessionClosed,
     SessionError,
+    UsageError,
 )
 from ...ipc.channel import AREA
-from ...memory.interrupts import uninterrupted
+from ...memory.interrupts import goes_on, uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
 from ...messages import Command, Deliver, Exit, Failed, Indirect, Phase, Release, TooLong
@@ -47,6 +48,12 @@ from .failures import call_timeout, ranks_in_words, worker_error
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
+
+NESTED = (
+    "a call was made in the middle of another one, by a signal handler or a __del__ method: there, set "
+    "a flag, and make the call when the other one has returned."
+)
+"""What to raise for a call that a signal handler makes in the middle of another one."""
 
 
 class State(Enum):
@@ -67,12 +74,13 @@ class Engine:
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         directory: what the workers know by number.
+        calls: the functions whose calls go on: one, or those that arguments of another are made by.
         trace: what records its calls, or None.
         versions: the versions of segments, for workers on GPUs; None on CPUs.
         interrupted: whether the last command was interrupted, so that replies may be outstanding.
         verbose: whether status lines are shown.
         say: prints a status line, if they are shown.
-        rouse: wakes the workers, when a command will follow at once.
+        rouse: wakes the workers, as a command will follow; raises SessionClosed where there are none.
     """
 
     def __init__(
@@ -88,6 +96,7 @@ class Engine:
         self.lock = threading.RLock()
         self.verbose, self.say = verbose, status_line(verbose)
         self.directory = Directory()
+        self.calls: list[object] = []
         self.trace: Trace | None = None
         self.interrupted = False
         self._timeout = timeout
@@ -96,7 +105,7 @@ class Engine:
         self._replies: list[Any] = []
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
-        self.rouse: Callable[[], None] = _nothing
+        self.rouse: Callable[[], None] = self.require_ready
         self.state = State.STARTING
         self._crew = Crew()
         self.versions: Versions | None = None
@@ -229,10 +238,13 @@ class Engine:
                 trace.mark("collect")
         except BaseException:
             self._abandon()
+            if self.state is State.CLOSED:  # by a signal handler
+                self._give_back()
             raise
+        payloads = self._controller.replies()
         self.interrupted = False
         self._begun = True
-        return self._read()
+        return self._read(payloads)
 
     def steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
         """How many steps are done; rank r has ``totals[r]``, and counts them in one of *phases*."""
@@ -274,8 +286,7 @@ class Engine:
         standing = {rank: (self._crew.pids[rank], *self._controller.whereabouts(rank)) for rank in ranks}
         return call_timeout(standing, limit)
 
-    def _read(self) -> list[Any]:
-        payloads = self._controller.replies()
+    def _read(self, payloads: list[bytes]) -> list[Any]:
         if payloads is self._payloads:
             return self._replies
         replies = [self._decode(payload) for payload in payloads]
@@ -319,9 +330,14 @@ class Engine:
             self._crew.interrupt(self._controller.unanswered())
 
     def settle(self, limit: float | None = None) -> None:
-        """Wait for the replies to an interrupted call: until they come, it may read its inputs."""
+        """Wait for the replies to an interrupted call: until they come, it may read its inputs.
+
+        Raises: UsageError if this thread is in the middle of that call.
+        """
         if not self.interrupted:
             return
+        if goes_on(Engine.perform, self, sys._getframe(1).f_back):
+            raise UsageError(NESTED)
         limit = self._timeout if limit is None else limit
         deadline = None if limit is None else time.monotonic() + limit
         quiet = True
@@ -410,16 +426,21 @@ class Engine:
         finally:
             if held:
                 self.lock.release()
+        if goes_on(Engine.perform, self, sys._getframe()):  # the call gives all back when it ends
+            return
         with self.lock:  # a call of another thread has seen the workers die
             self.end_trace_quietly(self.trace)
-            self.rouse = _nothing
-            self._crew.close()
-            self.versions = None  # which holds memory
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self.rouse = self.require_ready
+        self._crew.close()
+        self.versions = None  # which holds memory
 
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
         self.lock = threading.RLock()
-        self.state, self.rouse = State.CLOSED, _nothing
+        self.state, self.rouse = State.CLOSED, self.require_ready
         self.trace = None
         self._crew.release()
 
@@ -440,7 +461,3 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_in_forked_child)
 atexit.register(_at_exit)
-
-
-def _nothing() -> None:
-    """For an engine that has no workers to rouse."""
