@@ -282,7 +282,8 @@ class Session:
         """Send all functions that the workers do not have yet, pickled together.
 
         What they share in this process (an array that two of them use) they share on every worker.  A
-        function that was not distributed is sent alone, at its first call.
+        function that was not distributed is sent alone, at its first call, with copies of its own.  What
+        this process changes in globals and objects after that, the workers do not see.
 
         Raises: InvalidType for a function that cannot be pickled; WorkerError if a worker cannot load
         it.

@@ -111,7 +111,8 @@ class Function:
                 variables given as inputs: one selection for all ranks, in the same forms, or a list of
                 them, one a rank.  All rows by default.
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
-                the function's own memory is bounded; the result is the same.
+                the function's own memory is bounded; the result is the same, but what the function
+                itself changes it changes once for each piece.
             output_subset: indices (or keys) of the outputs to reduce and return.
             progress: show a bar over the slices of all ranks, by tqdm if that is installed; where there
                 is no terminal and no notebook, a line now and then.
@@ -187,8 +188,12 @@ class Function:
         Submitted calls run in the order submitted; those that have not begun when the session is closed
         are cancelled (``concurrent.futures.CancelledError``), or, where they were about to begin, raise
         ``SessionClosed``.  Arrays and lists are copied now; variables and ``Data`` are read when the
-        call runs, so do not write to them before the future is done.  Other calls of yours do not wait
-        for those in the background.
+        call runs, so do not write to them before the future is done.  A function that the workers do not
+        have yet is pickled when its first call runs: ``distribute()`` sends it before.
+
+        Nothing else waits for submitted calls: a plain call, a collective, ``get_value``, ``set_value``
+        and ``save`` may overtake them.  At the end of the program, also after an exception, those that
+        have not begun still run.
         """
         named = {name: _snapshot(value) for name, value in kwargs.items()}
         return self._home.submit(functools.partial(self, *map(_snapshot, args), **named))
