@@ -3,6 +3,8 @@
 ``python -m benchmarks.against FOLDER`` times this checkout against the package in FOLDER (a checkout of
 another version, or what ``pip install --target FOLDER`` made), each in a process of its own with two
 workers.  They take turns: in every run each makes a block of calls of each kind while the other sleeps.
+All of it is done with several starts of both versions: where a process and its workers come to lie makes
+a call of one start in five cost half as much again, as long as they live.
 
 A call in a loop; single calls in turns with the other version; a call after a pause of 5 ms; a call with
 a small plain array, and with a broadcast number that is new in each; a call to eight workers; and all of
@@ -132,17 +134,30 @@ class Version:
         self.process.wait(10)
 
 
-def compare(
-    versions: dict[str, Version], kind: str, runs: int, calls: int
-) -> dict[str, dict[str, float]]:
-    """The median and 90th percentile of a call of a *kind*, by version, and their ratios.
+Blocks = dict[str, list[list[float]]]
+"""The microseconds of calls, by version: a list a block."""
 
-    The figures are the medians, over the runs, of each block's own.
-    """
-    blocks: dict[str, list[list[float]]] = {name: [] for name in versions}
+
+@contextlib.contextmanager
+def started(folders: dict[str, Path]) -> Iterator[dict[str, Version]]:
+    """A process of each version, until the end of the block."""
+    with contextlib.ExitStack() as stack:
+        versions = {}
+        for name, folder in folders.items():
+            versions[name] = Version(folder)
+            stack.callback(versions[name].close)
+        yield versions
+
+
+def ask(versions: dict[str, Version], kind: str, runs: int, calls: int, blocks: Blocks) -> None:
+    """Add to *blocks*, for each version, *runs* blocks of calls of a *kind*; they take turns."""
     for run in range(runs):
         for name in list(versions)[:: 1 if run % 2 else -1]:
-            blocks[name].append(versions[name].times(kind, calls))
+            blocks.setdefault(name, []).append(versions[name].times(kind, calls))
+
+
+def summary(blocks: Blocks) -> dict[str, dict[str, float]]:
+    """The median and 90th percentile of a call by version, medians over the blocks, and their ratios."""
     found = {
         name: {
             "median": float(np.median([np.median(block) for block in mine])),
@@ -160,7 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folder", nargs="?", type=Path, help="what holds the other version's package")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--starts", type=int, default=8)
+    parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--kinds", nargs="*", default=list(TARGETS), metavar="KIND")
     parser.add_argument("--neighbours", nargs="*", type=int, default=[0, 1, 2])
@@ -171,25 +187,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.folder is None or not (options.folder / "synkro").is_dir():
         parser.error("name the folder that holds the other version's package, synkro/")
-    from .common import (
-        environment,
-        neighbours,
-    )  # not above: a version's process runs this file by itself
+    from .common import environment, neighbours  # not above: versions run this file by itself
 
-    record: dict[str, Any] = {"runs": options.runs, "calls": options.calls, "kinds": {}}
+    record: dict[str, Any] = {name: vars(options)[name] for name in ("starts", "runs", "calls")}
     record["environment"] = environment()
-    with contextlib.ExitStack() as stack:
-        versions = {}
-        for name, folder in ((OURS, ROOT), (THEIRS, options.folder.resolve())):
-            versions[name] = Version(folder)
-            stack.callback(versions[name].close)
-        for count in options.neighbours:
-            with neighbours(count):
-                beside = f", beside {count} busy" if count else ""
-                for kind in options.kinds if not count else ("empty", "reduced scalar"):
-                    found = compare(versions, kind, options.runs, options.calls)
-                    record["kinds"][kind + beside] = found
-                    _show(kind + beside, found, TARGETS.get(kind, 1.0) if not count else 1.0)
+    folders = {OURS: ROOT, THEIRS: options.folder.resolve()}
+    blocks: dict[tuple[int, str], Blocks] = {}  # by the number of neighbours, and the kind
+    for _ in range(options.starts):
+        with started(folders) as versions:
+            for count in options.neighbours:
+                with neighbours(count):
+                    for kind in options.kinds if not count else ("empty", "reduced scalar"):
+                        mine = blocks.setdefault((count, kind), {})
+                        ask(versions, kind, options.runs, options.calls, mine)
+    record["kinds"] = {}
+    for (count, kind), mine in blocks.items():
+        name = f"{kind}, beside {count} busy" if count else kind
+        found = record["kinds"][name] = summary(mine)
+        _show(name, found, 1.0 if count else TARGETS.get(kind, 1.0))
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -39,7 +39,7 @@ def test_leaves_a_record_with_medians(question, run_python, tmp_path):
 
 def test_two_versions_take_turns(run_python, tmp_path):
     out, kinds = tmp_path / "record.json", ["empty", "new number"]
-    few = ["--runs", "1", "--calls", "3", "--neighbours", "0", "1", "--json", str(out)]
+    few = ["--starts", "2", "--runs", "1", "--calls", "3", "--neighbours", "0", "1", "--json", str(out)]
     done = run_python("-m", "benchmarks.against", str(ROOT), *few, "--kinds", *kinds)
     record = json.loads(out.read_text())["kinds"]
     assert list(record) == [*kinds, "empty, beside 1 busy", "reduced scalar, beside 1 busy"]
