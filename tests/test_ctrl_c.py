@@ -97,6 +97,16 @@ def test_bench_can_be_interrupted(moment):
         assert wait_until(lambda: all(map(gone, below)))
 
 
+def test_an_interrupt_in_generated_code_gives_the_same_status(run_python, tmp_path):
+    """Dataclasses and named tuples are made by exec(), of whose interrupts Python keeps a note."""
+    (tmp_path / "interrupted.py").write_text(
+        "from synkro.cli import ctrl_c\n"
+        "raise SystemExit(ctrl_c.status_of(lambda: exec('raise KeyboardInterrupt')))\n"
+    )
+    done = run_python("-m", "interrupted", check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("text", ["endurance (quick)", "growth of resident memory"])
 def test_bench_can_be_interrupted_when_it_has_said_something(text):
     with Command(*BENCH) as command:

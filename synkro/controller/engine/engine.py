@@ -105,6 +105,7 @@ class Engine:
         self._replies: list[Any] = []
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
+        self._owing = False  # whether the call that goes on has to give all back when it ends
         self.rouse: Callable[[], None] = self.require_ready
         self.state = State.STARTING
         self._crew = Crew()
@@ -238,7 +239,7 @@ class Engine:
                 trace.mark("collect")
         except BaseException:
             self._abandon()
-            if self.state is State.CLOSED:  # by a signal handler
+            if self._owing:
                 self._give_back()
             raise
         payloads = self._controller.replies()
@@ -426,7 +427,8 @@ class Engine:
         finally:
             if held:
                 self.lock.release()
-        if goes_on(Engine.perform, self, sys._getframe()):  # the call gives all back when it ends
+        self._owing = goes_on(Engine.perform, self, sys._getframe())
+        if self._owing:  # a signal handler closes the session in the middle of a call
             return
         with self.lock:  # a call of another thread has seen the workers die
             self.end_trace_quietly(self.trace)
