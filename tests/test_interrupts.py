@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import os
-import random
 import signal
 import sys
 import threading
@@ -413,31 +412,103 @@ def alarm(handler):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_results_after_interrupts_are_right_whatever_the_function_returned_before(session):
+CHANGING = """
+import random, signal, time
+import numpy as np
+import synkro as synk
+
+
+def changing(k):
+    return np.full(2000, k) if k % 2 else np.full(1000, -0.5 * k)
+
+
+synk.fork(2, verbose=False)
+f = synk.function(changing, outputs="max", bcast_inputs="k")
+f(1)
+rng = random.Random(0)
+interrupted = k = 0
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    k += 1
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-4))
+            f(k)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+        k += rng.choice([0, 1])
+    assert np.array_equal(f(k), changing(k)), k
+assert interrupted
+"""
+
+
+def test_results_after_interrupts_are_right_whatever_the_function_returned_before(run_python):
     """A worker is interrupted anywhere, also while it lays its output out."""
+    run_python(CHANGING)
 
-    def changing(k):
-        return np.full(2000, k) if k % 2 else np.full(1000, -0.5 * k)
 
-    f = session.function(changing, outputs="max", bcast_inputs="k")
-    f(1)
-    rng = random.Random(0)
-    interrupted = k = 0
-    end = time.monotonic() + 2
-    with alarm(signal.default_int_handler):
-        while time.monotonic() < end:
-            k += 1
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-4))
-                    f(k)
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-                k += rng.choice([0, 1])
-            assert np.array_equal(f(k), changing(k))
-    assert interrupted
+HANDLING = """
+import signal, time
+import numpy as np
+import synkro as synk
+
+synk.fork(2, verbose=False)
+w = synk.shared(np.full(50, 3.0))
+x = synk.data(np.full((8, 50), 7.0))
+f = synk.function(lambda x: x.sum(0), outputs="sum")
+f(x)
+calls, refused = {"f": (lambda: f(x), 56), "get_value": (w.get_value, 3)}, 0
+
+
+def handler(*_):
+    global refused
+    for call, wanted in calls.values():
+        try:
+            assert (call() == wanted).all()
+        except synk.UsageError as error:
+            assert "in the middle of another one" in str(error)
+            refused += 1
+
+
+signal.signal(signal.SIGALRM, handler)
+for call, wanted in calls.values():
+    for turn in range(1500):
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + turn % 40 * 1e-5)
+        assert (call() == wanted).all()
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert refused
+"""
+
+
+def test_calls_of_signal_handlers_are_right_or_refused_and_change_no_other_result(run_python):
+    run_python(HANDLING)
+
+
+FORKING = """
+import os, signal, time
+import numpy as np
+import synkro as synk
+
+synk.fork(2, verbose=False)
+f = synk.function(lambda t: time.sleep(t) or 1.0, bcast_inputs="t", outputs="max")
+f(0.0)
+children = []
+signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+try:
+    assert f(0.3) == 1
+except synk.SessionClosed:
+    os._exit(7)  # in the child
+assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) in (0, 7)
+assert f(0.0) == 1
+"""
+
+
+def test_a_signal_handler_may_fork(run_python):
+    run_python(FORKING, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
 
 
 def test_a_signal_handler_cannot_call_in_the_middle_of_a_call(session):
@@ -471,6 +542,22 @@ def test_a_signal_handler_may_close_the_session(own):
             f(np.ones(4))
     assert own.state is State.CLOSED
     own.close()
+
+
+def test_a_signal_handler_may_close_the_session_while_it_waits_for_an_interrupted_call(own):
+    def stubborn(x, t):
+        while t:
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(t)
+
+    f = own.function(stubborn, outputs=[], bcast_inputs="t")
+    own.distribute()
+    ctrl_c(in_phase(own, Phase.RUNNING), lambda: f(np.ones(4), 60.0))
+    with Watch(), alarm(lambda *_: own.close()):
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(synk.SessionClosed):
+            f(np.ones(4), 0.0)
+    assert own.state is State.CLOSED
 
 
 def test_an_interrupt_that_comes_late_does_not_hit_the_next_call(session):

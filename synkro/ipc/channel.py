@@ -63,6 +63,7 @@ _MARK = struct.Struct("=3Q")
 _FD = struct.Struct("i")
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
+_NAP = 1000  # and the main process from then on: a fork of it may have been woken in its place
 _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
 
 
@@ -191,13 +192,14 @@ class Controller:
         poll = select.poll()
         for fd in (self._wake_main, *sentinels):
             poll.register(fd, select.POLLIN)
-        naps = itertools.chain([_FIRST_NAP], itertools.repeat(-1 if on_tick is None else 50))
+        naps = itertools.chain([_FIRST_NAP], itertools.repeat(_NAP if on_tick is None else 50))
         ready: list[int] = []
 
         def doze() -> bool:
             found = [fd for fd, _ in poll.poll(_poll_ms(next(naps), deadline))]
             if self._wake_main in found:
-                os.eventfd_read(self._wake_main)
+                with contextlib.suppress(BlockingIOError):  # a fork of this process has read it
+                    os.eventfd_read(self._wake_main)
                 found.remove(self._wake_main)
             if found and not self._all_answered():
                 ready.extend(found)
@@ -258,11 +260,10 @@ def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -
 
 
 def _poll_ms(nap: int, deadline: float | None) -> int:
-    """Milliseconds to sleep (-1: until woken), rounded up, no further than the deadline."""
+    """Milliseconds to sleep, rounded up, no further than the deadline."""
     if deadline is None:
         return nap
-    left = max(0, int((deadline - time.monotonic()) * 1000) + 1)
-    return left if nap < 0 else min(nap, left)
+    return min(nap, max(0, int((deadline - time.monotonic()) * 1000) + 1))
 
 
 def _home(rank: int, size: int) -> int | None:

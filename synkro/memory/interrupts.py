@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 
 class Atomic:
@@ -39,18 +38,6 @@ class Atomic:
 
 
 atomic = Atomic()
-
-
-def goes_on(method: Callable[..., Any], owner: object, frame: FrameType | None) -> bool:
-    """Whether *frame*, or a caller of it, runs *method* of *owner*.
-
-    So it is seen that a signal handler, or a finalizer, has come in the middle of something.
-    """
-    while frame is not None:
-        if frame.f_code is method.__code__ and frame.f_locals["self"] is owner:
-            return True
-        frame = frame.f_back
-    return False
 
 
 @contextlib.contextmanager

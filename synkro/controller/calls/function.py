@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType, UsageError
-from ...memory.interrupts import goes_on
+from ...errors import InvalidType
 from ...messages import FunctionSpec, Phase
 from ...plan.binding import Binder
 from ...plan.outputs import check_modes, flatten, unflatten
 from ...values.foreign import library_of
 from ..data import Data, make_data
-from ..engine.engine import NESTED
+from ..engine.nesting import check_alone, operation
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .distribution import Functions
@@ -89,6 +88,7 @@ class Function:
 
     # ── calling ──────────────────────────────────────────────────────────────────────────────────
 
+    @operation(unbroken=False)  # its arguments may be made by other calls
     def __call__(
         self,
         *args: Any,
@@ -123,7 +123,7 @@ class Function:
         calls = self._engine.calls
         with self._engine.lock:
             if calls:
-                self._refuse_nested()
+                check_alone(self._engine, sys._getframe(1), self)
             calls.append(self)
             try:
                 self._engine.rouse()
@@ -156,14 +156,6 @@ class Function:
         with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
             return self._run(planned, on_tick)
 
-    def _refuse_nested(self) -> None:
-        """Raises: UsageError in the middle of another call; only its arguments may be made by calls."""
-        calls = self._engine.calls
-        outside = sys._getframe(1).f_back
-        calls[:] = [each for each in calls if goes_on(Function.__call__, each, outside)]
-        if self in calls or any(goes_on(Function._run, each, outside) for each in calls):
-            raise UsageError(NESTED)
-
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
         """Bring the shared variables of a graph to the workers before the block, and back after it."""
@@ -176,6 +168,7 @@ class Function:
             with self._bridge:
                 yield
 
+    @operation(unbroken=True)
     def _run(self, planned: Planned, on_tick: Callable[[], None] | None = None) -> Any:
         replies = self._engine.perform(planned.payload, planned.segments, on_tick)
         if not planned.known:

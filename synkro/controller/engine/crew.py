@@ -45,7 +45,7 @@ class Crew:
         eventfds = []
         with uninterrupted():
             for _ in range(2 + size):
-                eventfds.append(os.eventfd(0))
+                eventfds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
                 self._resources.callback(os.close, eventfds[-1])
         self._resources.callback(self._pump.close, _LAST_WORDS)
         block = Segment.create(0, block_bytes(size))

@@ -29,10 +29,9 @@ from ...errors import (
     SessionBroken,
     SessionClosed,
     SessionError,
-    UsageError,
 )
 from ...ipc.channel import AREA
-from ...memory.interrupts import goes_on, uninterrupted
+from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
 from ...messages import Command, Deliver, Exit, Failed, Indirect, Phase, Release, TooLong
@@ -44,16 +43,11 @@ from ..tracing.trace import Trace
 from .crew import SOCKET_PATIENCE, Crew
 from .directory import Directory
 from .failures import call_timeout, ranks_in_words, worker_error
+from .nesting import check_alone, goes_on, operation
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
-
-NESTED = (
-    "a call was made in the middle of another one, by a signal handler or a __del__ method: there, set "
-    "a flag, and make the call when the other one has returned."
-)
-"""What to raise for a call that a signal handler makes in the middle of another one."""
 
 
 class State(Enum):
@@ -74,7 +68,7 @@ class Engine:
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         directory: what the workers know by number.
-        calls: the functions whose calls go on: one, or those that arguments of another are made by.
+        calls: has an entry for each operation that goes on; an interrupt may leave one behind.
         trace: what records its calls, or None.
         versions: the versions of segments, for workers on GPUs; None on CPUs.
         interrupted: whether the last command was interrupted, so that replies may be outstanding.
@@ -199,6 +193,7 @@ class Engine:
             with self.trace.call(name):
                 return self.perform(payload, segments, on_tick, timeout)
 
+    @operation(unbroken=True)
     def perform(
         self,
         payload: bytes,
@@ -330,16 +325,25 @@ class Engine:
             self._controller.wake_all()
             self._crew.interrupt(self._controller.unanswered())
 
+    @operation(unbroken=True)
     def settle(self, limit: float | None = None) -> None:
         """Wait for the replies to an interrupted call: until they come, it may read its inputs.
 
-        Raises: UsageError if this thread is in the middle of that call.
+        Raises: UsageError if this thread is in the middle of that call; CallTimeout, WorkerDied.
         """
         if not self.interrupted:
             return
-        if goes_on(Engine.perform, self, sys._getframe(1).f_back):
-            raise UsageError(NESTED)
-        limit = self._timeout if limit is None else limit
+        check_alone(self, sys._getframe(1))
+        try:
+            self._await_all(self._timeout if limit is None else limit)
+        except BaseException:
+            if self._owing:
+                self._give_back()
+            raise
+        self.interrupted = False
+
+    def _await_all(self, limit: float | None) -> None:
+        """Interrupt the ranks that have not answered, and wait for them."""
         deadline = None if limit is None else time.monotonic() + limit
         quiet = True
         while True:
@@ -349,7 +353,6 @@ class Engine:
             self._check_alive(self._controller.wait(until, self._crew.sentinels))
             late = self._controller.unanswered()
             if not late:
-                self.interrupted = False
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._late(late, limit or 0.0)
@@ -415,26 +418,26 @@ class Engine:
         held = self.lock.acquire(timeout=_GRACE)
         try:
             state, self.state = self.state, State.CLOSED
-            if state is State.CLOSED:
+            if state is State.CLOSED and not self._owing:
                 return
-            _engines.discard(self)
-            if held:
+            if held and state is not State.CLOSED:
                 self.end_trace_quietly(self.trace)
             if state is State.READY and held and not self._controller.unanswered():
                 self._controller.send(pickle.dumps(Exit(), 5), b"")
                 self._crew.ended(_GRACE)
-            self._crew.kill()
+            if state is not State.CLOSED:
+                self._crew.kill()
         finally:
             if held:
                 self.lock.release()
-        self._owing = goes_on(Engine.perform, self, sys._getframe())
-        if self._owing:  # a signal handler closes the session in the middle of a call
-            return
-        with self.lock:  # a call of another thread has seen the workers die
-            self.end_trace_quietly(self.trace)
-            self._give_back()
+        self._owing = goes_on(self, sys._getframe())  # then this is a signal handler's
+        if not self._owing:
+            with self.lock:  # a call of another thread has seen the workers die
+                self.end_trace_quietly(self.trace)
+                self._give_back()
 
     def _give_back(self) -> None:
+        _engines.discard(self)
         self.rouse = self.require_ready
         self._crew.close()
         self.versions = None  # which holds memory

@@ -8,6 +8,7 @@ process.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ from ...plan.split import Span, split
 from ...values.arrays import Array, cast, checked_int
 from ..data import Data
 from ..engine.engine import Engine
+from ..engine.nesting import check_alone, operation
 from ..outgoing import Outgoing
 from ..results.collector import Collection
 from ..results.transfer import Outputs
@@ -42,9 +44,17 @@ def in_turn(method: Method) -> Method:
     """Let the calls of other threads wait while a method runs of an object that has an ``_engine``."""
 
     @functools.wraps(method)
+    @operation(unbroken=True)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls = self._engine.calls
         with self._engine.lock:
-            return method(self, *args, **kwargs)
+            if calls:
+                check_alone(self._engine, sys._getframe(1))
+            calls.append(self)
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                calls.pop()
 
     return cast_type("Method", alone)
 
