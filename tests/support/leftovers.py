@@ -49,9 +49,14 @@ def mappings(pid="self"):
         return sum("/dev/shm/" in line or "memfd:" in line for line in maps)
 
 
+OTHERS = ("joblib_", "psm_", "sem.")
+"""How files begin of joblib's and multiprocessing's, which tests in other processes use meanwhile."""
+
+
 def shared_files():
-    """What lies in /dev/shm."""
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """What lies in /dev/shm, but for what other libraries' programs have there for a while."""
+    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    return {name for name in names if not name.startswith(OTHERS)}
 
 
 @contextlib.contextmanager
