@@ -99,7 +99,7 @@ class Engine:
         self._replies: list[Any] = []
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
-        self._owing = False  # whether the call that goes on has to give all back when it ends
+        self._owing = False  # whether a signal handler has closed it in a call, which gives all back
         self.rouse: Callable[[], None] = self.require_ready
         self.state = State.STARTING
         self._crew = Crew()
@@ -418,19 +418,19 @@ class Engine:
         held = self.lock.acquire(timeout=_GRACE)
         try:
             state, self.state = self.state, State.CLOSED
-            if state is State.CLOSED and not self._owing:
-                return
-            if held and state is not State.CLOSED:
-                self.end_trace_quietly(self.trace)
-            if state is State.READY and held and not self._controller.unanswered():
-                self._controller.send(pickle.dumps(Exit(), 5), b"")
-                self._crew.ended(_GRACE)
             if state is not State.CLOSED:
+                if held:
+                    self.end_trace_quietly(self.trace)
+                if state is State.READY and held and not self._controller.unanswered():
+                    self._controller.send(pickle.dumps(Exit(), 5), b"")
+                    self._crew.ended(_GRACE)
                 self._crew.kill()
+            elif not self._owing:
+                return
         finally:
             if held:
                 self.lock.release()
-        self._owing = goes_on(self, sys._getframe())  # then this is a signal handler's
+        self._owing = goes_on(self, sys._getframe())
         if not self._owing:
             with self.lock:  # a call of another thread has seen the workers die
                 self.end_trace_quietly(self.trace)

@@ -41,7 +41,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def in_turn(method: Method) -> Method:
-    """Let the calls of other threads wait while a method runs of an object that has an ``_engine``."""
+    """Let nothing else use the workers while a method runs of an object that has an ``_engine``.
+
+    Calls of other threads wait; those of a signal handler in the middle of it are refused.
+    """
 
     @functools.wraps(method)
     @operation(unbroken=True)
