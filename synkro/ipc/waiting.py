@@ -75,7 +75,7 @@ def sleep_until(
         while True:
             words[sleeps] += 1
             fence()  # "I sleep" is stored before the awaited word is loaded; see the handshake above
-            if condition() or doze():
+            if condition() or doze() or condition():
                 return
     finally:
         words[sleeps] = 0
