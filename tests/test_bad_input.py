@@ -375,9 +375,11 @@ def test_batches(quiet, batch, error, message):
 @pytest.mark.parametrize(
     ("batch", "error", "message"),
     [
-        (7, InvalidValue, "minibatch 'x' of the function 'total' has 6 rows.*reaches over 7"),
-        ([2, 8], InvalidValue, "has 6 rows.*reaches over 7"),
+        (7, InvalidValue, "minibatch 'x' of the function 'total' has 6 rows.*names 7"),
+        ([8] * 7, InvalidValue, "has 6 rows.*names 7"),
         (slice(1, None), InvalidValue, "must say where it stops"),
+        (0, InvalidValue, r"expected at least 1 row that batch= selects, got 0\.$"),
+        (-1, InvalidIndex, r"asks for the first -1 rows: give 1 or more\.$"),
         (slice(0, "end"), InvalidType, "slice"),
         ("all", InvalidType, "got 'all', a str"),
         (["a"], InvalidType, "dtype <U1"),

@@ -36,8 +36,8 @@ class Data(NDArrayOperatorsMixin):
 
     Attributes:
         name: a name for messages, or None.
-        minibatch: whether it holds just the rows of a batch, so that a ``batch=`` is taken relative
-            to its lowest index.
+        minibatch: whether it holds the rows of a batch, in its order: row k belongs to the k-th row
+            that ``batch=`` names.
         library: "torch" or "jax" if its values came from such an array; functions get one like it.
     """
 
@@ -176,27 +176,27 @@ class Data(NDArrayOperatorsMixin):
 
     # ── changing it ──────────────────────────────────────────────────────────────────────────────
 
-    def set_value(self, value: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
+    def set_value(self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
         """Replace the contents, and the shape; more memory is taken only where it does not suffice.
 
         Raises: InvalidType, InvalidValue, as ``condition_data``; SharedMemoryError.
         """
         oversize = arrays.checked_oversize(oversize)
-        array = self.condition_data(value, force_cast)
-        library = library_of(value) or self.library
+        array = self.condition_data(input_data, force_cast)
+        library = library_of(input_data) or self.library
         same = array.shape == self.shape and library == self.library
         if not same or self._memory.placed is None or not self._memory.array.flags.writeable:
             self._resize(array.shape, oversize)  # makes a new region, by which plans are found
         self.library = library
         self._memory.refill(array)
 
-    def condition_data(self, value: ArrayLike, force_cast: bool = False) -> Array:
-        """*value* as an array of this Data's dtype and number of dimensions; changes nothing.
+    def condition_data(self, input_data: ArrayLike, force_cast: bool = False) -> Array:
+        """*input_data* as an array of this Data's dtype and number of dimensions; changes nothing.
 
         Raises: InvalidType if the cast would lose information, unless *force_cast*, and for objects
         and strings; InvalidValue for another number of dimensions.
         """
-        array = arrays.cast(value, self._dtype, force_cast, self._called())
+        array = arrays.cast(input_data, self._dtype, force_cast, self._called())
         if array.ndim != self._ndim:
             raise InvalidValue(
                 f"{self._called()} has {self._ndim} dimensions, got an array of {array.ndim} "
@@ -334,7 +334,8 @@ def make_data(
         var: something with a ``dtype`` and an ``ndim`` (and perhaps a ``name``) to take them from.
         dtype: bool, an integer, float or complex type; by default the value's, or float64.
         ndim, shape: the number of dimensions, or all lengths, of one without a value: zeros.
-        minibatch: it holds just the rows of a batch: ``batch=`` is relative to its lowest index.
+        minibatch: it holds the rows of a batch, in its order: row k belongs to the k-th row that
+            ``batch=`` names.
         force_cast: allow casts that lose information.
         oversize: how much more memory to take than is needed now, from 1 to 2.
         name: for messages.

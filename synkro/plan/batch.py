@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidIndex, InvalidType, InvalidValue
 
+UNKNOWN = 1 << 62
+"""Stands for the number of rows where only the rows of the batch are there: more than any can name."""
+
 
 @dataclass(frozen=True)
 class Strided:
@@ -20,10 +23,6 @@ class Strided:
     start: int
     step: int
     count: int
-
-    @property
-    def lowest(self) -> int:
-        return min(self.start, self.start + (self.count - 1) * self.step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +34,6 @@ class Indexed:
     @property
     def count(self) -> int:
         return len(self.indices)
-
-    @property
-    def lowest(self) -> int:
-        return int(self.indices.min())
 
 
 Selection = Strided | Indexed
@@ -91,7 +86,8 @@ def select(batch: Any, rows: int) -> Selection:
     if selection.count == 0:
         chosen = "" if batch is None else " that batch= selects"
         raise InvalidValue(
-            f"the call has no rows to compute on: expected at least 1 row{chosen}, got 0 of {rows}."
+            f"the call has no rows to compute on: expected at least 1 row{chosen}, got 0"
+            f"{'' if rows == UNKNOWN else f' of {rows}'}."
         )
     return selection
 
@@ -135,6 +131,8 @@ def _length(batch: Any, rows: int, name: str) -> int:
             f"ints or bools; got {batch!r}, a {type(batch).__name__}."
         ) from None
     if not 0 <= length <= rows:
+        if rows == UNKNOWN:
+            raise InvalidIndex(f"{name}={length} asks for the first {length} rows: give 1 or more.")
         raise InvalidIndex(
             f"{name}={length} asks for the first {length} rows, but there are {rows}: "
             f"give a number from 1 to {rows}."

@@ -36,10 +36,14 @@ class Region:
 
 @dataclass(frozen=True)
 class Scattered:
-    """An input whose rows are split over the ranks; row i of the call is row ``i - base`` of it."""
+    """An input whose rows are split over the ranks.
+
+    Row i of the call is row i of it where it holds the rows *of the batch* and no others, else the
+    i-th that the call selects.
+    """
 
     region: Region
-    base: int = 0
+    of_batch: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,11 @@ class CallPlan:
     sliced: tuple[int, ...] = ()
 
     @property
+    def nccl(self) -> bool:
+        """Whether GPUs reduce large outputs that lie on them."""
+        return True
+
+    @property
     def total_weight(self) -> int:
         """The sum of the weights of all pieces, by which a mean divides the weighted sum."""
         return (self.spans[-1][1] - self.spans[0][0]) // self.unit
@@ -143,9 +152,13 @@ class CallPlan:
 
 
 class Survey(NamedTuple):
-    """A plan for collecting the values of variables from *participants*, without a call."""
+    """A plan for collecting the values of variables from *participants*, without a call.
+
+    Without *nccl*, those on GPUs are reduced in host memory.
+    """
 
     participants: tuple[int, ...]
+    nccl: bool = True
     subset: tuple[Any, ...] | None = None
 
     @property

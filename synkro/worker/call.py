@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..comms.base import Communicator
 from ..comms.ops import OPERATIONS
 from ..devices.base import Device, Source
 from ..memory.interrupts import atomic
@@ -32,7 +31,7 @@ from ..plan.outputs import pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
 from ..values.foreign import handed, library_instead
-from .group import fitted
+from .group import Group, fitted
 from .merging import Layout, Merger
 from .replica import read_only
 
@@ -101,7 +100,7 @@ class PreparedCall:
                 self._let_go(arguments)
             if updates is not None:
                 rank.mark(Phase.COMMUNICATING)
-                updates.apply(rank.comm)
+                updates.apply(rank.group)
             if spec.finish is not None:
                 start, stop = self._plan.spans[rank.number]
                 self._finish((stop - start) // self._plan.unit)
@@ -228,10 +227,11 @@ class PreparedCall:
         ]
 
     def _rows(self, argument: plans.Scattered, span: Span) -> Source:
-        selection = self._plan.selection
-        assert selection is not None
         array = self._rank.array(argument.region)
-        return selected(self._rank, array, selection, span, argument.base)
+        if argument.of_batch:
+            return Source(array[slice(*span)])
+        assert self._plan.selection is not None
+        return selected(self._rank, array, self._plan.selection, span)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
         """A function that takes the rows *span* of the call out of an array that this rank holds."""
@@ -249,18 +249,17 @@ def taken(rank: Rank, array: Array, selection: plans.Rows, span: Span) -> Array:
     return rows.array if rows.indices is None else rank.device.take(array, rows.indices)
 
 
-def selected(rank: Rank, array: Array, selection: plans.Rows, span: Span, base: int = 0) -> Source:
-    """The rows *span* of a selection, as a source; the first row of *array* is row *base*."""
+def selected(rank: Rank, array: Array, selection: plans.Rows, span: Span) -> Source:
+    """The rows *span* of a selection of *array*, as a source."""
     start, stop = span
     if start == stop:
         return Source(array[:0])
     if isinstance(selection, Strided):
-        first = selection.start + start * selection.step - base
-        last = selection.start + (stop - 1) * selection.step - base
+        first = selection.start + start * selection.step
+        last = selection.start + (stop - 1) * selection.step
         end = last + (1 if selection.step > 0 else -1)
         return Source(array[first : None if end < 0 else end : selection.step])
-    indices = rank.array(selection.indices)[start:stop]
-    return Source(array, indices - base if base else indices)
+    return Source(array, rank.array(selection.indices)[start:stop])
 
 
 class Updates:
@@ -289,7 +288,7 @@ class Updates:
             self._single = new
         return outputs
 
-    def apply(self, comm: Communicator) -> None:
+    def apply(self, group: Group) -> None:
         """Put the values in place, merged where there were several pieces: on all ranks, or on none."""
         values: list[Any] = list(self._single)
         if self._several:
@@ -297,10 +296,6 @@ class Updates:
                 operation = OPERATIONS[mode]
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
-        pairs = [(variable, value) for (variable, _), value in zip(self._updates, values, strict=True)]
-        checked = [(variable, variable.checked(value)) for variable, value in pairs]
-        with atomic:
-            if comm.count > 1:
-                comm.barrier()  # raises CollectiveError if another rank has failed
-            for variable, value in checked:
-                variable.value = value
+        group.assign(
+            (variable, value) for (variable, _), value in zip(self._updates, values, strict=True)
+        )

@@ -38,7 +38,6 @@ class Input:
         argument: what the plan has of it.
         placed: where it lies, if that is in shared memory.
         variable: the variable, if it is one.
-        minibatch: whether it is scattered and holds just the rows of the batch.
         reusable: the short way for such an argument in the next call, or None.
     """
 
@@ -46,7 +45,6 @@ class Input:
     argument: Argument
     placed: Placed | None = None
     variable: Shared | None = None
-    minibatch: bool = False
     reusable: Reusable | None = None
 
 
@@ -207,20 +205,18 @@ class Arguments:
             return Input(bound.name, held(variable.number), variable=variable)
         if isinstance(value, SCALARS) and bound.broadcast:
             return self._number(index, bound.name, value)
-        kind = Broadcast if bound.broadcast else Scattered
         reusable: Reusable | None = _DATA
         if isinstance(value, np.memmap):
             value, reusable = self._mapped(index, bound.name, value), None
         if isinstance(value, Data):
             placed = value.input(self._engine, called)
-            minibatch = value.minibatch and not bound.broadcast
-            return Input(bound.name, kind(placed.region), placed, None, minibatch, reusable)
+            return Input(bound.name, _by_rows(bound, placed, value.minibatch), placed, reusable=reusable)
         array = as_numeric(value, called)
         if self._engine.on_gpus:
             array = native(array)
         buffer, placed = self._put(index, array, called)
         reusable = ReusableArray(buffer, placed) if array is bound.value else None
-        return Input(bound.name, kind(placed.region), placed, reusable=reusable)
+        return Input(bound.name, _by_rows(bound, placed), placed, reusable=reusable)
 
     def _number(self, index: int, name: str, value: Any) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
@@ -261,6 +257,11 @@ def _fits(number: Any) -> bool:
         plain = type(number) is number.dtype.type
         return plain and number.dtype.kind in "biufc" and number.dtype.char not in "gG"
     return type(number) in (bool, float, complex) or (type(number) is int and number in _LONG)
+
+
+def _by_rows(bound: Bound, placed: Placed, of_batch: bool = False) -> Broadcast | Scattered:
+    """What lies there as an argument: split by rows, unless it is broadcast."""
+    return Broadcast(placed.region) if bound.broadcast else Scattered(placed.region, of_batch)
 
 
 def _typed(value: Any, wanted: Any, called: str) -> Any:

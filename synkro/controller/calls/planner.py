@@ -19,9 +19,9 @@ import numpy as np
 from ...errors import InvalidValue
 from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
-from ...plan.batch import Indexed, Selection, Strided, select, select_each
+from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Binder
-from ...plan.call import Access, Argument, CallPlan, Form, Held, Picked, Region, Scattered
+from ...plan.call import Access, CallPlan, Form, Held, Picked, Region, Scattered
 from ...plan.outputs import check_subset, take_subset
 from ...plan.split import Span, equal_slices, split, weight_unit
 from ...values.arrays import checked_int
@@ -178,9 +178,16 @@ class Planner:
         else:
             chosen = selection
         pieces = equal_slices(spans, slices)
+        changed = [v for v in self._sliced if any(v is updated for updated, _ in self._spec.updates)]
+        if changed and (pieces > 1 or batch_s is not None):
+            raise InvalidValue(
+                f"the function {self._name!r} changes all rows of {changed[0].called()} by updates=, "
+                f"but num_slices= or batch_s= gives it some of them at a time: leave both out, or write "
+                f"to the rows in a function of Python, by w.value = …"
+            )
         plan = CallPlan(
             function=self._number,
-            inputs=tuple(_argument(each, selection) for each in inputs),
+            inputs=tuple(each.argument for each in inputs),
             keywords=keywords,
             form=form,
             selection=chosen,
@@ -271,7 +278,9 @@ class Planner:
                     f"the argument {name!r} of the function {self._name!r} is scattered by rows, but "
                     f"has no dimensions: name it in bcast_inputs to give it to every rank whole."
                 )
-        minibatches = {each.name for each in inputs if each.minibatch and batch is not None}
+        arguments = [(each.name, each.argument) for each in inputs]
+        of_batch = {name for name, a in arguments if isinstance(a, Scattered) and a.of_batch}
+        minibatches = of_batch if batch is not None else set()
         whole = {name: shape[0] for name, shape in shapes.items() if name not in minibatches}
         if len(set(whole.values())) > 1:
             listed = ", ".join(f"{name} has {rows}" for name, rows in whole.items())
@@ -283,34 +292,21 @@ class Planner:
         rows = next(iter(whole.values())) if whole else _unknown_rows(batch)
         selection = select(batch, rows)
         for name in minibatches:
-            self._check_minibatch(name, shapes[name][0], selection)
+            rows = shapes[name][0]
+            if rows < selection.count:
+                raise InvalidValue(
+                    f"the minibatch {name!r} of the function {self._name!r} has {rows} rows, but batch= "
+                    f"names {selection.count}: fill it with the rows of the batch, in their order."
+                )
         return selection
-
-    def _check_minibatch(self, name: str, rows: int, selection: Selection) -> None:
-        if isinstance(selection, Strided):
-            reach = (selection.count - 1) * abs(selection.step) + 1
-        else:
-            reach = int(selection.indices.max()) - selection.lowest + 1
-        if rows < reach:
-            raise InvalidValue(
-                f"the minibatch {name!r} of the function {self._name!r} has {rows} rows, but batch= "
-                f"reaches over {reach}: fill it with the rows of the batch."
-            )
-
-
-def _argument(given: Input, selection: Selection | None) -> Argument:
-    """*given* as an argument of the plan; the rows of minibatches begin with the lowest selected one."""
-    if given.minibatch and given.placed and selection:
-        return Scattered(given.placed.region, selection.lowest)
-    return given.argument
 
 
 def _unknown_rows(batch: Any) -> int:
-    """The rows to select from if all inputs are minibatches: more than any batch can name."""
+    """The rows to select from if all inputs are minibatches."""
     if isinstance(batch, slice) and batch.stop is None:
         raise InvalidValue("a batch= of minibatch inputs only must say where it stops.")
     if isinstance(batch, list | tuple):
         is_mask = bool(batch) and all(isinstance(one, bool | np.bool_) for one in batch)
     else:
         is_mask = getattr(batch, "dtype", None) == np.bool_ and np.ndim(batch) == 1
-    return len(batch) if is_mask else 2**62
+    return len(batch) if is_mask else UNKNOWN
