@@ -13,6 +13,7 @@ from synkro import extensions as ext
 from synkro.controller.engine.engine import Engine
 from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidIndex, InvalidValue
+from synkro.extensions import train, updates
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
@@ -252,11 +253,148 @@ def test_inputs_of_another_type_are_named(x, y, message):
         f(synk.data(ROWS), np.ones(4, "f4"))
 
 
-def test_random_streams_are_refused_by_name():
-    rng = pytensor.shared(np.random.default_rng(0), name="stream")
-    _, draw = T.random.normal(size=(3,), rng=rng, return_next_rng=True)
-    with pytest.raises(synk.InvalidType, match=r"shared variable .*stream.*only dense tensors"):
-        synk.function(outputs=draw)
+def test_what_is_set_counts_on_all_ranks_whatever_the_master_rank_holds():
+    x, bad = T.matrix("x"), pytensor.shared(0)
+    count = synk.function([x], updates=[(bad, bad + T.lt(x[:, 0], 0).sum())])
+    rows = np.vstack([np.ones((50, 4)), -np.ones((3, 4)), np.ones((47, 4))])  # on rank 1
+    for _ in range(3):
+        bad.set_value(0)
+        count(rows)
+        assert synk.gather(bad).tolist() == [0, 3]
+    bad.set_value(bad.get_value())
+    assert synk.gather(bad).tolist() == [0, 0]
+
+
+def test_updates_of_a_sliced_variable_are_refused_for_some_of_its_rows():
+    s = pytensor.shared(np.zeros((1, 2)), name="s")
+    f = synk.function([], updates=[(s, s * 2)], sliceable_shareds=[s])
+    table = np.arange(24.0).reshape(12, 2)
+    synk.scatter(s, table)
+    f()
+    assert np.array_equal(synk.gather(s, 0), table * 2)
+    for options in ({"num_slices": 3}, {"batch_s": [0, 2]}):
+        with pytest.raises(
+            InvalidValue, match=r"'graph' changes all rows of .* num_slices= or batch_s="
+        ):
+            f(**options)
+    assert np.array_equal(synk.gather(s, 0), table * 2)
+
+
+# ── random streams, and default updates ──────────────────────────────────────────────────────────────
+
+
+def noise(seed):
+    """A random stream, and a function that draws as many numbers from it as its argument has."""
+    x = T.matrix("x")
+    rng = pytensor.shared(np.random.default_rng(seed), name="stream")
+    following, draw = T.random.normal(size=x.shape, rng=rng, return_next_rng=True)
+    return rng, synk.function([x], (draw, "gather"), updates={rng: following})
+
+
+def test_each_rank_draws_from_its_own_part_of_a_stream():
+    rng, f = noise(3)
+    draws = [f(ROWS), f(ROWS, num_slices=3), f(ROWS[:1]), f(ROWS)]
+    assert [draw.shape for draw in draws] == [(101, 4), (101, 4), (1, 4), (101, 4)]
+    assert len(np.unique(np.concatenate(draws))) == 4 * 304
+    assert np.array_equal(noise(3)[1](ROWS), draws[0])
+    assert not np.array_equal(noise(4)[1](ROWS), draws[0])
+    rng.set_value(np.random.default_rng(3))  # begins anew
+    assert np.array_equal(f(ROWS), draws[0])
+    rng.set_value(np.random.default_rng(3))
+    assert np.array_equal(f(ROWS), draws[0])
+
+
+def test_a_stream_in_this_process_is_that_of_pytensor():
+    rng, f = noise(3)
+    first, second = f.as_theano(ROWS), f.as_theano(ROWS)
+    stream = np.random.default_rng(3)
+    assert np.array_equal(first, stream.normal(size=ROWS.shape))
+    assert np.array_equal(second, stream.normal(size=ROWS.shape))
+    assert rng.get_value().normal() == stream.normal()  # it goes on from there in other functions
+    assert len(np.unique([first, second, f(ROWS)])) == 3 * 404
+
+
+def test_parts_never_come_again(workers):
+    """Whatever the main process draws, or another session has: 200 numbers a rank are new each time."""
+    rng, f = noise(5)
+    x = T.vector("x")
+    following, one = T.random.normal(rng=rng, return_next_rng=True)
+    alone = pytensor.function([], one, updates={rng: following})
+    draws = [f(ROWS), [[float(alone())]], f(ROWS), f.as_serial(ROWS[:1]), f(ROWS)]
+    with synk.Session(2, verbose=False) as other:
+        following, many = T.random.normal(size=x.shape, rng=rng, return_next_rng=True)
+        draws.append([other.function([x], (many, "gather"), updates={rng: following})(ROWS[:, 0])])
+    drawn = np.concatenate([np.ravel(draw) for draw in draws])
+    assert len(np.unique(drawn)) == len(drawn)
+
+
+def test_streams_with_updates_and_without():
+    x = T.matrix("x")
+    rng = pytensor.shared(np.random.default_rng(0))
+    following, draw = T.random.uniform(size=x.shape, rng=rng, return_next_rng=True)
+    going = synk.function([x], (draw, "gather"), updates={rng: following})
+    still = synk.function([x], (draw, "gather"))
+    assert not np.array_equal(going(ROWS), going(ROWS))
+    assert np.array_equal(still(ROWS), still(ROWS))
+    w = pytensor.shared(np.zeros(4))
+    both = synk.function([x], (draw, "gather"), updates=[(w, w + x.mean(axis=0)), (rng, following)])
+    assert not np.array_equal(both(ROWS), both(ROWS, num_slices=2))
+    assert np.allclose(synk.gather(w), [2 * part.mean(axis=0) for part in (ROWS[:51], ROWS[51:])])
+
+
+def test_dropout_trains():
+    x, t, w = T.matrix("x"), T.vector("t"), pytensor.shared(np.zeros(4))
+    rng = pytensor.shared(np.random.default_rng(1))
+    following, kept = T.random.bernoulli(0.9, size=x.shape, rng=rng, return_next_rng=True)
+    with pytest.warns(DeprecationWarning, match="default_update"):
+        rng.default_update = following
+    loss = (((x * kept / 0.9).dot(w) - t) ** 2).mean()
+    step = train.make_train_function(loss, [w], x, t, updates.adam, 0.1)
+    answers = ROWS @ [1.0, -2, 3, 0.5]
+    losses = [step(ROWS, answers) for _ in range(100)]
+    assert len(set(losses)) == 100
+    assert losses[-1] < losses[0] / 2
+
+
+def test_streams_of_every_kind_and_where_they_are_refused():
+    rng = pytensor.shared(np.random.Generator(np.random.MT19937(0)), name="twister")
+    following, draw = T.random.normal(size=(3,), rng=rng, return_next_rng=True)
+    f = synk.function(outputs=(draw, None), updates={rng: following})
+    assert len(np.unique([f(), f()])) == 12
+    with pytest.raises(synk.InvalidType, match=r"a collective takes variables that hold arrays; stream"):
+        synk.broadcast(noise(0)[0])
+    with pytest.raises(
+        synk.InvalidType, match=r"an input of the function 'graph' is .*only dense tensors"
+    ):
+        synk.function([rng.type("r")], outputs=T.constant(1.0))
+
+
+def test_default_updates_count():
+    x, count = T.vector("x"), pytensor.shared(0.0, name="count")
+    with pytest.warns(DeprecationWarning, match="default_update"):
+        count.default_update = count + 1
+    f = synk.function([x], x.sum() * 0 + count)
+    f_th = pytensor.function([x], x.sum() * 0 + count)
+    assert [float(f(np.ones(4))) for _ in range(3)] == [0, 1, 2]
+    assert count.get_value() == 3
+    assert [float(f_th(np.ones(4))) for _ in range(2)] == [3, 4]
+    assert f(np.ones(4)) == 5
+    still = synk.function([x], x.sum() * 0 + count, no_default_updates=True)
+    assert still(np.ones(4)) == still(np.ones(4)) == 6
+    other = synk.function([x], x.sum() * 0 + count, updates=[(count, count + 10)])
+    assert [float(other(np.ones(4))) for _ in range(2)] == [6, 16]
+
+
+def test_inputs_may_be_wrapped_in_in():
+    x, y = T.fmatrix("x"), T.fvector()
+    x_in, y_in = pytensor.In(x, borrow=True, allow_downcast=True), pytensor.In(y, name="y")
+    f = synk.function([x_in], x.dot(y).mean(), [y_in])
+    with pytest.raises(synk.InvalidType, match=r"'y' .* holds float32, and a cast of float64"):
+        f(ROWS, y=np.ones(4))
+    assert np.allclose(f(ROWS, y=np.ones(4, "f4")), ROWS.sum(axis=1).mean(), atol=1e-5)
+    w = pytensor.shared(np.zeros(4, "f4"))
+    with pytest.raises(synk.NotAvailable, match=r"has In\(y, implicit=…\): use a shared variable"):
+        synk.function([x, pytensor.In(y, name="y", value=w)], x.dot(y).mean())
 
 
 def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypatch):

@@ -12,12 +12,20 @@ and a list of the gradients.  For a PyTensor graph the loss suffices::
 
     train = make_train_function(loss, [w, b], x, y, rule)
 
-where *w* and *b* are shared variables of PyTensor's, and *x* and *y* inputs of the graph.
+where *w* and *b* are shared variables of PyTensor's, and *x* and *y* inputs of the graph.  Programs for
+Synkhronos have another form of it, in which a rule takes the loss::
+
+    from synkro.extensions import train, updates
+
+    step = train.make_train_function(loss, [w, b], x, y, updates.adam, learning_rate=0.01)
 
 ::
 
+    train     ``make_train_function`` in the classic form
+    updates   the update rules in the classic form
     training  ``make_train_function``
     rules     the update rules
+    formulas  their formulas, for arrays and graphs
 """
 
 from .rules import Rule, adadelta, adagrad, adam, adamax, momentum, nesterov_momentum, rmsprop, sgd

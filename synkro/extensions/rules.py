@@ -1,4 +1,7 @@
-"""Update rules: how the flat gradient of all parameters changes them."""
+"""Update rules: how the flat gradient of all parameters changes them.
+
+Their formulas are in ``formulas``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from ..controller.variables.shared import Shared, check_once
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_shared
 from ..values.variable import Variable
+from . import formulas
+from .formulas import Step
 
 Vector = NDArray[Any]
 Params = Sequence[Variable]
@@ -69,32 +74,35 @@ class Rule(ABC):
         """Change the parameters by their flat *gradient*, on this rank."""
         rate = self._rate
         rate = float(rate.value) if isinstance(rate, Variable) else rate
-        states = [state.value for state in self.states]
-        step = self.step(gradient, rate, states)
-        for state, value in zip(self.states, states, strict=True):
-            state.value = value
+        step, new = self.step(gradient, rate, [state.value for state in self.states])
+        pairs = [(s, v.astype(s.dtype, copy=False)) for s, v in zip(self.states, new, strict=True)]
         start = 0
         for param in self.params:
             value = param.value
             stop = start + value.size
-            value += step[start:stop].reshape(value.shape).astype(value.dtype, copy=False)
-            param.value = value
+            change = step[start:stop].reshape(value.shape).astype(value.dtype, copy=False)
+            pairs.append((param, value + change))
             start = stop
+        api.current_group(self.name).assign([*pairs, *self.counted()])
+
+    def counted(self) -> list[tuple[Variable, Any]]:
+        """Variables of the state that are no vectors, with their new values."""
+        return []
 
     @abstractmethod
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        """The change of the parameters, to be added to them; changes *states* in place."""
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        """The change of the parameters, to be added to them, and the new state."""
 
 
 class sgd(Rule):  # noqa: N801 - the rules have the names that they have everywhere
-    """Stochastic gradient descent: ``p -= rate · g``."""
+    """Stochastic gradient descent."""
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        return -rate * gradient
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        return formulas.sgd(api.xp(), gradient, rate, states)
 
 
 class momentum(Rule):  # noqa: N801
-    """Momentum: ``v = μ v - rate · g; p += v`` (Polyak 1964)."""
+    """Momentum (Polyak 1964)."""
 
     STATES = ("velocity",)
 
@@ -104,23 +112,19 @@ class momentum(Rule):  # noqa: N801
         super().__init__(params, learning_rate, name=name)
         self.momentum = momentum
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        (velocity,) = states
-        velocity *= self.momentum
-        velocity -= rate * gradient
-        return velocity
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        return formulas.momentum(api.xp(), gradient, rate, states, self.momentum)
 
 
 class nesterov_momentum(momentum):  # noqa: N801
-    """Nesterov's momentum, as in Sutskever et al. 2013: ``v = μ v - rate · g; p += μ v - rate · g``."""
+    """Nesterov's momentum, as in Sutskever et al. 2013."""
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        velocity = super().step(gradient, rate, states)
-        return self.momentum * velocity - rate * gradient
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        return formulas.nesterov_momentum(api.xp(), gradient, rate, states, self.momentum)
 
 
 class adagrad(Rule):  # noqa: N801
-    """AdaGrad (Duchi et al. 2011): ``a += g²; p -= rate · g / √(a + ε)``."""
+    """AdaGrad (Duchi et al. 2011)."""
 
     STATES = ("accumulator",)
 
@@ -130,14 +134,12 @@ class adagrad(Rule):  # noqa: N801
         super().__init__(params, learning_rate, name=name)
         self.epsilon = epsilon
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        (accumulator,) = states
-        accumulator += gradient**2
-        return -rate * gradient / np.sqrt(accumulator + self.epsilon)
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        return formulas.adagrad(api.xp(), gradient, rate, states, self.epsilon)
 
 
 class rmsprop(Rule):  # noqa: N801
-    """RMSProp (Tieleman and Hinton 2012): ``a = ρ a + (1 - ρ) g²; p -= rate · g / √(a + ε)``."""
+    """RMSProp (Tieleman and Hinton 2012)."""
 
     STATES: tuple[str, ...] = ("accumulator",)
 
@@ -154,17 +156,12 @@ class rmsprop(Rule):  # noqa: N801
         self.rho = rho
         self.epsilon = epsilon
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        (accumulator,) = states
-        _update_mean(accumulator, self.rho, gradient**2)
-        return -rate * gradient / np.sqrt(accumulator + self.epsilon)
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        return formulas.rmsprop(api.xp(), gradient, rate, states, self.rho, self.epsilon)
 
 
 class adadelta(rmsprop):  # noqa: N801
-    """AdaDelta (Zeiler 2012).
-
-    ``a = ρ a + (1 - ρ) g²; u = g √(d + ε) / √(a + ε); p -= rate · u; d = ρ d + (1 - ρ) u²``.
-    """
+    """AdaDelta (Zeiler 2012)."""
 
     STATES = ("accumulator", "delta")
 
@@ -179,19 +176,12 @@ class adadelta(rmsprop):  # noqa: N801
     ) -> None:
         super().__init__(params, learning_rate, rho, epsilon, name=name)
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        accumulator, delta = states
-        _update_mean(accumulator, self.rho, gradient**2)
-        update = gradient * np.sqrt(delta + self.epsilon) / np.sqrt(accumulator + self.epsilon)
-        _update_mean(delta, self.rho, update**2)
-        return -rate * update
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        return formulas.adadelta(api.xp(), gradient, rate, states, self.rho, self.epsilon)
 
 
 class adam(Rule):  # noqa: N801
-    """Adam (Kingma and Ba 2014), with the corrections of bias in the step size (section 2, end).
-
-    ``m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= rate · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)``.
-    """
+    """Adam (Kingma and Ba 2014), with the corrections of bias in the step size (section 2, end)."""
 
     STATES = ("first", "second")
 
@@ -213,41 +203,25 @@ class adam(Rule):  # noqa: N801
 
     def count(self) -> int:
         """The number of this step, from 1."""
-        time = int(self._time.value) + 1
-        self._time.value = np.int64(time)
-        return time
+        return int(self._time.value) + 1
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        first, second = states
-        time = self.count()
-        _update_mean(first, self.beta1, gradient)
-        _update_mean(second, self.beta2, gradient**2)
-        corrected = rate * np.sqrt(1 - self.beta2**time) / (1 - self.beta1**time)
-        step: Vector = -corrected * first / (np.sqrt(second) + self.epsilon)
-        return step
+    def counted(self) -> list[tuple[Variable, Any]]:
+        return [(self._time, np.int64(self.count()))]
+
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        constants = self.count(), self.beta1, self.beta2, self.epsilon
+        return formulas.adam(api.xp(), gradient, rate, states, *constants)
 
 
 class adamax(adam):  # noqa: N801
-    """AdaMax (Kingma and Ba 2014, section 7.1).
-
-    ``m = β₁ m + (1 - β₁) g; u = max(β₂ u, |g|); p -= rate / (1 - β₁ᵗ) · m / (u + ε)``.
-    """
+    """AdaMax (Kingma and Ba 2014, section 7.1)."""
 
     def __init__(self, params: Params, learning_rate: Rate = 0.002, **options: Any) -> None:
         super().__init__(params, learning_rate, **options)
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Vector:
-        first, infinity = states
-        time = self.count()
-        _update_mean(first, self.beta1, gradient)
-        np.maximum(self.beta2 * infinity, np.abs(gradient), out=infinity)
-        return -rate / (1 - self.beta1**time) * first / (infinity + self.epsilon)
-
-
-def _update_mean(mean: Vector, decay: float, value: Vector) -> None:
-    """Bring *value* into a running *mean*, in place."""
-    mean *= decay
-    mean += (1 - decay) * value
+    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
+        constants = self.count(), self.beta1, self.beta2, self.epsilon
+        return formulas.adamax(api.xp(), gradient, rate, states, *constants)
 
 
 def parameters(params: Sequence[Any]) -> list[Shared]:

@@ -7,13 +7,16 @@
 The compiled function is pure: it returns the new values of ``updates=``, which Synkro merges over slices
 and writes to the replicas.  It is compiled once, in the main process; the workers find the result in
 PyTensor's cache on the disk.
+
+A random stream of a graph is a worker variable, too: its state as an array.  Every rank goes on by
+itself, from another part of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +26,15 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.basic import Variable as GraphVariable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
+from .. import here
 from ..errors import InvalidType, InvalidValue, NotAvailable
+from ..memory.interrupts import atomic
 from ..plan.binding import RESERVED
 from ..values.foreign import handed
+from ..values.random import packed, unpacked
 
 
 class InputType(NamedTuple):
@@ -41,6 +48,15 @@ class InputType(NamedTuple):
     downcast: bool
 
 
+class Place(NamedTuple):
+    """An input of a graph: its variable, its name, and whether casts may lose digits (None: unsaid)."""
+
+    variable: Any
+    name: Any
+    downcast: bool | None
+
+
+Update = tuple[Any, Any, str]  # a shared variable, its new value, and its operation
 Recipe = tuple[list[Any], list[Any], dict[str, Any]] | None  # arguments of ``pytensor.function``
 
 
@@ -52,42 +68,102 @@ class Graph:
         scattered: the number of scattered inputs.
         modes: the operation of each output, or one for a single output.
         updates: the shared variables that get new values, each with its operation.
-        shared: all shared variables that it uses.
+        shared: all shared variables that it uses, tensors and then streams.
+        streams: the random streams that it uses, the ones with a next state first.
+        next_states: how many of these have one.
     """
 
     def __init__(
-        self, inputs: Any, bcast_inputs: Any, outputs: Any, updates: Any, givens: Any, name: str | None
+        self,
+        inputs: Any,
+        bcast_inputs: Any,
+        outputs: Any,
+        updates: Any,
+        givens: Any,
+        name: str | None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises: InvalidType, InvalidValue unless the arguments describe a graph."""
+        """*options* are those of ``pytensor.function``.
+
+        Raises: InvalidType, InvalidValue unless the arguments describe a graph.
+        """
         self.name = name or "graph"
+        self.options = dict(options or {})
         scattered, broadcast = _listed(inputs), _listed(bcast_inputs)
-        self.inputs = [*scattered, *broadcast]
+        places = [self._place(given) for given in (*scattered, *broadcast)]
+        self.inputs = [place.variable for place in places]
         self.scattered = len(scattered)
         self._check_inputs()
-        self.names = _names(self.inputs)
+        self.names = _names([place.name for place in places])
+        self.downcast = [place.downcast for place in places]
         pairs, self.single = _outputs(outputs)
         for variable, _ in pairs:
             self._check_tensor(variable, "an output")
         modes = [mode for _, mode in pairs]
         self.modes = modes[0] if self.single else modes
-        self._new = _updates(updates)
-        self.updates = [(variable, mode) for variable, _, mode in self._new]
-        for variable in givens or ():
-            if not isinstance(variable[0] if isinstance(variable, tuple) else variable, GraphVariable):
-                raise InvalidType(f"givens= replaces variables of the graph; got {variable!r}.")
-        targets = [variable for variable, _ in pairs] + [new for _, new, _ in self._new]
-        if givens:
-            try:
-                targets = clone_replace(targets, replace=dict(givens))
-            except TypeError as error:
-                raise InvalidType(
-                    f"givens= of the function {self.name!r} replaces a variable by one of another type: "
-                    f"{_first(error)}"
-                ) from None
-        self.shared = [v for v in graph_inputs(targets) if isinstance(v, SharedVariable)]
+        targets, replaced = [variable for variable, _ in pairs], self._givens(givens)
+        new = _updates(updates)
+        new += self._implied([*targets, *(one for _, one, _ in new), *replaced.values()], new)
+        states = [(stream, one) for stream, one, _ in new if _is_stream(stream)]
+        new = [entry for entry in new if not _is_stream(entry[0])]
+        self.updates = [(variable, mode) for variable, _, mode in new]
+        targets += [one for _, one, _ in new]
+        count = len(targets)
+        targets = self._replaced([*targets, *(one for _, one in states)], replaced)
+        found = [v for v in graph_inputs(targets[:count]) if isinstance(v, SharedVariable)]
+        self.shared = [variable for variable in found if not _is_stream(variable)]
         for variable in [*self.shared, *(v for v, _ in self.updates)]:
             self._check_tensor(variable, "a shared variable")
-        self._targets = targets
+        following = {stream: one for (stream, _), one in zip(states, targets[count:], strict=True)}
+        streams = [variable for variable in found if _is_stream(variable)]
+        self.streams = sorted(streams, key=lambda stream: stream not in following)
+        self._states = [following[stream] for stream in self.streams if stream in following]
+        self._targets = targets[:count]
+
+    def _givens(self, givens: Any) -> dict[Any, Any]:
+        """What replaces which variables of the graph.  Raises: InvalidType."""
+        replaced = {}
+        for variable, value in _pairs(givens, "givens= replaces variables of the graph, by pairs"):
+            if not isinstance(variable, GraphVariable):
+                raise InvalidType(f"givens= replaces variables of the graph; got {variable!r}.")
+            what = f"givens= of the function {self.name!r} replaces {variable} by one of another type"
+            replaced[variable] = _filtered(variable, value, what)
+        return replaced
+
+    def _replaced(self, targets: list[Any], replaced: dict[Any, Any]) -> list[Any]:
+        """*targets* of the graph in which some variables are *replaced*."""
+        return list(clone_replace(targets, replace=replaced)) if replaced and targets else targets
+
+    def _implied(self, targets: list[Any], explicit: list[Update]) -> list[Update]:
+        """The updates that shared variables bring along, as random streams do (``default_update``)."""
+        without = self.options.pop("no_default_updates", False)
+        if not isinstance(without, bool | list | tuple):
+            raise InvalidType(f"no_default_updates= takes True, False or a list; got {without!r}.")
+        known = [variable for variable, _, _ in explicit]
+        known += [] if isinstance(without, bool) else list(without)
+        made: list[Update] = []
+        before = -1
+        while len(made) > before and without is not True:
+            before = len(made)
+            for variable in graph_inputs([*targets, *(one for _, one, _ in made)]):
+                new = getattr(variable, "default_update", None)
+                if new is not None and not any(variable is each for each in known):
+                    known.append(variable)
+                    made.append((variable, variable.type.filter_variable(new), "mean"))
+        return made
+
+    def _place(self, given: Any) -> Place:
+        """An input of the graph: a variable, or an ``In``.  Raises: NotAvailable."""
+        if not isinstance(given, pytensor.In):
+            return Place(given, getattr(given, "name", None), None)
+        for option, usual in {"update": None, "implicit": False, "shared": False}.items():
+            if getattr(given, option) is not usual:
+                called = given.name or given.variable
+                raise NotAvailable(
+                    f"the function {self.name!r} has In({called}, {option}=…): use a shared variable, "
+                    f"and updates=."
+                )
+        return Place(given.variable, given.name, given.allow_downcast)
 
     def _check_inputs(self) -> None:
         for position, variable in enumerate(self.inputs):
@@ -122,19 +198,25 @@ class Graph:
                 f"can be split and reduced. (Random numbers: draw them in NumPy, and pass them.)"
             )
 
-    def compiled(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
+    def compiled(self, replicas: Mapping[Any, Any]) -> Compiled:
         """The function; it takes the values of shared variables from their *replicas*.
 
         Raises: InvalidValue if the graph does not use an input, or needs a variable that is none.
         """
-        return Compiled(self, replicas, options, self._built(*self._pure(), options))
+        return Compiled(self, replicas, self._built(*self._pure(), self.options))
 
-    def for_gpus(self, replicas: Mapping[Any, Any], options: dict[str, Any]) -> Compiled:
+    def for_gpus(self, replicas: Mapping[Any, Any]) -> Compiled:
         """The function, as ``compiled``: interpreted here, and compiled by JAX on the workers.
 
-        Raises: NotAvailable without JAX, for another mode, and for operations that JAX lacks.
+        Raises: NotAvailable without JAX, for another mode, for operations that JAX lacks, and for random
+        streams.
         """
-        mode = options.get("mode")
+        if self.streams:
+            raise NotAvailable(
+                f"the function {self.name!r} has random streams of PyTensor's, which go on CPU workers "
+                f'only: fork(devices="cpu"), or draw in a function of Python, by synkro.rng().'
+            )
+        mode = self.options.get("mode")
         if mode not in (None, "JAX", pytensor.compile.mode.JAX):
             raise NotAvailable(
                 f"on GPUs, JAX compiles the graphs of PyTensor; the function {self.name!r} asks for "
@@ -151,21 +233,24 @@ class Graph:
         jax = pytensor.compile.mode.JAX
         rewrites = jax.provided_optimizer.excluding(*jax.linker.incompatible_rewrites)
         interpreted = pytensor.compile.mode.Mode("py", rewrites)
-        function = self._built(places, targets, {**options, "mode": interpreted})
+        function = self._built(places, targets, {**self.options, "mode": interpreted})
         for node in function.maker.fgraph.apply_nodes:
             if jax_funcify.dispatch(type(node.op)) is jax_funcify.dispatch(object):
                 raise NotAvailable(
                     f"the function {self.name!r} uses {node.op}, which PyTensor cannot compile with "
                     f'JAX, as it must on GPUs: fork(devices="cpu"), or write it with xp().'
                 )
-        recipe = places, targets, {**options, "mode": "JAX"}
-        return Compiled(self, replicas, options, function, recipe)
+        recipe = places, targets, {**self.options, "mode": "JAX"}
+        return Compiled(self, replicas, function, recipe)
 
     def _pure(self) -> tuple[list[Any], list[Any]]:
         """The inputs and the results of the graph, with shared variables replaced by inputs."""
-        stand_ins = {variable: variable.type(variable.name) for variable in self.shared}
-        targets = clone_replace(self._targets, replace=stand_ins) if self._targets else []
-        return [pytensor.In(v, borrow=True) for v in (*self.inputs, *stand_ins.values())], targets
+        stand_ins = {v: v.type(v.name) for v in (*self.shared, *self.streams)}
+        targets = [*self._targets, *self._states]
+        targets = clone_replace(targets, replace=stand_ins) if targets else []
+        # a stream is unpacked for each run, which may write to it
+        inputs = (*self.inputs, *stand_ins.values())
+        return [pytensor.In(v, borrow=True, mutable=_is_stream(v)) for v in inputs], targets
 
     def _built(self, places: list[Any], targets: list[Any], options: dict[str, Any]) -> Any:
         try:
@@ -183,26 +268,32 @@ class Compiled:
     """A compiled graph: in the main process a function of whole arrays, on a rank of its rows.
 
     It returns the outputs or, if there are updates, the outputs and the new values of variables.
+
+    Attributes:
+        variables: the worker variables that it uses.
+        streams: the worker variables of random streams.
     """
 
     def __init__(
         self,
         graph: Graph,
         replicas: Mapping[Any, Any],
-        options: dict[str, Any],
         function: Any,
         recipe: Recipe = None,
     ) -> None:
         """With a *recipe*, workers compile that instead of taking over *function*."""
         self.__name__ = graph.name
         self.names = graph.names
-        downcast = bool(options.get("allow_input_downcast"))
+        downcast = graph.options.get("allow_input_downcast")
         self.input_types = {
-            name: InputType(np.dtype(v.type.dtype), v.type.shape, downcast)
-            for name, v in zip(graph.names, graph.inputs, strict=True)
+            name: InputType(np.dtype(v.type.dtype), v.type.shape, bool(downcast if own is None else own))
+            for name, v, own in zip(graph.names, graph.inputs, graph.downcast, strict=True)
         }
         self._function = function
-        self._variables = tuple(replicas[variable] for variable in graph.shared)
+        self.variables = tuple(replicas[variable] for variable in graph.shared)
+        self.streams = tuple(replicas[variable] for variable in graph.streams)
+        self._theirs = tuple(graph.streams)  # the streams themselves, in the main process
+        self._states = len(graph._states)  # of streams; the others begin anew in each call
         self._single = graph.single
         self._count = len(graph._targets) - len(graph.updates)  # of outputs
         self._updates = bool(graph.updates)
@@ -210,7 +301,8 @@ class Compiled:
         self._recipe = recipe
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) if self._recipe is None else {**vars(self), "_function": None}
+        gone = {"_theirs": ()} if self._recipe is None else {"_theirs": (), "_function": None}
+        return {**vars(self), **gone}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -228,9 +320,28 @@ class Compiled:
             self._function.trust_input = self._trusted = True
         given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
         arrays = [_typed(v, t.dtype) for v, t in zip(given, self.input_types.values(), strict=True)]
-        results = self._function(*arrays, *[_typed(v.value) for v in self._variables])
+        arrays += [_typed(variable.value) for variable in self.variables]
+        results = self._drawing(arrays) if self.streams else self._function(*arrays)
         outputs: Any = results[0] if self._single else list(results[: self._count])
         return (outputs, list(results[self._count :])) if self._updates else outputs
+
+    def _drawing(self, arrays: list[Any]) -> list[Any]:
+        """The results without the streams' new states, which go back to where the streams lie."""
+        rank = here.rank
+        if rank is None:
+            streams = [theirs.get_value() for theirs in self._theirs]
+        else:
+            streams = [unpacked(variable.value, rank.number) for variable in self.streams]
+        with atomic:  # compiled code that draws does not survive an exception of Ctrl-C
+            results = self._function(*arrays, *streams)
+        end = len(results) - self._states
+        if rank is None:
+            for theirs, state in zip(self._theirs, results[end:], strict=False):
+                theirs.set_value(state, borrow=True)
+        else:
+            for variable, state in zip(self.streams, results[end:], strict=False):
+                variable.value = packed(state)
+        return list(results[:end])
 
     def warm(self) -> None:
         """Let PyTensor compile what it compiles only in a call: with read-only arrays, as rows are.
@@ -239,6 +350,9 @@ class Compiled:
         """
         arrays: list[Any] = []
         for variable in self._function.maker.fgraph.inputs:
+            if _is_stream(variable):
+                arrays.append(np.random.default_rng())
+                continue
             array = np.zeros([length or 0 for length in variable.type.shape], variable.type.dtype)
             if len(arrays) < len(self.names):
                 array.flags.writeable = False
@@ -250,8 +364,15 @@ class Compiled:
 def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, GraphVariable]:
     """A shared variable for the gradient of *loss* by *params*, and that gradient as one vector.
 
-    Raises: InvalidType unless *loss* is a loss, InvalidValue if it does not depend on a parameter.
+    Raises: InvalidType unless *loss* is a loss and *params* are shared variables, InvalidValue if it
+    does not depend on one of them, or there are none.
     """
+    if not isinstance(params, list | tuple) or not all(isinstance(p, SharedVariable) for p in params):
+        raise InvalidType(
+            f"params must be a list of shared variables, made by pytensor.shared(); got {params!r}."
+        )
+    if not params:
+        raise InvalidValue("params is empty: list the shared variables that are to be trained.")
     kind = getattr(loss, "type", None)
     if not isinstance(kind, TensorType) or kind.ndim or not kind.dtype.startswith("float"):
         raise InvalidType(
@@ -260,6 +381,8 @@ def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, Gra
         )
     used = set(graph_inputs([loss]))
     for param in params:
+        if sum(param is other for other in params) > 1:
+            raise InvalidValue(f"params names {param} twice: name each once.")
         if param not in used:
             raise InvalidValue(f"the loss does not depend on the parameter {param}: leave it out.")
     dtype = np.result_type(*[param.type.dtype for param in params])
@@ -269,17 +392,61 @@ def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, Gra
     return pytensor.shared(np.zeros(size, dtype)), flat
 
 
+def updates_by(
+    formula: Callable[..., tuple[Any, list[Any]]],
+    loss: Any,
+    params: Sequence[Any],
+    rate: Any,
+    constants: tuple[Any, ...],
+    states: int,
+    timed: bool,
+) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]], SharedVariable]:
+    """The updates of a step by *formula*, one of ``extensions.formulas``, with so many *states*.
+
+    The first of its constants is the number of the step, if it is *timed*.  Returns the updates of the
+    variable of the flat gradient, those of the parameters and the state, and that variable.
+
+    Raises: as ``flat_gradient``.
+    """
+    number = isinstance(rate, int | float | np.number | np.ndarray) and not isinstance(rate, bool)
+    if not (number or isinstance(rate, GraphVariable)):
+        raise InvalidType(
+            f"the learning rate must be a number or a variable of the graph; got {rate!r}."
+        )
+    gradient, flat = flat_gradient(loss, params)
+    zeros = gradient.get_value()
+    held = [pytensor.shared(zeros) for _ in range(states)]
+    updates: list[tuple[Any, Any]] = []
+    if timed:
+        count = pytensor.shared(np.int64(0))
+        updates.append((count, count + 1))
+        constants = (count + 1, *constants)
+    change, new = formula(pytensor.tensor, gradient, rate, held, *constants)
+    updates += [(state, value.astype(state.dtype)) for state, value in zip(held, new, strict=True)]
+    start = 0
+    for param in params:
+        value = param.get_value(borrow=True)
+        stop = start + value.size
+        part = change[start:stop].reshape(value.shape).astype(param.dtype)
+        updates.append((param, param + part))
+        start = stop
+    return [(gradient, flat)], updates, gradient
+
+
+def _is_stream(variable: Any) -> bool:
+    return isinstance(variable.type, RandomType)
+
+
 def _listed(variables: Any) -> list[Any]:
     if variables is None:
         return []
     return list(variables) if isinstance(variables, list | tuple) else [variables]
 
 
-def _names(variables: Sequence[Any]) -> list[str]:
-    """A parameter's name for each variable: its own name where that is valid and new."""
+def _names(given: Sequence[Any]) -> list[str]:
+    """A parameter's name for each variable: its own name, as *given*, where that is valid and new."""
     names: list[str] = []
-    for position, variable in enumerate(variables):
-        own = variable.name
+    for position, own in enumerate(given):
         fit = isinstance(own, str) and own.isidentifier() and own not in (*names, *RESERVED)
         names.append(own if fit else f"input_{position}")
     return names
@@ -314,31 +481,38 @@ def _pair(output: Any) -> tuple[Any, Any]:
     )
 
 
-def _updates(updates: Any) -> list[tuple[Any, Any, str]]:
+def _updates(updates: Any) -> list[Update]:
     """The shared variables of ``updates=``, their new values as graphs, and their operations."""
-    if updates is None:
-        return []
-    entries = list(updates.items()) if isinstance(updates, Mapping) else list(updates)
-    made: list[tuple[Any, Any, str]] = []
-    for entry in entries:
-        if not isinstance(entry, tuple | list) or len(entry) not in (2, 3):
-            raise InvalidType(
-                f"updates= takes pairs (variable, new value), or triples with an operation; got "
-                f"{entry!r}."
-            )
+    made: list[Update] = []
+    takes = "updates= takes pairs (variable, new value), or triples with an operation"
+    for entry in _pairs(updates, takes, 3):
         variable, new, op = entry if len(entry) == 3 else (*entry, "mean")
         if not isinstance(variable, SharedVariable):
             raise InvalidType(f"updates= changes shared variables; got {variable!r}.")
         if any(variable is other for other, _, _ in made):
             raise InvalidValue(f"updates= names the shared variable {variable} twice: name each once.")
-        try:
-            new = variable.type.filter_variable(new)
-        except TypeError as error:
-            raise InvalidType(
-                f"the new value of the shared variable {variable} is of another type: {_first(error)}"
-            ) from None
-        made.append((variable, new, op))
+        what = f"the new value of the shared variable {variable} is of another type"
+        made.append((variable, _filtered(variable, new, what), op))
     return made
+
+
+def _pairs(given: Any, takes: str, most: int = 2) -> list[Any]:
+    """A dict, or a list of pairs, as a list of pairs (or of up to *most*).  Raises: InvalidType."""
+    entries = list(given.items()) if isinstance(given, Mapping) else given or ()
+    if not isinstance(entries, list | tuple):
+        raise InvalidType(f"{takes}; got {given!r}.")
+    for entry in entries:
+        if not isinstance(entry, tuple | list) or not 2 <= len(entry) <= most:
+            raise InvalidType(f"{takes}; got {entry!r}.")
+    return list(entries)
+
+
+def _filtered(variable: Any, value: Any, what: str) -> Any:
+    """*value* as a variable of the type of *variable*.  Raises: InvalidType, with *what* is wrong."""
+    try:
+        return variable.type.filter_variable(value)
+    except Exception as error:  # PyTensor raises many kinds, some without a text
+        raise InvalidType(f"{what}: {_first(error)}") from None
 
 
 def _typed(array: Any, dtype: Any = None) -> Any:
@@ -349,5 +523,5 @@ def _typed(array: Any, dtype: Any = None) -> Any:
 
 
 def _first(error: Exception) -> str:
-    line: str = str(error).strip().splitlines()[0].rstrip(".")
-    return f"{line}."
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0].rstrip('.')}."

@@ -1,8 +1,15 @@
-"""The random generators of the ranks."""
+"""The random generators of the ranks, and random streams as arrays."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+"""A random stream as eight words: four of entropy, from which each rank makes a part of its own, or the
+state of such a part."""
+
+_HALF = (1 << 64) - 1
 
 
 def generator(seed: int | None, stream: int) -> np.random.Generator:
@@ -11,3 +18,35 @@ def generator(seed: int | None, stream: int) -> np.random.Generator:
     Source: the spawning of ``numpy.random.SeedSequence`` (M. O'Neill's seed_seq_fe).
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+
+
+def handed_out(stream: np.random.Generator) -> Words:
+    """Entropy for the parts of all ranks, drawn from *stream*, which moves on by that."""
+    words = np.zeros(8, np.uint64)
+    words[:4] = stream.integers(1 << 64, size=4, dtype=np.uint64)
+    return words
+
+
+def packed(part: np.random.Generator) -> Words:
+    """The state of a rank's *part*."""
+    full = part.bit_generator.state
+    state, step = full["state"]["state"], full["state"]["inc"]
+    halves = [state >> 64, state & _HALF, step >> 64, step & _HALF]
+    return np.array([*halves, full["has_uint32"], full["uinteger"], 0, 1], np.uint64)
+
+
+def unpacked(words: Words, rank: int) -> np.random.Generator:
+    """The part of *rank* whose state is *words*, or which begins by their entropy."""
+    high, low, step_high, step_low, has_uint32, uinteger, _, begun = map(int, words)
+    if not begun:
+        return np.random.default_rng(
+            np.random.SeedSequence([high, low, step_high, step_low], spawn_key=(rank,))
+        )
+    bits = np.random.PCG64(0)
+    bits.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": high << 64 | low, "inc": step_high << 64 | step_low},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }
+    return np.random.Generator(bits)

@@ -71,6 +71,10 @@ def test_what_jax_cannot_compile_is_refused(session):
         def infer_shape(self, fgraph, node, shapes):
             return shapes
 
+    stream = pytensor.shared(np.random.default_rng(0))
+    _, draw = T.random.normal(size=x.shape, rng=stream, return_next_rng=True)
+    with pytest.raises(NotAvailable, match=r"'noise' has random streams .* CPU workers only"):
+        session.function(inputs=[x], outputs=(x + draw).sum(), name="noise")
     with pytest.raises(NotAvailable, match=r"'odd' uses Odd.*cannot compile with JAX"):
         session.function(inputs=[x], outputs=Odd()(x).sum(), name="odd")
     with pytest.raises(InvalidValue, match="do not fit its graph"):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidType, InvalidValue
 from ...values.foreign import is_graph_shared
 from ..variables.mirror import Bridge
 from .distribution import Functions
 from .function import Function
+
+if TYPE_CHECKING:
+    from ...packing.pytensor import Compiled, Graph
 
 
 def graph_function(
@@ -38,24 +42,33 @@ def graph_function(
     from ...packing.pytensor import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
     home.engine.require_ready()
-    graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name)
-    variables = home.variables
-    replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
-    _check_used(sliceable_shareds, replicas, graph.name)
-    start = time.monotonic()
-    compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas, options)
-    compiled.warm()
-    home.engine.say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
-    updated = [(variables.linked.shared(theirs), op) for theirs, op in graph.updates]
+    graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name, options)
+    linked = home.variables.linked
+    _check_used(sliceable_shareds, graph.shared, graph.name)
+    compiled = compiled_graph(home, graph)
+    updated = [(linked.shared(theirs), op) for theirs, op in graph.updates]
     bridge = Bridge(
-        variables.linked,
-        dict.fromkeys((*replicas.values(), *used)),
+        linked,
+        dict.fromkeys((*compiled.variables, *used)),
         (*(variable for variable, _ in updated), *changed),
+        functools.partial(home.variables.streams.hand_out, compiled.streams),
     )
     scattered, whole = graph.names[: graph.scattered], graph.names[graph.scattered :]
     return Function(
         home, compiled, scattered, graph.modes, whole, updated, sliceable_shareds, name, finish, bridge
     )
+
+
+def compiled_graph(home: Functions, graph: Graph) -> Compiled:
+    """*graph* as a function of arrays, with worker variables for its shared ones."""
+    variables = home.variables
+    replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
+    replicas |= {theirs: variables.streams.shared(theirs) for theirs in graph.streams}
+    start = time.monotonic()
+    compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas)
+    compiled.warm()
+    home.engine.say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
+    return compiled
 
 
 def check_no_options(options: dict[str, Any]) -> None:

@@ -3,12 +3,15 @@
 A value that the main process has put into one (by ``set_value``, or by a function of its own that
 updates it) reaches the workers before the next call that uses it.  After a call or a collective that
 changes the replicas it holds the master rank's replica, as if the master had computed by itself.
+
+Of a random stream the ranks get entropy, of which each makes a part of its own.  The stream moves on by
+that, and hands out more when the main process has put another one there, or has drawn from this one.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ import numpy as np
 
 from ...errors import InvalidValue, WorkerError
 from ...values.arrays import Array, same_bits
+from ...values.random import handed_out
 from .shared import Shared
 
 if TYPE_CHECKING:
@@ -77,7 +81,8 @@ class Linked:
         for pair, theirs in self._found(variables):
             number, held = pair.ours.number, theirs.get_value(borrow=True)
             doubtful = number in self._doubtful
-            if (doubtful and held is not pair.held) or not same_bits(np.asarray(held), pair.value):
+            # what was set counts for all replicas, though the master rank's may be equal to it
+            if held is not pair.held or not same_bits(np.asarray(held), pair.value):
                 self._doubtful.add(number)  # until the workers have it
                 self._home.collectives.send([pair.ours], [np.asarray(held)])
                 self._agree(theirs, pair.ours, np.array(held))
@@ -115,10 +120,60 @@ class Linked:
                 yield pair, theirs
 
 
-class Bridge:
-    """A block whose calls use variables, and change some: PyTensor's go to the workers and come back."""
+class Streams:
+    """The random streams of PyTensor's in a session.  Its methods are called under the engine's lock."""
 
-    def __init__(self, linked: Linked, used: Iterable[Shared], changed: Iterable[Shared]) -> None:
+    def __init__(self, home: Variables) -> None:
+        self._home = home
+        self._known: dict[int, tuple[weakref.ref[Any], Shared]] = {}  # by the number of ours
+        self._held: dict[int, Any] = {}  # what each stream held when it was last handed out
+
+    def shared(self, theirs: Any) -> Shared:
+        """The worker variable that stands for a stream; the same one always."""
+        for stream, ours in list(self._known.values()):
+            if stream() is theirs:
+                return ours
+        ours = self._home.shared(np.zeros(8, np.uint64))
+        self._known[ours.number] = weakref.ref(theirs), ours
+        weakref.finalize(theirs, self._forget, ours.number)
+        return ours
+
+    def _forget(self, number: int) -> None:
+        self._known.pop(number, None)
+        self._held.pop(number, None)
+
+    def hand_out(self, variables: Iterable[Shared]) -> None:
+        """Give the ranks new parts of the streams that are not as they were left here."""
+        for ours in variables:
+            theirs = self._known[ours.number][0]()
+            if theirs is None or theirs.get_value(borrow=True) is self._held.get(ours.number):
+                continue
+            stream = theirs.get_value()
+            self._home.collectives.send([ours], [handed_out(stream)])
+            theirs.set_value(stream, borrow=True)
+            self._held[ours.number] = theirs.get_value(borrow=True)
+
+
+def is_stream(theirs: Any) -> bool:
+    """Whether a shared variable of PyTensor's is a random stream."""
+    return isinstance(theirs.get_value(borrow=True), np.random.Generator)
+
+
+class Bridge:
+    """A block whose calls use variables, and change some: PyTensor's go to the workers and come back.
+
+    Attributes:
+        hand_out: gives the ranks new parts of random streams, where a call needs them.
+    """
+
+    def __init__(
+        self,
+        linked: Linked,
+        used: Iterable[Shared],
+        changed: Iterable[Shared],
+        hand_out: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.hand_out = hand_out
         self._linked = linked
         self._used = tuple(used)
         self._changed = tuple(changed)

@@ -21,7 +21,7 @@ from ..engine.engine import Engine
 from ..outgoing import Outgoing
 from ..results.transfer import Outputs
 from .collectives import Collectives
-from .mirror import Linked
+from .mirror import Linked, Streams, is_stream
 from .shared import Kept, Shared, check_once, check_rows
 
 
@@ -33,6 +33,7 @@ class Variables:
         rng: returns the generator of functions that run in the main process by themselves.
         collectives: reads and writes the replicas.
         linked: PyTensor's shared variables, for which variables of the session stand.
+        streams: PyTensor's random streams, too.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Variables:
         self.rng = rng
         self.collectives = Collectives(self, engine, outputs, master_rank)
         self.linked = Linked(self)
+        self.streams = Streams(self)
         self._named: list[weakref.ref[Shared]] = []
         self._engine = engine
 
@@ -115,6 +117,11 @@ class Variables:
         Raises: InvalidType for what is no variable, InvalidValue for a variable of another session.
         """
         if is_graph_shared(variable):
+            if is_stream(variable):
+                raise InvalidType(
+                    f"{called} takes variables that hold arrays; {variable} is a random stream, of "
+                    f"which each rank has a part of its own."
+                )
             variable = self.linked.shared(variable)
         if not isinstance(variable, Shared):
             raise InvalidType(
