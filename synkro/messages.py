@@ -208,12 +208,16 @@ class Inspect(Command):
 
 @dataclass(frozen=True)
 class Exchange(Command):
-    """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather."""
+    """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather.
+
+    Without *nccl*, replicas on GPUs go through host memory.
+    """
 
     kind: str
     variables: tuple[int, ...]
     op: str
     root: int
+    nccl: bool
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import synkro as synk
 from support.sessions import INLINE, lasting
 from support.waiting import wait_until
-from synkro import InvalidIndex, InvalidType, WorkerError
+from synkro import InvalidIndex, InvalidType, InvalidValue, NotAvailable, WorkerError
 
 pytestmark = pytest.mark.quick  # on every Python version
 
@@ -430,7 +430,23 @@ def test_build_inputs_passes_its_options_on(session):
     f = session.function(projection, bcast_inputs="y")
     x, y = f.build_inputs(X, Y, oversize=2, minibatch=True)
     assert (x.minibatch, y.minibatch) == (True, False)
+    x, y = f.build_inputs(X, Y, oversize=2, minibatch=[False, True])
+    assert (x.minibatch, y.minibatch) == (False, True)
+    with pytest.raises(
+        InvalidValue, match=r"has 1 flags for the 2 arguments of the function 'projection'"
+    ):
+        f.build_inputs(X, Y, minibatch=[True])
+    with pytest.raises(InvalidType, match=r"each flag of minibatch= .* must be True or False; got 1\."):
+        f.build_inputs(X, Y, minibatch=[True, 1])
+    with pytest.raises(InvalidType, match=r"minibatch must be True or False; got 'yes'\."):
+        f.build_inputs(X, Y, minibatch="yes")
     assert (x.alloc_size, y.alloc_size) == (42, 6)
+
+
+def test_build_inputs_of_one_argument_is_its_data(session):
+    x = session.function(lambda x: x.sum()).build_inputs(X, minibatch=True)
+    assert isinstance(x, synk.Data)
+    assert (x.name, x.minibatch, x.shape) == ("x", True, X.shape)
 
 
 # ── as a decorator ───────────────────────────────────────────────────────────────────────────────
@@ -451,6 +467,28 @@ def test_decorators(session):
     assert bare.__doc__ == "What it does."
     assert with_arguments.name == "named"
     assert np.array_equal(with_arguments(X, Y), X * Y)
+
+
+def test_what_comes_first_is_a_callable_or_the_inputs(session):
+    total = session.function(lambda x, y: (x * y).sum(), "x", "sum", "y")
+    assert total(X, Y) == (X * Y).sum()
+    for f in (
+        session.function(projection, inputs=["x"], bcast_inputs=["y", "scale"], outputs="gather"),
+        session.function(fn=projection, inputs=["x"], bcast_inputs=["y", "scale"], outputs="gather"),
+        session.function(inputs=["x"], bcast_inputs=["y", "scale"], outputs="gather")(projection),
+    ):
+        assert np.allclose(f(X, Y, 2.0), X @ Y * 2)
+    for args, kwargs, message in [
+        ((projection,), {"fn": projection}, r"function\(\) multiple values for argument 'fn'\."),
+        ((projection, *[None] * 8), {}, r"function\(\) too many positional arguments\."),
+        (([],), {"inputs": []}, r"function\(\) multiple values for argument 'inputs'\."),
+    ]:
+        with pytest.raises(InvalidType, match=message):
+            session.function(*args, **kwargs)
+    for nothing in ([], ["x"], ("x",)):
+        with pytest.raises(NotAvailable, match=r"without a callable takes the variables of a graph"):
+            session.function(nothing)
+    assert session.function(lambda x: x.sum(), outputs=None)(X) == [66, 144]  # not the default
 
 
 def test_decorators_of_the_module():

@@ -89,7 +89,7 @@ def test_ranks_without_rows_take_no_part(session):
     ("fn", "outputs", "subset", "expected"),
     [
         (lambda x: (x.sum(), x.max(), x), ("sum", "max", "gather"), [2, 0], (X, X.sum())),
-        (lambda x: [x.sum(), x.max()], ["sum", "max"], [-1], (20.0,)),
+        (lambda x: [x.sum(), x.max()], ["sum", "max"], [-1], [20.0]),
         (lambda x: (x.sum(), -x.sum()), "sum", [1], (-X.sum(),)),
         (as_dict, {"rows": "gather", "mean": "mean", "deep": "max"}, ["rows"], {"rows": X}),
         (lambda x: (x.sum(), "text"), ("sum", "sum"), [0], (X.sum(),)),

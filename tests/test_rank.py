@@ -211,7 +211,7 @@ def test_a_variable_is_shown_as_if_a_function_had_returned_it(home):
 
 def test_a_collective_of_one_rank_changes_nothing(home):
     replica = home.create([1.0, 2.0])
-    assert home.do(Exchange("all_reduce", (1,), "sum", 0)) == Ack()
+    assert home.do(Exchange("all_reduce", (1,), "sum", 0, True)) == Ack()
     assert home.rank.in_call
     home.rank.end(failed=False)
     assert not home.rank.in_call

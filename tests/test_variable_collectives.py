@@ -383,6 +383,6 @@ def test_arguments_of_collectives_that_mean_nothing(two):
     with pytest.raises(InvalidIndex, match="batch=3 asks for the first 3 rows"):
         synk.set_value(0, w, [1.0, 2.0], 3)
     for keyword in ({"root": 0}, {"weight": 1}):
-        with pytest.raises(InvalidType, match="is for use inside functions"):
+        with pytest.raises(InvalidType, match=r"use it in the main program, as"):
             synk.reduce(w, **keyword)
     assert not synk.gather([w, v])[0].any()

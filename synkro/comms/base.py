@@ -41,6 +41,10 @@ class Communicator(ABC):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array in memory that collectives may use in place."""
 
+    def by_host(self) -> Communicator:
+        """One for this call, by which arrays go through host memory wherever they lie."""
+        return self
+
     @abstractmethod
     def tidy(self) -> None:
         """Give unused memory back."""

@@ -34,6 +34,7 @@ class GpuCommunicator(Communicator):
         self._device = device
         self.links = Links(host, gpu)
         self.direct = DirectCollectives(host, device, self.links)
+        self.place, self.count = host.place, host.count
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
         self._host.begin(epoch, ranks)
@@ -44,6 +45,9 @@ class GpuCommunicator(Communicator):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._device.empty(shape, dtype)
+
+    def by_host(self) -> Communicator:
+        return GpuCommunicator(self._host, self._device, None)
 
     def tidy(self) -> None:
         self._host.tidy()

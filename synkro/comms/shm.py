@@ -65,8 +65,8 @@ class ShmCommunicator(Communicator):
 
         *answered* tells whether a rank has ended the call of an epoch; None: ``end`` tells the others.
         """
-        self.rank = rank
-        self.size = size
+        self.rank = self.place = rank
+        self.size = self.count = size
         self._arena = Arena(file, rank)
         board = map_file(file, board_bytes(size), Access.WRITE)
         self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered)

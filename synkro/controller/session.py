@@ -21,7 +21,7 @@ from ..memory.segment import aligned
 from ..messages import Gpus, Start
 from ..packing import place
 from ..plan.call import Access, Region
-from ..values.arrays import checked_int
+from ..values.arrays import checked_bool, checked_int
 from ..values.foreign import has_graph_variables
 from ..values.random import generator
 from .calls.distribution import Functions
@@ -91,23 +91,26 @@ class Session:
     def __init__(
         self,
         n_parallel: int | None = None,
+        use_gpu: bool = True,
+        master_rank: int = 0,
+        profile_workers: bool = False,
         *,
         devices: str | Sequence[str] | None = None,
-        master_rank: int = 0,
         threads_per_worker: int | None = None,
         start_timeout: float = 60.0,
         timeout: float | None = None,
         seed: int | None = None,
         preallocate: float | None = None,
-        profile_workers: bool = False,
         verbose: bool = True,
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place()
         place.found()  # which the workers need with the first function
-        if not isinstance(profile_workers, bool):
-            raise InvalidType(f"profile_workers must be True or False; got {profile_workers!r}.")
-        if profile_workers and not os.access(os.curdir, os.W_OK):
+        if not checked_bool(use_gpu, "use_gpu"):
+            if devices is not None:
+                raise InvalidValue(f"use_gpu=False asks for CPUs, and devices={devices!r}: give one.")
+            devices = "cpu"
+        if checked_bool(profile_workers, "profile_workers") and not os.access(os.curdir, os.W_OK):
             raise InvalidValue(
                 f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot "
                 f"be written: change to another."
@@ -213,20 +216,11 @@ class Session:
 
     data = _method(lambda session: session._engine, make_data, "data")
 
-    def function(
-        self,
-        /,
-        fn: Callable[..., Any] | None = None,
-        inputs: str | Sequence[str] | None = None,
-        outputs: Any = "mean",
-        bcast_inputs: str | Sequence[str] | None = None,
-        updates: Any = None,
-        givens: Any = None,
-        sliceable_shareds: Any = None,
-        name: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """A function that runs on all workers at once; without *fn*, a decorator that makes one.
+    def function(self, /, *args: Any, **kwargs: Any) -> Any:
+        """A function that runs on all workers at once: of a callable, or of a graph of PyTensor's.
+
+        Of a callable: ``function(fn=None, inputs=None, outputs="mean", bcast_inputs=None, updates=None,
+        givens=None, sliceable_shareds=None, name=None)``.  Without *fn* it is a decorator.
 
         Args:
             fn: any callable over arrays that cloudpickle takes.
@@ -248,35 +242,72 @@ class Session:
 
         Inputs are read-only inside the function.
 
-        The classic form has no *fn* but the variables of a PyTensor graph: lists of them as *inputs* and
-        *bcast_inputs*; one, a pair ``(variable, op)`` or a list of them as *outputs*; *updates*, a dict
-        or pairs ``(shared variable, new value)``, or triples with the operation; *givens*; shared
-        variables as *sliceable_shareds*.  *options* go to ``pytensor.function``: ``mode``,
-        ``on_unused_input``, ``allow_input_downcast`` …
+        Of a graph, in the classic form: ``function(inputs, outputs=None, bcast_inputs=None,
+        updates=None, givens=None, sliceable_shareds=None, name=None, **kwargs)``.  *inputs* and
+        *bcast_inputs* are lists of its variables; *outputs* one, a pair ``(variable, op)`` or a list of
+        them, or None; *updates* a dict or pairs ``(shared variable, new value)``, or triples with the
+        operation; *givens* what replaces variables; *sliceable_shareds* shared variables.  All other
+        keywords go to ``pytensor.function``: ``mode``, ``on_unused_input``, ``allow_input_downcast`` …
 
         Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
         """
-        home = self.functions
-        if fn is None and has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
-            outputs = () if outputs == "mean" else outputs  # the default: the graph has none
-            return graph_function(
-                home, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, options
-            )
+        first = args[0] if args else kwargs.get("fn")
+        classic = isinstance(first, list | tuple) or (
+            not callable(first) and has_graph_variables(*args, *kwargs.values())
+        )
+        form = self._of_graph if classic else self._of_callable
+        try:
+            inspect.signature(form).bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidType(f"function() {error}.") from None
+        return form(*args, **kwargs)
+
+    def _of_callable(
+        self,
+        fn: Callable[..., Any] | None = None,
+        inputs: str | Sequence[str] | None = None,
+        outputs: Any = "mean",
+        bcast_inputs: str | Sequence[str] | None = None,
+        updates: Any = None,
+        givens: Any = None,
+        sliceable_shareds: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
         check_no_options(options if givens is None else {"givens": givens, **options})
 
         def make(fn: Callable[..., Any]) -> Function:
-            return Function(home, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name)
+            return Function(
+                self.functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
+            )
 
         if fn is not None:
             return make(fn)
         for names in (inputs, bcast_inputs):
             if names is not None and not all(isinstance(each, str) for each in names):
-                raise NotAvailable(
-                    "function() without a callable takes the variables of a graph compiler, and knows "
-                    "PyTensor's only: pass those, or pass a callable and the names of its parameters."
-                )
+                raise _no_graph()
         self._engine.require_ready()
         return make
+
+    def _of_graph(
+        self,
+        inputs: Any = None,
+        outputs: Any = None,
+        bcast_inputs: Any = None,
+        updates: Any = None,
+        givens: Any = None,
+        sliceable_shareds: Any = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
+            raise _no_graph()
+        home = self.functions
+        return graph_function(
+            home, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, kwargs
+        )
+
+    function.__dict__["__signature__"] = inspect.signature(_of_graph)
 
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet, pickled together.
@@ -410,6 +441,13 @@ def _seconds(value: Any, name: str) -> float:
     if not seconds > 0 or math.isinf(seconds):
         raise InvalidValue(f"{name} must be more than 0 seconds, and finite; got {value!r}.")
     return seconds
+
+
+def _no_graph() -> NotAvailable:
+    return NotAvailable(
+        "function() without a callable takes the variables of a graph compiler, and knows PyTensor's "
+        "only: pass those, or pass a callable and the names of its parameters."
+    )
 
 
 def _seed(seed: Any) -> int:

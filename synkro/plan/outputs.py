@@ -205,7 +205,8 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
     try:
         if isinstance(value, dict):
             return {key: value[key] for key in subset}
-        return tuple(value[index] for index in subset)
+        taken = [value[index] for index in subset]
+        return taken if isinstance(value, list) else tuple(taken)
     except (LookupError, TypeError):
         raise InvalidIndex(
             f"output_subset={list(subset)} names an output that is not there: {noun} has "

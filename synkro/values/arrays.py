@@ -164,6 +164,13 @@ def checked_int(value: Any, called: str, low: int, high: int | None = None, inst
     return number
 
 
+def checked_bool(value: Any, called: str) -> bool:
+    """Raises: InvalidType unless it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidType(f"{called} must be True or False; got {value!r}.")
+    return bool(value)
+
+
 def checked_shape(shape: Any) -> tuple[int, ...]:
     """Raises: InvalidType, InvalidValue unless it is a tuple of lengths of 0 or more."""
     try:

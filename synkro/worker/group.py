@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..comms.ops import Operation, operation_named
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import InvalidType, InvalidValue
+from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
 from ..values.arrays import Array, is_numeric
@@ -35,11 +36,11 @@ def _collective(method: Method) -> Method:
     """While *method* runs, this rank is communicating."""
 
     @functools.wraps(method)
-    def marked(self: Group, *args: Any) -> Any:
+    def marked(self: Group, *args: Any, **kwargs: Any) -> Any:
         self.mark(Phase.COMMUNICATING)
         self.device.resume()
         try:
-            return method(self, *args)
+            return method(self, *args, **kwargs)
         finally:
             self.mark(Phase.RUNNING)
 
@@ -114,7 +115,16 @@ class Group:
         self.comm.barrier()
 
     @_collective
-    def all_reduce(self, value: Any, op: Any, weight: Any) -> Any:
+    def all_reduce(self, value: Any, op: Any = "mean", *, weight: Any = None) -> Any:
+        """The values of all ranks as one, on every rank; floats always in the order of the ranks.
+
+        *value* is an array, a number, or tuples, lists and dicts of them, in one go; a worker variable
+        is reduced in place.  *op* is "mean", "sum", "prod", "max" or "min".  In a mean, a rank's value
+        counts *weight* times: with ``weight=len(rows)`` the mean is exact for ranks with different
+        numbers of rows.  The mean of integers is float64; sums of float16 accumulate in float32.
+
+        Raises: InvalidType, InvalidValue; CollectiveError.
+        """
         operation = operation_named(op)
         leaves, tree = flatten(value)
         named = [id(leaf) for leaf in leaves if isinstance(leaf, Variable)]
@@ -122,7 +132,7 @@ class Group:
             raise InvalidValue("all_reduce got a variable twice: name each once.")
         order, names = by_name(tree)
         if len(named) == len(leaves) and leaves and weight is None:
-            self.reduce_in_place([leaves[index] for index in order], operation)
+            self.reduce_in_place([leaves[index] for index in order], operation, self.comm)
             return value
         factor = _weight(weight, operation)
         arrays = [self._array(leaves[index]) for index in order]
@@ -135,42 +145,79 @@ class Group:
         return unflatten(tree, map(_put, leaves, results))
 
     @_collective
-    def reduce(self, value: Any, op: Any, root: Any, weight: Any) -> Any:
+    def reduce(
+        self, value: Any, op: Any = "mean", *, root: int | None = None, weight: Any = None
+    ) -> Any:
+        """The values of all ranks as one, on the *root*; None on the others.
+
+        The root is the master rank by default; *op* and *weight* are as in ``all_reduce``.
+
+        Raises: InvalidType, InvalidValue; CollectiveError.
+        """
         operation = operation_named(op)
         factor = _weight(weight, operation)
         results = self.comm.reduce([self._array(value)], operation, factor, self._place(root, "root"))
         return None if results is None else _like(value, results[0])
 
     @_collective
-    def reduce_scatter(self, value: Any, op: Any, weight: Any) -> Any:
+    def reduce_scatter(self, value: Any, op: Any = "mean", *, weight: Any = None) -> Any:
+        """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
         operation = operation_named(op)
         array = self._array(value)
         return _like(value, self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0])
 
     @_collective
-    def broadcast(self, value: Any, root: Any) -> Any:
+    def broadcast(self, value: Any, *, root: int | None = None) -> Any:
+        """The *root*'s array, on every rank; what the others give does not matter.
+
+        The root is the master rank by default.
+
+        Raises: InvalidType, InvalidValue; CollectiveError.
+        """
         place = self._place(root, "root")
         given = [self._array(value)] if place == self.rank else None
         return _like(value, self.comm.broadcast(given, place)[0])
 
     @_collective
-    def scatter(self, value: Any, root: Any) -> Any:
+    def scatter(self, value: Any, *, root: int | None = None) -> Any:
+        """This rank's rows of the *root*'s array, split as evenly as can be, the first having one more.
+
+        The root is the master rank by default; what the others give does not matter.
+
+        Raises: InvalidType, InvalidValue; CollectiveError.
+        """
         place = self._place(root, "root")
         given = [self._array(value)] if place == self.rank else None
         return _like(value, self.comm.scatter(given, place)[0])
 
     @_collective
-    def all_gather(self, value: Any, nd_up: int) -> Any:
+    def all_gather(self, value: Any, nd_up: int = 0) -> Any:
+        """The arrays of all ranks, on every rank, in the order of the ranks.
+
+        They are concatenated along axis 0 (``nd_up=0``; numbers become rows) or stacked along a new one.
+
+        Raises: InvalidType, InvalidValue; CollectiveError.
+        """
         return _like(value, self.comm.all_gather([self._raised(value, nd_up)])[0])
 
     @_collective
-    def gather(self, value: Any, root: Any, nd_up: int) -> Any:
+    def gather(self, value: Any, nd_up: int = 0, *, root: int | None = None) -> Any:
+        """The arrays of all ranks, as in ``all_gather``, on the *root*; None on the others.
+
+        The root is the master rank by default.
+
+        Raises: InvalidType, InvalidValue; CollectiveError.
+        """
         place = self._place(root, "root")
         results = self.comm.gather([self._raised(value, nd_up)], place)
         return None if results is None else _like(value, results[0])
 
     @_collective
     def all_to_all(self, value: Any) -> Any:
+        """The rows that all ranks have for this one, in the order of the ranks.
+
+        Each rank's rows are split over the ranks as ``scatter`` splits them.
+        """
         return _like(value, self.comm.all_to_all([self._array(value)])[0])
 
     @_collective
@@ -181,8 +228,10 @@ class Group:
     def recv(self, source: Any) -> Any:
         return _like(None, self.comm.recv(self._other(source, "source")))
 
-    def reduce_in_place(self, variables: Sequence[Variable], operation: Operation) -> None:
-        """All-reduce the replicas of *variables* in place.
+    def reduce_in_place(
+        self, variables: Sequence[Variable], operation: Operation, comm: Communicator
+    ) -> None:
+        """All-reduce the replicas of *variables* in place, by *comm*.
 
         Raises: InvalidValue for a result that the variable's dtype does not have.
         """
@@ -193,12 +242,22 @@ class Group:
         others = [v for v, place in zip(variables, places, strict=True) if place is None]
         values: list[Array] = []
         if others:  # first: they may raise an error, and then nothing has changed
-            results = self.comm.all_reduce([self._array(v) for v in others], operation, 1)
+            results = comm.all_reduce([self._array(v) for v in others], operation, 1)
             values = [fitted(r, v, operation) for v, r in zip(others, results, strict=True)]
         if direct := [place for place in places if place is not None]:
-            self.comm.all_reduce_in_place(direct, operation)
+            comm.all_reduce_in_place(direct, operation)
         for variable, value in zip(others, values, strict=True):
             variable.value = value
+
+    def assign(self, pairs: Iterable[tuple[Variable, Any]]) -> None:
+        """Put new values into variables: on all ranks, or on none."""
+        replicas = [(v if isinstance(v, Replica) else self.stand_in(v), value) for v, value in pairs]
+        checked = [(replica, replica.checked(value)) for replica, value in replicas]
+        with atomic:
+            if self.size > 1:
+                self.comm.barrier()  # raises CollectiveError if another rank has failed
+            for replica, value in checked:
+                replica.value = value
 
     def _array(self, value: Any) -> Array:
         """*value* as a contiguous array where it lies, on the device or in host memory."""

@@ -341,23 +341,24 @@ class Rank:
         self.begin(tuple(range(self.size)))
         self.report(Phase.REDUCING, 0)
         arrays = [variable.whole for variable in variables]
+        comm = self.comm if command.nccl else self.comm.by_host()
         match command.kind:
             case "all_reduce":
-                self.group.reduce_in_place(variables, OPERATIONS[command.op])
+                self.group.reduce_in_place(variables, OPERATIONS[command.op], comm)
             case "reduce":
                 operation = OPERATIONS[command.op]
-                results = self.comm.reduce(arrays, operation, 1, command.root) or []
+                results = comm.reduce(arrays, operation, 1, command.root) or []
                 values = [fitted(r, v, operation) for v, r in zip(variables, results, strict=False)]
                 for variable, value in zip(variables, values, strict=False):
                     variable.value = value
             case "broadcast":
                 mine = arrays if self.number == command.root else None
-                copies = self.comm.broadcast(mine, command.root, lasting=True)
+                copies = comm.broadcast(mine, command.root, lasting=True)
                 if mine is None:
                     for variable, array in zip(variables, copies, strict=True):
                         variable.adopt(array)
             case "all_gather":
-                gathered = self.comm.all_gather(arrays, lasting=True)
+                gathered = comm.all_gather(arrays, lasting=True)
                 for variable, array in zip(variables, gathered, strict=True):
                     variable.adopt(array)
         return Ack()

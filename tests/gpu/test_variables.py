@@ -211,6 +211,43 @@ def test_scatters_and_gathers(n, dtype):
     check(synk.gather(w, nd_up=0), table[picked])
 
 
+def test_without_nccl_they_go_through_host_memory(n):
+    def forbid(forbidden):
+        if "cupy" not in sys.modules:
+            return 0
+        from synkro.comms.nccl import Link
+
+        for name in ("all_reduce", "reduce", "reduce_scatter", "broadcast", "exchange"):
+            if forbidden:
+                setattr(Link, f"kept_{name}", getattr(Link, name))
+                setattr(Link, name, None)
+            else:
+                setattr(Link, name, getattr(Link, f"kept_{name}"))
+        return 0
+
+    shape = (40_000, 2)  # its reductions do not fit an outbox
+    mean = np.mean([values(rank, shape, "f8") for rank in range(n)], axis=0)
+    w, arrays = filled(n, shape)
+    per_rank(forbid, True)
+    try:
+        check(synk.reduce(w, in_place=False, nccl=False), mean)
+        synk.reduce(w, "sum", nccl=False)
+        check(synk.get_value(0, w), mean * n)
+        synk.set_value(0, w, arrays[0])
+        synk.all_reduce(w, nccl=False)
+        for replica in replicas(w, n):
+            check(replica, mean)
+        synk.set_value(0, w, arrays[0])
+        synk.broadcast(w, nccl=False)
+        for replica in replicas(w, n):
+            check(replica, arrays[0])
+        synk.all_gather(w, nccl=False)
+        check(synk.gather(w, 0, nccl=False), np.concatenate([*arrays[:1] * n] * n))
+    finally:
+        per_rank(forbid, False)
+    synk.all_reduce(w)
+
+
 def test_one_rank_at_a_time(n):
     w, arrays = filled(n)
     last = n - 1

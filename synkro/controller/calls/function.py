@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType
+from ...errors import InvalidType, InvalidValue
 from ...messages import FunctionSpec, Phase
-from ...plan.binding import Binder
+from ...plan.binding import Binder, Bound
 from ...plan.outputs import check_modes, flatten, unflatten
+from ...values.arrays import checked_bool
 from ...values.foreign import library_of
 from ..data import Data, make_data
 from ..engine.nesting import check_alone, operation
@@ -92,10 +93,10 @@ class Function:
     def __call__(
         self,
         *args: Any,
+        output_subset: Sequence[Any] | None = None,
         batch: Any = None,
         batch_s: Any = None,
         num_slices: int = 1,
-        output_subset: Sequence[Any] | None = None,
         progress: bool = False,
         **kwargs: Any,
     ) -> Any:
@@ -105,6 +106,7 @@ class Function:
             args, kwargs: the function's own arguments: ``Data``, or arrays, which are copied into
                 shared memory first.  Scattered inputs have the same number of rows, at least one.
                 Broadcast numbers arrive as they are.
+            output_subset: indices (or keys) of the outputs to reduce and return.
             batch: which rows of the scattered inputs to use: an int (the first so many), a slice, a
                 list or 1-d array of ints, or of bools, one a row.
             batch_s: which rows to use of what the workers hold already, of ``sliceable_shareds`` and of
@@ -113,7 +115,6 @@ class Function:
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
                 the function's own memory is bounded; the result is the same, but what the function
                 itself changes it changes once for each piece.
-            output_subset: indices (or keys) of the outputs to reduce and return.
             progress: show a bar over the slices of all ranks, by tqdm if that is installed; where there
                 is no terminal and no notebook, a line now and then.
 
@@ -132,6 +133,8 @@ class Function:
                     return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
                 tracing = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
                 with tracing, self._bridged():
+                    if self._bridge is not None:
+                        self._bridge.hand_out()
                     return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
             finally:
                 calls.pop()
@@ -206,27 +209,42 @@ class Function:
         self,
         *args: Any,
         force_cast: bool = False,
-        oversize: float = 1,
-        minibatch: bool = False,
+        oversize: float = 1.0,
+        minibatch: bool | Sequence[bool] = False,
         **kwargs: Any,
-    ) -> tuple[Data, ...]:
-        """``Data`` with the contents of *args* and *kwargs*, in this order, named as the parameters.
+    ) -> Any:
+        """``Data`` with the contents of *args* and *kwargs*, named as the parameters.
 
-        *minibatch* goes to the scattered ones, *force_cast* and *oversize* to all.
+        *force_cast* and *oversize* go to all, *minibatch* to the scattered ones, or each of its flags to
+        one argument.  Returns a ``Data`` for one argument, else a tuple of them, in this order.
         """
         types = getattr(self.fn, "input_types", {})
-        return tuple(
+        bound = self._binder.bind(args, kwargs)
+        made = tuple(
             make_data(
                 self._engine,
-                bound.value,
-                dtype=types[bound.name].dtype if bound.name in types else None,
+                each.value,
+                dtype=types[each.name].dtype if each.name in types else None,
                 force_cast=force_cast,
                 oversize=oversize,
-                minibatch=minibatch and not bound.broadcast,
-                name=bound.name,
+                minibatch=flag,
+                name=each.name,
             )
-            for bound in self._binder.bind(args, kwargs)
+            for each, flag in zip(bound, self._minibatch_flags(minibatch, bound), strict=True)
         )
+        return made[0] if len(made) == 1 else made
+
+    def _minibatch_flags(self, given: Any, bound: Sequence[Bound]) -> list[bool]:
+        """Whether each argument is a minibatch; *given* is a flag each, or one for the scattered."""
+        if not isinstance(given, list | tuple):
+            flag = checked_bool(given, "minibatch")
+            return [flag and not each.broadcast for each in bound]
+        if len(given) != len(bound):
+            raise InvalidValue(
+                f"minibatch= has {len(given)} flags for the {len(bound)} arguments of the function "
+                f"{self.name!r}: give one each, or one for all."
+            )
+        return [checked_bool(flag, f"each flag of minibatch= for {self.name!r}") for flag in given]
 
 
 def _snapshot(argument: Any) -> Any:

@@ -148,7 +148,10 @@ class Collection:
         """Fetch the leaves that still wait in the workers: through shared memory, by all ranks."""
         if self._transfer is None:
             waiting = {index: self._outputs[index] for index in self._waiting}
-            self._transfer = Transfer(self._home, self._total_weight, self._plan.participants, waiting)
+            plan = self._plan
+            self._transfer = Transfer(
+                self._home, self._total_weight, plan.participants, waiting, plan.nccl
+            )
         results: list[Any] = []
         for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
             output = self._outputs[index]

@@ -109,10 +109,16 @@ class Transfer:
     """
 
     def __init__(
-        self, home: Outputs, total_weight: int, ranks: tuple[int, ...], outputs: Mapping[int, Leaves]
+        self,
+        home: Outputs,
+        total_weight: int,
+        ranks: tuple[int, ...],
+        outputs: Mapping[int, Leaves],
+        nccl: bool,
     ) -> None:
-        """*outputs* are the large ones, by the numbers of their leaves."""
+        """*outputs* are the large ones, by the numbers of their leaves; *nccl* may reduce them."""
         self._home = home
+        self._linked = home.linked and nccl
         self._total_weight = total_weight
         self._ranks = ranks
         self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
@@ -128,7 +134,7 @@ class Transfer:
         if output.operation is not None:
             operation, first = output.operation, output.pieces[0][2]
             sources = []
-            if not self._home.linked or carrier(operation, np.dtype(first.dtype)) is None:
+            if not self._linked or carrier(operation, np.dtype(first.dtype)) is None:
                 for rank, number, piece in output.pieces:
                     source = self._reserve(rank, piece.shape, piece.dtype)
                     self._stores[rank].append(StoredPiece(index, number, source))

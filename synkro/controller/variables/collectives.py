@@ -22,7 +22,7 @@ from ...messages import Exchange, Fill, Generator, Inspect, Read, Write
 from ...plan.batch import Indexed, Strided, select_any
 from ...plan.call import Access, Picked, Survey
 from ...plan.split import Span, split
-from ...values.arrays import Array, cast, checked_int
+from ...values.arrays import Array, cast, checked_bool, checked_int
 from ..data import Data
 from ..engine.engine import Engine
 from ..engine.nesting import check_alone, operation
@@ -65,7 +65,8 @@ def in_turn(method: Method) -> Method:
 class Collectives:
     """The collectives of the main process over one variable or a list of them.
 
-    Those that users call are methods of ``Session``, too.  The others, for variables and values that
+    Those that users call are methods of ``Session``, too.  Theirs is the form of Synkhronos: with
+    ``nccl=False`` replicas on GPUs go through host memory.  The others, for variables and values that
     were checked, are the transport.
 
     Attributes:
@@ -83,39 +84,41 @@ class Collectives:
     # ── from the main process to the replicas ────────────────────────────────────────────────────
 
     @in_turn
-    def broadcast(self, variables: Any, values: Any = None) -> None:
+    def broadcast(self, shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
         """Write *values* (arrays or ``Data``, one a variable) to all replicas.
 
-        Without them, write the master rank's replica to the others.
+        Without them, write the master rank's replica to the others: on GPUs by NCCL, or through host
+        memory with ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """
-        targets, _ = self._checked(variables)
+        targets, _ = self._checked(shared_vars)
         if values is None:
-            self._exchange("broadcast", targets, "")
+            self._exchange("broadcast", targets, "", nccl)
             return
+        checked_bool(nccl, "nccl")
         arrays = self._values(targets, values)
         with Bridge(self.variables.linked, (), targets):
             self.send(targets, arrays)
 
     @in_turn
-    def scatter(self, variables: Any, values: Any, batch: Any = None) -> None:
+    def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> None:
         """Make each replica its rank's rows of *values*, or of the rows of them that *batch* selects.
 
         The rows are split as evenly as can be, the first ranks having one more.  Ranks may get none.
 
         Raises: InvalidType, InvalidValue, InvalidIndex.
         """
-        targets, _ = self._checked(variables, "scatter")
+        targets, _ = self._checked(shared_vars, "scatter")
         arrays = self._values(targets, values)
         with Bridge(self.variables.linked, (), targets):
             self.send(targets, arrays, lambda n: split(0, n, self._engine.size), batch, by_rows=True)
 
     @in_turn
-    def set_value(self, rank: int, variables: Any, values: Any, batch: Any = None) -> None:
+    def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
         """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
         place = self._place(rank)
-        targets, _ = self._checked(variables)
+        targets, _ = self._checked(shared_vars)
         arrays = self._values(targets, values)
 
         def rows(length: int) -> list[Span | None]:
@@ -127,24 +130,26 @@ class Collectives:
     # ── from the replicas to the main process ────────────────────────────────────────────────────
 
     @in_turn
-    def get_value(self, rank: int, variables: Any) -> Any:
+    def get_value(self, rank: int, shared_vars: Any) -> Any:
         """The replica of one *rank*: an array, or a list of them for several variables."""
         place = self._place(rank)
-        targets, single = self._checked(variables)
+        targets, single = self._checked(shared_vars)
         return _one_or_all(self.fetch(targets, (place,)), single)
 
     @in_turn
-    def gather(self, variables: Any, nd_up: int = 1) -> Any:
+    def gather(self, shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
         """The replicas of all ranks, in their order.
 
         They are stacked along a new first axis (``nd_up=1``: they need the same shape) or concatenated
-        along the first (``nd_up=0``: they may differ in their rows).
+        along the first (``nd_up=0``: they may differ in their rows).  They always come through host
+        memory, whatever *nccl* says.
 
         Raises: InvalidType, InvalidValue.
         """
-        if nd_up not in (0, 1) or isinstance(nd_up, bool):
+        checked_bool(nccl, "nccl")
+        if not isinstance(nd_up, int) or isinstance(nd_up, bool) or nd_up not in (0, 1):
             raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
-        targets, single = self._checked(variables, "" if nd_up else "gather with nd_up=0")
+        targets, single = self._checked(shared_vars, "" if nd_up else "gather with nd_up=0")
         if nd_up:
             self._check_alike(targets, "gather with nd_up=1", "nd_up=0 concatenates")
         else:
@@ -152,51 +157,56 @@ class Collectives:
         return _one_or_all(self.fetch(targets, None, "gather", raised=bool(nd_up)), single)
 
     @in_turn
-    def reduce(self, variables: Any, op: str = "mean", in_place: bool = True) -> Any:
-        """Make the master rank's replica the plain mean, "sum", "prod", "max" or "min" of all.
+    def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
+        """Make the master rank's replica the plain mean ("avg"), "sum", "prod", "max" or "min" of all.
 
-        With ``in_place=False``, return that instead.
+        With ``in_place=False``, return that instead.  On GPUs it goes through host memory with
+        ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """
         operation = operation_named(op)
-        targets, single = self._checked(variables)
-        if in_place:
-            self._exchange("reduce", targets, operation.name)
+        targets, single = self._checked(shared_vars)
+        if checked_bool(in_place, "in_place"):
+            self._exchange("reduce", targets, operation.name, nccl)
             return None
         self._check_alike(targets, "reduce", "")
-        return _one_or_all(self.fetch(targets, None, operation.name), single)
+        return _one_or_all(self.fetch(targets, None, operation.name, nccl=nccl), single)
 
     @in_turn
-    def get_shapes(self, variables: Any) -> Any:
+    def get_shapes(self, shared_vars: Any) -> Any:
         """The shape of each rank's replica: a list, or a list of lists for several."""
-        targets, single = self._checked(variables)
+        targets, single = self._checked(shared_vars)
         return _one_or_all(self.shapes(targets), single)
 
     @in_turn
-    def get_lengths(self, variables: Any) -> Any:
+    def get_lengths(self, shared_vars: Any) -> Any:
         """The number of rows of each rank's replica: a list, or a list of lists for several."""
-        targets, single = self._checked(variables, "get_lengths")
+        targets, single = self._checked(shared_vars, "get_lengths")
         lengths = [[shape[0] for shape in shapes] for shapes in self.shapes(targets)]
         return _one_or_all(lengths, single)
 
     # ── among the replicas ───────────────────────────────────────────────────────────────────────
 
     @in_turn
-    def all_reduce(self, variables: Any, op: str = "mean") -> None:
-        """Make every replica the plain mean, "sum", "prod", "max" or "min" of all.
+    def all_reduce(self, shared_vars: Any, op: str = "avg", nccl: bool = True) -> None:
+        """Make every replica the plain mean ("avg"), "sum", "prod", "max" or "min" of all.
+
+        On GPUs it goes through host memory with ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """
-        self._exchange("all_reduce", self._checked(variables)[0], operation_named(op).name)
+        self._exchange("all_reduce", self._checked(shared_vars)[0], operation_named(op).name, nccl)
 
     @in_turn
-    def all_gather(self, variables: Any) -> None:
+    def all_gather(self, shared_vars: Any, nccl: bool = True) -> None:
         """Make every replica the concatenation of all, along axis 0 in the order of the ranks.
+
+        On GPUs it goes through host memory with ``nccl=False``.
 
         Raises: InvalidType, InvalidValue.
         """
-        self._exchange("all_gather", self._checked(variables, "all_gather")[0], "")
+        self._exchange("all_gather", self._checked(shared_vars, "all_gather")[0], "", nccl)
 
     # ── transport ────────────────────────────────────────────────────────────────────────────────
 
@@ -249,17 +259,17 @@ class Collectives:
         ranks: tuple[int, ...] | None,
         mode: str | None = None,
         raised: bool = False,
+        nccl: bool = True,
     ) -> list[Any]:
         """For each of *targets* its replicas on *ranks* (None: all), merged by *mode*.
 
         Without a mode it is the replica of the first rank.  *raised* adds a first axis before merging.
         """
-        ranks = ranks or tuple(range(self._engine.size))
-        replies = self._engine.run(Read(tuple(t.number for t in targets), ranks, mode, raised))
+        survey = Survey(ranks or tuple(range(self._engine.size)), checked_bool(nccl, "nccl"))
+        numbers = tuple(target.number for target in targets)
+        replies = self._engine.run(Read(numbers, survey.participants, mode, raised))
         modes = (mode,) * len(targets)
-        collection = Collection(
-            self._outputs, "get_value", modes, Survey(ranks), replies, self.variables.keep
-        )
+        collection = Collection(self._outputs, "get_value", modes, survey, replies, self.variables.keep)
         return [value[0] if mode is None else value for value in collection.result()]
 
     def shapes(self, variables: Sequence[Shared]) -> list[list[tuple[int, ...]]]:
@@ -275,8 +285,9 @@ class Collectives:
         """Give memory back."""
         self._buffers.clear()
 
-    def _exchange(self, kind: str, targets: Sequence[Shared], op: str) -> None:
-        command = Exchange(kind, tuple(target.number for target in targets), op, self.master_rank)
+    def _exchange(self, kind: str, targets: Sequence[Shared], op: str, nccl: bool) -> None:
+        numbers = tuple(target.number for target in targets)
+        command = Exchange(kind, numbers, op, self.master_rank, checked_bool(nccl, "nccl"))
         with Bridge(self.variables.linked, (), targets):
             try:
                 self._engine.run(command)

@@ -121,7 +121,10 @@ def _by_name(variables: Variables) -> dict[str, Shared]:
             )
         named[variable.name] = variable
     if not named:
-        raise InvalidValue("no variable has a name: make those to be saved with shared(…, name=…).")
+        raise InvalidValue(
+            "no variable has a name: make those to be saved with shared(…, name=…). (PyTensor's own are "
+            "saved only as parameters of an update rule.)"
+        )
     return named
 
 
