@@ -69,6 +69,29 @@ def test_a_function_by_position_and_by_name(n):
         assert np.allclose(f.as_theano(ROWS, weights), f_th(ROWS, weights))
 
 
+def test_data_by_position_and_by_name(n):
+    x = T.fmatrix("x")
+    by_place = synk.data(ROWS, x, None, None, None, True, True, 1.5, "rows")
+    by_name = synk.data(
+        value=ROWS,
+        var=x,
+        dtype=None,
+        ndim=None,
+        shape=None,
+        minibatch=True,
+        force_cast=True,
+        oversize=1.5,
+    )
+    empty = synk.data(None, None, "int32", None, (3, 2))
+    assert (by_place.name, by_name.name, empty.name) == ("rows", "x", None)
+    assert (empty.dtype, empty.shape) == (np.int32, (3, 2))
+    for data in (by_place, by_name):
+        assert (data.dtype, data.minibatch, data.alloc_size) == (np.float32, True, 720)
+        assert np.array_equal(data, ROWS.astype("f4"))
+    by_place.set_value(input_data=ROWS[:5], force_cast=True, oversize=2)
+    assert by_place.shape == (5, 4)
+
+
 def test_outputs_with_operations_and_a_subset_of_them(n):
     x = T.matrix("x")
     f = synk.function([x], [x.mean(axis=0), (x.sum(), "sum"), (x.max(axis=0), "max")])
