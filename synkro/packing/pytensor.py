@@ -8,8 +8,7 @@ The compiled function is pure: it returns the new values of ``updates=``, which 
 and writes to the replicas.  It is compiled once, in the main process; the workers find the result in
 PyTensor's cache on the disk.
 
-A random stream of a graph is a worker variable, too: its state as an array.  Every rank goes on by
-itself, from another part of it.
+A random stream of a graph is a worker variable, too.  Each rank draws from a part of its own.
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ class Graph:
         scattered: the number of scattered inputs.
         modes: the operation of each output, or one for a single output.
         updates: the shared variables that get new values, each with its operation.
-        shared: all shared variables that it uses, tensors and then streams.
-        streams: the random streams that it uses, the ones with a next state first.
-        next_states: how many of these have one.
+        shared: all shared variables that it uses, but for random streams.
+        streams: the random streams that it uses; first those that move on.
     """
 
     def __init__(
