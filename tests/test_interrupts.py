@@ -149,6 +149,34 @@ def test_inputs_of_an_interrupted_call_are_not_written_to_while_it_runs(session,
     assert w.get_value() == 408
 
 
+def test_ctrl_c_waits_for_a_piece_of_a_graph_that_draws(session, tmp_path):
+    """Compiled code that draws does not survive an exception in its middle: the worker would be gone."""
+    pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
+    tensor = pytensor.tensor
+
+    class Slow(pytensor.graph.op.Op):
+        """The same numbers, after a while."""
+
+        itypes = otypes = (tensor.dmatrix,)
+        __props__ = ()
+
+        def perform(self, node, inputs, outputs):
+            (tmp_path / f"begun {synk.rank()}").touch()
+            time.sleep(0.5)
+            (tmp_path / f"ended {synk.rank()}").touch()
+            outputs[0][0] = inputs[0].copy()
+
+    x, stream = tensor.dmatrix("x"), pytensor.shared(np.random.default_rng(0))
+    following, draw = tensor.random.normal(size=x.shape, rng=stream, return_next_rng=True)
+    options = {"updates": {stream: following}, "mode": "FAST_COMPILE"}
+    f = session.function([x], (Slow()(draw), "gather"), **options)
+    pids = session.pids
+    ctrl_c(lambda: len(list(tmp_path.glob("begun *"))) == 2, lambda: f(np.ones((4, 2))))
+    assert wait_until(lambda: len(list(tmp_path.glob("ended *"))) == 2)  # and not broken off
+    assert len(np.unique(f(np.ones((4, 2))))) == 8
+    assert session.pids == pids
+
+
 def test_ctrl_c_during_distribute(session, tmp_path):
     nap = Nap(tmp_path / "flag")
     f = session.function(lambda x: (nap, x.sum())[1], outputs="sum")

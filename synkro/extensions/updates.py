@@ -34,7 +34,7 @@ def sgd(loss: Any, params: Sequence[Any], learning_rate: Any) -> Updates:
 
     The other rules take these, too.
 
-    Raises: InvalidType, InvalidValue; NotAvailable without PyTensor.
+    Raises: InvalidType, InvalidValue.
     """
     return _updates(formulas.sgd, loss, params, learning_rate)
 
