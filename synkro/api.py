@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence  # noqa: F401  a name in the signatures of methods
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,12 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike  # noqa: F401
 
 from . import here
+from .controller.calls.forms import make_function
 from .controller.data import Data  # noqa: F401
 from .controller.engine.engine import State
 from .controller.placement.gpus import visible
 from .controller.session import Session
 from .controller.variables.shared import Shared  # noqa: F401
 from .errors import InvalidType, NotForked, UsageError
+from .machine import importing
 from .worker.group import Group
 
 # ── where we are ─────────────────────────────────────────────────────────────────────────────────────
@@ -111,8 +114,10 @@ def _check_arguments(
 def fork(*args: Any, **kwargs: Any) -> int:
     """Start one worker process a device; returns their number.
 
+    With the same arguments again it does nothing, but for *seed*, which then seeds the generators anew.
+
     Args:
-        n_parallel: how many; None for one a device.
+        n_parallel: how many; None, or -1, for one a device.
         use_gpu: False for CPUs, as ``devices="cpu"``.
         master_rank: the root of collectives that have one.
         profile_workers: let each worker write a profile of itself (``cProfile``) when it ends, to
@@ -132,20 +137,35 @@ def fork(*args: Any, **kwargs: Any) -> int:
             CuPy's pool; None to take memory as it is needed.
         verbose: print status lines to stderr.
 
-    Raises: UsageError if there is a session already, or for arguments that cannot be; WorkerDied if a
+    Raises: UsageError if there is a session with other arguments already, or for arguments that cannot be; WorkerDied if a
     worker ends while it starts; CallTimeout; NotAvailable.
     """
-    _check_arguments("fork", inspect.signature(fork), args, kwargs)
+    signature = inspect.signature(fork)
+    _check_arguments("fork", signature, args, kwargs)
+    given = signature.bind(*args, **kwargs)
+    given.apply_defaults()
+    asked = {name: value for name, value in given.arguments.items() if name != "seed"}
     current = here.session
     if current is not None:
         if current.state is State.READY:
-            raise UsageError(
-                f"fork() was called already, and {current.n_parallel} workers are running: call "
-                f"close() first, or make a second Session."
-            )
+            _check_alike(current, asked)
+            if given.arguments["seed"] is not None:
+                current.reseed(given.arguments["seed"])
+            return current.n_parallel
         current.close()
     here.session = Session(*args, **kwargs)
+    here.asked = asked
     return here.session.n_parallel
+
+
+def _check_alike(current: Session, asked: dict[str, Any]) -> None:
+    """Raises: UsageError if *asked* are other arguments than those of the fork() that made *current*."""
+    if asked != here.asked:
+        other = [name for name, value in asked.items() if here.asked.get(name) != value]
+        raise UsageError(
+            f"fork() was called already, with another {other[0]}=, and {_running(current)}"
+            f": call close() first, or make a second Session."
+        )
 
 
 def close() -> None:
@@ -160,13 +180,33 @@ def get_n_gpu() -> int:
 
 
 data = _forwarded(Session.data)
-function = _forwarded(Session.function)
+
+
+@_taking(Session.function)
+def function(*args: Any, **kwargs: Any) -> Any:
+    if here.rank is not None:  # the module is imported by a worker, where functions are plain
+        return _plain(*args, **kwargs)
+    return make_function(lambda: current_session("function").functions, *args, **kwargs)
+
+
+def _plain(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """What ``function()`` is in a module that a worker imports: nothing.
+
+    Raises: UsageError elsewhere.
+    """
+    if not importing(sys._getframe()) or not (fn is None or callable(fn)):
+        current_session("function")  # raises UsageError
+    return fn if callable(fn) else lambda fn: fn
+
+
 distribute = _forwarded(Session.distribute)
 shared = _forwarded(Session.shared)
 set_value = _forwarded(Session.set_value)
 get_value = _forwarded(Session.get_value)
 get_lengths = _forwarded(Session.get_lengths)
 get_shapes = _forwarded(Session.get_shapes)
+push = _forwarded(Session.push)
+fetch = _forwarded(Session.fetch)
 save = _forwarded(Session.save)
 load = _forwarded(Session.load)
 summary = _forwarded(Session.summary)
@@ -227,8 +267,12 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks take part in the call: all of them, unless there are fewer rows than ranks."""
-    return current_group("size").size
+    """How many ranks take part in the call: all of them, unless there are fewer rows than ranks.
+
+    In the main program, the number of workers.
+    """
+    group = _group()
+    return current_session("size").n_parallel if group is None else group.size
 
 
 def rng() -> np.random.Generator:

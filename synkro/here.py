@@ -1,6 +1,7 @@
 """Where this process stands; the public functions look here what to act on.
 
 ``session``: in the main process, the current session (``api.fork`` sets it).
+``asked``: the arguments of the ``fork()`` that made it, by name.
 ``rank``: in a worker, its rank (``worker.loop`` sets it).
 ``group``: in the main process, the ranks that a function sees in ``as_serial``, which is one.
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .worker.rank import Rank
 
 session: Session | None = None
+
+asked: dict[str, Any] = {}
 
 rank: Rank | None = None
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -129,3 +130,12 @@ def start(
         env=environment,
         start_new_session=alone,
     )
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether *frame* runs inside an import: an interrupt would leave the library unusable."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

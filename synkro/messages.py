@@ -4,6 +4,9 @@ Every command goes to every rank, and every rank answers each with exactly one r
 
     Start       → Started here is who you are and where you run
     Distribute  → Ack     load these functions
+    Renew       → Ack     put these contents into objects that functions have brought along
+    Compare     → Compared  say which of these objects you have changed
+    Fetch       → Copied  return a copy of an object
     Call        → Done    run a function on your rows
     Keep        → Ack     keep outputs of the last call as these variables
     Create      → Ack     these variables exist from now on
@@ -107,7 +110,7 @@ class Start(Command):
 
 
 class Parcel(NamedTuple):
-    """Pickled functions: a stream, and big buffers that lie in a segment, as (start, stop)."""
+    """A stream of pickles, and its big buffers, which lie in a segment, as (start, stop)."""
 
     stream: bytes
     segment: int | None
@@ -116,7 +119,7 @@ class Parcel(NamedTuple):
 
 @dataclass(frozen=True)
 class Distribute(Command):
-    """Load the functions of a parcel, a dict from number to ``FunctionSpec``.
+    """Load the functions of a parcel, each with its number and a ``FunctionSpec``.
 
     *settings* are those of libraries, by library.
     """
@@ -125,6 +128,28 @@ class Distribute(Command):
     cwd: str
     settings: dict[str, dict[str, Any]]
     parcel: Parcel
+
+
+@dataclass(frozen=True)
+class Renew(Command):
+    """Take over a parcel without functions."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class Compare(Command):
+    """The parcel lists objects: their numbers, what they held when they came, what they are to hold."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True)
+class Fetch(Command):
+    """Object *number*, from *rank*."""
+
+    number: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -325,6 +350,20 @@ class Done(Reply):
 @dataclass(frozen=True)
 class Shapes(Reply):
     shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Compared(Reply):
+    """For each object, whether it is neither what it was nor what it is to be."""
+
+    differs: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Copied(Reply):
+    """The object, pickled; of other ranks empty."""
+
+    pickle: bytes
 
 
 @dataclass(frozen=True)

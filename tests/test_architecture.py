@@ -249,7 +249,9 @@ def stores(file):
                 yield node.lineno, owner, node.attr
 
 
-FOREIGN = {"writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit"}
+FOREIGN = {
+    *("writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit", "cell_contents")
+}
 """Attributes of other libraries' objects that are there to be set."""
 
 

@@ -41,7 +41,7 @@ def test_fork_close_and_fork_again():
 
 @pytest.mark.quick
 def test_nothing_works_before_fork():
-    for verb in (synk.distribute, synk.data, lambda: synk.function(abs)):
+    for verb in (synk.distribute, synk.data, lambda: synk.function(abs)(np.ones(3))):
         with pytest.raises(synk.NotForked, match="fork"):
             verb()
     synk.close()  # nothing to close
@@ -51,7 +51,7 @@ def test_fork_twice_is_an_error_and_harms_nothing():
     synk.fork(1, verbose=False)
     f = synk.function(lambda x: x.sum(), outputs="sum")
     with pytest.raises(synk.UsageError, match="already"):
-        synk.fork(1, verbose=False)
+        synk.fork(1)
     assert f(np.ones(3)) == 3
 
 

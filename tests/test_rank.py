@@ -1,12 +1,14 @@
 """What a rank does with commands, without a process: this process is the rank."""
 
 import os
+from itertools import count
 
 import numpy as np
 import pytest
 
 from support.leftovers import descriptors
 from synkro.comms.shm import ShmCommunicator, shared_file
+from synkro.controller.objects.walk import Registry
 from synkro.errors import InternalError
 from synkro.memory.segment import Segment
 from synkro.messages import (
@@ -30,7 +32,7 @@ from synkro.messages import (
     Write,
 )
 from synkro.packing import place
-from synkro.packing.pickles import Packer
+from synkro.packing.pickles import Writer
 from synkro.plan.batch import Strided
 from synkro.plan.call import Access, Region
 from synkro.worker.rank import Rank
@@ -147,10 +149,11 @@ def test_what_cannot_be_mapped_can_be_tried_again(home, monkeypatch):
 
 
 def distribute(functions):
-    packer = Packer()
-    stream, _ = packer.pack(functions)
-    packer.close()
-    return Distribute(*place.found(), {}, Parcel(stream, None, ()))
+    registry = Registry(count(1000).__next__, lambda owner, number: None)
+    writer = Writer({}, registry.space, registry.current, lambda fn: NotImplemented)
+    for value in (len(functions), *functions.items(), [], [], [], []):
+        writer.write(value)
+    return Distribute(*place.found(), {}, Parcel(writer.stream, None, ()))
 
 
 def test_functions_come_and_go(home):

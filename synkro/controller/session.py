@@ -22,13 +22,12 @@ from ..messages import Gpus, Start
 from ..packing import place
 from ..plan.call import Access, Region
 from ..values.arrays import checked_bool, checked_int
-from ..values.foreign import has_graph_variables
 from ..values.random import generator
 from .calls.distribution import Functions
-from .calls.function import Function
-from .calls.graphs import check_no_options, graph_function
+from .calls.forms import make_function, signature_of_function
 from .data import make_data
 from .engine.engine import Engine, State
+from .objects.objects import Objects
 from .placement.choice import VARIABLE, choose
 from .placement.placement import Placement
 from .progress import status_line
@@ -251,63 +250,9 @@ class Session:
 
         Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
         """
-        first = args[0] if args else kwargs.get("fn")
-        classic = isinstance(first, list | tuple) or (
-            not callable(first) and has_graph_variables(*args, *kwargs.values())
-        )
-        form = self._of_graph if classic else self._of_callable
-        try:
-            inspect.signature(form).bind(*args, **kwargs)
-        except TypeError as error:
-            raise InvalidType(f"function() {error}.") from None
-        return form(*args, **kwargs)
+        return make_function(lambda: self.functions, *args, **kwargs)
 
-    def _of_callable(
-        self,
-        fn: Callable[..., Any] | None = None,
-        inputs: str | Sequence[str] | None = None,
-        outputs: Any = "mean",
-        bcast_inputs: str | Sequence[str] | None = None,
-        updates: Any = None,
-        givens: Any = None,
-        sliceable_shareds: Any = None,
-        name: str | None = None,
-        **options: Any,
-    ) -> Any:
-        check_no_options(options if givens is None else {"givens": givens, **options})
-
-        def make(fn: Callable[..., Any]) -> Function:
-            return Function(
-                self.functions, fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name
-            )
-
-        if fn is not None:
-            return make(fn)
-        for names in (inputs, bcast_inputs):
-            if names is not None and not all(isinstance(each, str) for each in names):
-                raise _no_graph()
-        self._engine.require_ready()
-        return make
-
-    def _of_graph(
-        self,
-        inputs: Any = None,
-        outputs: Any = None,
-        bcast_inputs: Any = None,
-        updates: Any = None,
-        givens: Any = None,
-        sliceable_shareds: Any = None,
-        name: str | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
-            raise _no_graph()
-        home = self.functions
-        return graph_function(
-            home, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, kwargs
-        )
-
-    function.__dict__["__signature__"] = inspect.signature(_of_graph)
+    function.__dict__["__signature__"] = signature_of_function
 
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet, pickled together.
@@ -320,6 +265,9 @@ class Session:
         it.
         """
         self.functions.distribute()
+
+    push = _method(lambda session: session.functions.objects, Objects.push)
+    fetch = _method(lambda session: session.functions.objects, Objects.fetch)
 
     @in_turn  # all replicas are of one moment, even if other calls run in the background
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -441,13 +389,6 @@ def _seconds(value: Any, name: str) -> float:
     if not seconds > 0 or math.isinf(seconds):
         raise InvalidValue(f"{name} must be more than 0 seconds, and finite; got {value!r}.")
     return seconds
-
-
-def _no_graph() -> NotAvailable:
-    return NotAvailable(
-        "function() without a callable takes the variables of a graph compiler, and knows PyTensor's "
-        "only: pass those, or pass a callable and the names of its parameters."
-    )
 
 
 def _seed(seed: Any) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import api
-from ..controller.calls.function import Function
+from ..controller.calls.function import Definition, Function
 from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue
 from ..values.foreign import is_graph_variable
@@ -120,7 +120,8 @@ def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[s
 
     home = api.current_session("function").functions
     updates, finish = [(gradient, "mean")], _step(rule, gradient)
-    return Function(home, loss_and_flat_gradient, updates=updates, finish=finish, **keywords)
+    definition = Definition(loss_and_flat_gradient, updates=updates, finish=finish, **keywords)
+    return Function(lambda: home, definition)
 
 
 def _of_graph(

@@ -1,166 +1,256 @@
-"""Functions as bytes, and callables again: pickled by cloudpickle."""
+"""Streams of pickles: functions and what they bring along, as bytes, and as objects again.
+
+An object that the workers have already travels as its number.  Those that they are to know from now on
+are named, at the end of a stream, by their places in pickle's memo, which is the same on both sides.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import inspect
+import importlib
 import io
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
-from ..errors import InvalidType
-from ..values.arrays import shortened
 from ..values.foreign import is_movable, is_numba
-from .refused import advice, is_open_file
+from .code import is_own, uses
+from .kinds import FUNCTION_PARTS, is_sent_by_value, is_sent_module, singleton
+from .refused import is_open_file
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
 
-_ADVICE = "Create such an object inside the function, or pass what it is made of as an argument."
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tuple})
 
 
-class Packer:
-    """Makes functions ready to travel: lambdas, partials, bound methods, callable objects."""
+class Space:
+    """The names of one module, here and on the workers.
 
-    def pack(self, specs: Mapping[int, Any]) -> tuple[bytes, list[memoryview]]:
-        """All *specs* (by number) in one stream of pickles, and their big buffers beside it.
-
-        Objects that several specs share stay shared.  PyTorch's modules and optimizers that functions
-        bring along come last in the stream.
-
-        Raises: InvalidType, which names the function and the object that cannot be pickled.
-        """
-        buffers: list[memoryview] = []
-        along: list[Any] = []
-
-        def reduced(obj: Any) -> Any:
-            if is_movable(obj):
-                along.append(obj)
-            return self._compilations.reduced(obj) if is_numba(obj) else NotImplemented
-
-        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
-            try:
-                raw = buffer.raw()
-            except BufferError:  # not contiguous
-                return True
-            if raw.nbytes < OUT_OF_BAND:
-                return True
-            buffers.append(raw)
-            return False
-
-        try:
-            stream = _pickled([len(specs), *specs.items(), along], keep_in_band, reduced)
-        except Exception as error:
-            for spec in specs.values():
-                _explain(spec, error)
-            raise
-        return stream, buffers
-
-    @functools.cached_property
-    def _compilations(self) -> Any:
-        from .numba import Compilations  # noqa: PLC0415  whoever has such functions has imported it
-
-        return Compilations()
-
-    def close(self) -> None:
-        """Close the file of numba's machine code, if there is one."""
-        if "_compilations" in vars(self):
-            vars(self).pop("_compilations").close()
-
-
-def unpack(
-    stream: bytes, buffers: Sequence[memoryview], loading: Callable[[int], None]
-) -> tuple[dict[int, Any], list[Any]]:
-    """The inverse of ``pack``, in a worker: the specs, and PyTorch's modules and optimizers.
-
-    *loading* is called before each spec, with the number of those that are loaded.
+    Attributes:
+        number: its number.
+        names: the dict of the names.
+        module: the name of the module.
+        importable: whether it can be imported by this name.
+        installed: whether it is not the user's own: the workers import it themselves.
     """
-    pickles = pickle.Unpickler(io.BytesIO(stream), buffers=buffers)
-    specs = {}
-    for done in range(pickles.load()):
-        loading(done)
-        number, spec = pickles.load()
-        specs[number] = spec
-    return specs, pickles.load()
+
+    __slots__ = ("__weakref__", "importable", "installed", "module", "names", "number")
+
+    def __init__(self, number: int, names: dict[str, Any]) -> None:
+        self.number = number
+        self.names = names
+        self.module = str(names.get("__name__", "__main__"))
+        module = sys.modules.get(self.module)
+        self.importable = self.module != "__main__" and getattr(module, "__dict__", None) is names
+        self.installed = self.importable and not is_own(module)
+
+    @property
+    def record(self) -> tuple[int, str, Any, dict[str, Any] | None]:
+        """What a worker needs to make it: its number, its name, the packages that it is in with their
+        folders (None: it cannot be imported), and its names that say where it is from (None: it is to be
+        imported)."""
+        if self.installed:
+            return self.number, self.module, None, None
+        packages = None
+        if self.importable:
+            heads = list(accumulate(self.module.split(".")[:-1], "{}.{}".format))
+            packages = tuple(
+                (head, list(getattr(sys.modules.get(head), "__path__", ()))) for head in heads
+            )
+        own = {name: self.names[name] for name in _HOME if self.names.get(name) is not None}
+        return self.number, self.module, packages, own
+
+
+def _folders(package: str) -> list[str]:
+    return list(getattr(sys.modules.get(package), "__path__", ()))
+
+
+_HOME = ("__package__", "__file__")
+
+
+class Writer:
+    """Writes one stream."""
+
+    def __init__(
+        self,
+        numbers: Mapping[int, int],
+        space_of: Callable[[dict[str, Any]], Space],
+        current: Callable[[Space, str, Any], bool],
+        compiled: Callable[[Any], Any],
+    ) -> None:
+        """*numbers* are those of the objects that the workers have, by id.
+
+        *space_of* gives the space of a function's globals; *current* says whether the workers have a
+        value of a name already; *compiled* how a function of numba's is pickled.
+        """
+        self._stream = io.BytesIO()
+        self.buffers: list[memoryview] = []
+        self.movable: list[Any] = []
+        self._pickler = _Pickler(
+            self._stream, self._keep_in_band, numbers, space_of, current, compiled, self.movable
+        )
+
+    def write(self, value: Any) -> None:
+        self._pickler.dump(value)
+
+    def places(self, objects: Iterable[Any]) -> list[int | None]:
+        """The places of *objects* in the memo; None for what was not pickled."""
+        memo = self._pickler.memo.copy()
+        return [memo.get(id(obj), (None,))[0] for obj in objects]
+
+    @property
+    def stream(self) -> bytes:
+        return self._stream.getvalue()
+
+    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous
+            return True
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        self.buffers.append(raw)
+        return False
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, reduced: Callable[[Any], Any], file: io.BytesIO, **options: Any) -> None:
-        super().__init__(file, protocol=5, **options)
-        self._reduced = reduced
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffer_callback: Callable[[pickle.PickleBuffer], bool | None],
+        numbers: Mapping[int, int],
+        space_of: Callable[[dict[str, Any]], Space],
+        current: Callable[[Space, str, Any], bool],
+        compiled: Callable[[Any], Any],
+        movable: list[Any],
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._numbers = numbers
+        self._space_of = space_of
+        self._current = current
+        self._compiled = compiled
+        self._movable = movable
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in _ATOMS:
+            return None
+        if type(obj) is Space:
+            return obj.record
+        return self._numbers.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType):
+            return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
+        if isinstance(obj, type):
+            return self._class(obj)
+        if isinstance(obj, ModuleType):
+            return (_module, (self._space_of(vars(obj)),)) if is_sent_module(obj) else NotImplemented
         if is_open_file(obj):
             raise TypeError(f"cannot send the open file {obj!r}")
-        reduced = self._reduced(obj)
-        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+        if is_movable(obj):
+            self._movable.append(obj)
+        if is_numba(obj):
+            return self._compiled(obj)
+        if isinstance(obj, functools._lru_cache_wrapper):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        place = singleton(obj)
+        return super().reducer_override(obj) if place is None else (_singleton, place)
+
+    def _function(self, fn: FunctionType) -> Any:
+        space = self._space_of(fn.__globals__)
+        names = {
+            name: value
+            for name in (() if space.installed else uses(fn.__code__).names)
+            if name in space.names and not self._current(space, name, value := space.names[name])
+        }
+        cells: list[tuple[int, Any]] = []
+        for cell in fn.__closure__ or ():
+            with contextlib.suppress(ValueError):  # nothing was assigned yet
+                cells.append((len(cells), cell.cell_contents))
+                continue
+            cells.append((-1, None))
+        parts = {name: getattr(fn, name) for name in (*FUNCTION_PARTS[1:], *_DESCRIBING)}
+        try:
+            parts["__annotations__"] = fn.__annotations__
+        except NameError:  # from Python 3.14 on, of what is imported for type checkers only
+            parts["__annotations__"] = {}
+        state = (parts, fn.__dict__.copy(), [c for c in cells if c[0] >= 0], names)
+        return _bare_function, (fn.__code__, space, len(cells)), state, None, None, _complete_function
+
+    def _class(self, cls: type) -> Any:
+        module = sys.modules.get(cls.__module__)
+        if cls.__module__ == "__main__" or module is None or not is_own(module):
+            return super().reducer_override(cls)
+        listed = cloudpickle.list_registry_pickle_by_value()
+        if cls.__module__ not in listed:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            return super().reducer_override(cls)
+        finally:
+            if cls.__module__ not in listed:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
-def _pickled(
-    values: Iterable[Any],
-    buffer_callback: Callable[[pickle.PickleBuffer], bool | None],
-    reduced: Callable[[Any], Any] = lambda _: NotImplemented,
-) -> bytes:
-    """*values*, one pickle after the other, in which shared objects stay shared.
-
-    *reduced* returns how an object is pickled, or NotImplemented: as cloudpickle does it.
-    """
-    stream = io.BytesIO()
-    pickler = _Pickler(reduced, stream, buffer_callback=buffer_callback)
-    for value in values:
-        pickler.dump(value)
-    return stream.getvalue()
+_DESCRIBING = ("__name__", "__qualname__", "__module__", "__doc__")
 
 
-def _explain(spec: Any, error: Exception) -> None:
-    """Raise an InvalidType that names the function of *spec*, if that cannot be pickled."""
-    if _pickles(spec.fn):
-        return
-    if isinstance(error, InvalidType):  # it says itself what to do
-        raise InvalidType(
-            f"the function {spec.name!r} cannot be sent to the workers: {error}"
-        ) from error
-    found = ((where, part) for where, part in _parts(spec.fn) if not _pickles(part))
-    where, culprit = ("", spec.fn) if advice(spec.fn) else next(found, ("", spec.fn))
-    instead = advice(culprit) or _ADVICE
-    subject = f"{where}, {shortened(culprit)}," if where else "it"
-    reason = str(error).strip().splitlines()[0]
-    raise InvalidType(
-        f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "
-        f"({type(error).__name__}: {reason}). {instead}"
-    ) from error
+# ── on a worker ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _pickles(value: Any) -> bool:
-    try:
-        _pickled([value], lambda _: None)
-    except Exception:
-        return False
-    return True
+class Reader(pickle.Unpickler):
+    """Reads one stream."""
+
+    def __init__(
+        self,
+        stream: bytes,
+        buffers: Iterable[memoryview],
+        objects: Mapping[int, Any],
+        space: Callable[..., Any],
+    ) -> None:
+        """*objects* are those that this worker has, by number; *space* makes the space of a record."""
+        super().__init__(io.BytesIO(stream), buffers=buffers)
+        self._objects = objects
+        self._space = space
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._objects[pid] if isinstance(pid, int) else self._space(*pid)
+
+    def placed(self, places: Iterable[int]) -> list[Any]:
+        """The objects at these *places* of the memo."""
+        memo = self.memo.copy()
+        return [memo[place] for place in places]
 
 
-def _parts(fn: Any) -> Iterator[tuple[str, Any]]:
-    """The objects that a callable carries along, each with its name in a sentence."""
-    for name in ("__self__", "func"):  # a bound method's object, a partial's function
-        if hasattr(fn, name):
-            part = getattr(fn, name)
-            yield f"its {name}", part
-            yield from _parts(part)
-    for index, value in enumerate(getattr(fn, "args", ())):
-        yield f"its argument {index}", value
-    for name, value in getattr(fn, "keywords", {}).items():
-        yield f"its argument {name!r}", value
-    if inspect.isfunction(fn) or inspect.ismethod(fn):
-        used = inspect.getclosurevars(fn)
-        for name, value in used.nonlocals.items():
-            yield f"the variable {name!r} that it closes over", value
-        for name, value in used.globals.items():
-            yield f"the global variable {name!r} that it uses", value
-    else:
-        for name, value in getattr(fn, "__dict__", {}).items():
-            yield f"its attribute {name!r}", value
-    for index, value in enumerate(getattr(fn, "__defaults__", None) or ()):
-        yield f"the default of its parameter {index}", value
+def _module(module: ModuleType) -> ModuleType:
+    return module
+
+
+def _bare_function(code: types.CodeType, module: ModuleType, cells: int) -> FunctionType:
+    closure = tuple(types.CellType() for _ in range(cells))
+    return FunctionType(code, vars(module), code.co_name, None, closure)
+
+
+def _complete_function(fn: FunctionType, state: Any) -> None:
+    parts, attributes, cells, names = state
+    fn.__globals__.update(names)
+    fn.__dict__.update(attributes)
+    for name, value in parts.items():
+        setattr(fn, name, value)
+    for index, value in cells:
+        (fn.__closure__ or ())[index].cell_contents = value
+
+
+def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(fn)
+
+
+def _singleton(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import random
 import sys
 import warnings
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any, get_args
+
+import numpy as np
 
 from ..errors import InvalidType
 
@@ -43,6 +46,44 @@ def is_numba(value: Any) -> bool:
     """Whether *value* is a function of numba's: made by ``@njit`` or ``@vectorize``."""
     dispatcher = _is(value, "numba.core.dispatcher", "Dispatcher")
     return dispatcher or _is(value, "numba.np.ufunc.dufunc", "DUFunc")
+
+
+def is_generator(value: Any) -> bool:
+    """Whether *value* is a random generator: NumPy's, Python's or PyTorch's."""
+    return isinstance(value, random.Random) or any(
+        _is(value, module, name)
+        for module, name in (
+            ("numpy.random", "Generator"),
+            ("numpy.random", "RandomState"),
+            ("torch", "Generator"),
+        )
+    )
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether *value* is one of PyTorch's tensors."""
+    return _is(value, "torch", "Tensor")
+
+
+def tensor_bytes(tensor: Any) -> tuple[Any, Any]:
+    """The form of one of PyTorch's tensors, and its elements, as an array of bytes."""
+    torch = sys.modules["torch"]
+    form = (tuple(tensor.shape), str(tensor.dtype), str(tensor.layout))
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        return form, np.frombuffer(repr(tensor.detach()).encode(), np.uint8)
+    host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return form, host.reshape(-1).view(torch.uint8).numpy()
+
+
+def in_host_memory(value: Any) -> Any:
+    """A copy in host memory of an array that lies on a GPU; None for everything else."""
+    if is_tensor(value) and value.device.type not in ("cpu", "meta"):
+        copy = value.detach().cpu()
+        is_parameter = _is(value, "torch.nn", "Parameter")
+        return type(value)(copy, value.requires_grad) if is_parameter else copy
+    if hasattr(value, "__cuda_array_interface__") and callable(getattr(value, "get", None)):
+        return value.get()  # CuPy's
+    return None
 
 
 def library_of(value: Any) -> str | None:

@@ -7,5 +7,6 @@
     call     one call of one function on this rank's rows
     merging  the outputs of a call: merged over its slices, laid out in the outbox
     group    the ranks of a running call, as the function sees them
+    objects  the objects that functions have brought along, on this worker
     replica  ``Replica``: one rank's replica of a variable
 """

@@ -22,6 +22,7 @@ from ..comms.shm import ShmCommunicator
 from ..errors import CollectiveError, UsageError
 from ..ipc.channel import AREA, Listener
 from ..ipc.process import give_up, hold_on_to
+from ..machine import importing
 from ..memory.interrupts import atomic
 from ..messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
 from ..values.cache import Cache
@@ -160,17 +161,8 @@ class Worker:
             return  # it was meant for the last command, and comes late
         if self._interruptible and atomic.depth:
             atomic.interrupt()
-        elif self._interruptible and not _imports(frame):  # in an import the next interrupt counts
+        elif self._interruptible and not importing(frame):  # in an import the next interrupt counts
             raise KeyboardInterrupt
-
-
-def _imports(frame: FrameType | None) -> bool:
-    """Whether *frame* runs inside an import, whose library an interrupt would leave unusable."""
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _summary(error: BaseException) -> str:

@@ -31,7 +31,6 @@ from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
 from ..messages import Ack, Command, Done, FunctionSpec, Phase, Reply
 from ..packing import place, settings
-from ..packing.pickles import unpack
 from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.owners import sole_owner
@@ -39,6 +38,7 @@ from ..values.random import generator
 from .call import PreparedCall, taken
 from .group import Group, fitted
 from .merging import Layout, Merger
+from .objects import Belongings
 from .replica import Replica
 
 
@@ -64,6 +64,7 @@ class Rank:
         self.comm = comm
         self.functions: dict[int, FunctionSpec] = {}
         self.variables: dict[int, Replica] = {}
+        self._belongings = Belongings()
         self.function: str | None = None
         self.in_function = False
         self.in_call = False
@@ -86,6 +87,7 @@ class Rank:
         for number in housekeeping.drop:
             self.functions.pop(number, None)
             self.variables.pop(number, None)
+            self._belongings.drop(number)
             if number in self._segments:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
                 del self._segments[number]
@@ -168,6 +170,9 @@ class Rank:
                 return Ack
         handlers: dict[type, Callable[[Any], Reply]] = {
             messages.Distribute: self._load,
+            messages.Renew: self._renew,
+            messages.Compare: self._compare,
+            messages.Fetch: self._copy,
             messages.Start: self._start,
             messages.Keep: self._keep_outputs,
             messages.Create: self._create,
@@ -222,15 +227,32 @@ class Rank:
         self.report(Phase.LOADING, 0)
         place.enter(command.sys_path, command.cwd)
         settings.apply(command.settings)
-        parcel = command.parcel
-        buffers: list[memoryview] = []
-        if parcel.segment is not None:
-            memory = self._segment(parcel.segment).base.data
-            buffers = [memory[start:stop] for start, stop in parcel.buffers]
-        functions, along = unpack(parcel.stream, buffers, lambda done: self.report(Phase.LOADING, done))
-        self.device.welcome(along)
+        return self._take(command.parcel)
+
+    def _renew(self, command: messages.Renew) -> Ack:
+        return self._take(command.parcel)
+
+    def _take(self, parcel: messages.Parcel) -> Ack:
+        functions, movable = self._belongings.load(
+            parcel.stream, self._buffers(parcel), lambda done: self.report(Phase.LOADING, done)
+        )
+        self.device.welcome(movable)
         self.functions |= functions
         return Ack()
+
+    def _compare(self, command: messages.Compare) -> messages.Compared:
+        parcel = command.parcel
+        return messages.Compared(self._belongings.compare(parcel.stream, self._buffers(parcel)))
+
+    def _copy(self, command: messages.Fetch) -> messages.Copied:
+        mine = self.number == command.rank
+        return messages.Copied(self._belongings.copy(command.number) if mine else b"")
+
+    def _buffers(self, parcel: messages.Parcel) -> list[memoryview]:
+        if parcel.segment is None:
+            return []
+        memory = self._segment(parcel.segment).base.data
+        return [memory[start:stop] for start, stop in parcel.buffers]
 
     def keep(self, leaves: list[list[Array]]) -> None:
         """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""

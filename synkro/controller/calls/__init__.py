@@ -2,6 +2,7 @@
 
 ::
 
+    forms         the two forms of ``function()``: of a callable, and of a graph
     graphs        functions of PyTensor graphs
     function      ``Function``: plan, run, collect
     planner       from the arguments of a call to its plan

@@ -8,15 +8,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...errors import SessionClosed
-from ...memory.segment import Segment, aligned
-from ...messages import Distribute, FunctionSpec, Parcel, Phase
+from ...messages import Distribute, Phase
 from ...packing import place, settings
-from ...packing.pickles import Packer
-from ...plan.call import Access
 from ..engine.engine import Engine
+from ..objects.objects import Objects
 from ..progress import Progress, status_line
 from ..results.transfer import Outputs
 from ..variables.registry import Variables
@@ -36,7 +32,7 @@ class Functions:
         self.engine = engine
         self.outputs = outputs
         self.variables = variables
-        self._packer = Packer()
+        self.objects = Objects(engine, variables.collectives.master_rank)
         self._waiting: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
         self._executor: ThreadPoolExecutor | None = None
         self._settings: tuple[Any, ...] = ()  # those that the workers have
@@ -64,12 +60,13 @@ class Functions:
             say = status_line(shown)
             say("Synkro distributing functions...")
             start = time.monotonic()
-            parcel, segments = self._parcel({n: function.spec for n, function in waiting.items()})
-            command = Distribute(path, folder, settings.collected(), parcel)
+            found = settings.collected()
             totals = [len(waiting)] * self.engine.size
             bar = self.progress("distributing", totals, "function", Phase.LOADING, patience=_PATIENCE)
             with bar if shown else contextlib.nullcontext() as on_tick:
-                self.engine.run(command, segments, on_tick=on_tick)
+                self.objects.send(
+                    waiting, lambda parcel: Distribute(path, folder, found, parcel), on_tick
+                )
             self._settings = settings.changing()
             for number in waiting:
                 self._waiting.pop(number, None)
@@ -87,23 +84,11 @@ class Functions:
             yield lambda: progress.reach(self.engine.steps(totals, phases))
             progress.reach(sum(totals))
 
-    def _parcel(self, specs: dict[int, FunctionSpec]) -> tuple[Parcel, list[tuple[Segment, Access]]]:
-        """The pickled functions; their big buffers go once into memory that all workers map."""
-        stream, buffers = self._packer.pack(specs)
-        if not buffers:
-            return Parcel(stream, None, ()), []
-        segment = self.engine.allocate(sum(aligned(b.nbytes) for b in buffers))
-        spans = []
-        end = 0
-        for buffer in buffers:
-            stop = end + buffer.nbytes
-            segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
-            spans.append((end, stop))
-            end = aligned(stop)
-        return Parcel(stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
-
     def bring(self, function: Function) -> None:
-        """Make sure that the workers have *function*, and the settings of the libraries."""
+        """Make sure that the workers have *function*, and the settings of the libraries.
+
+        Raises: as ``distribute``.
+        """
         if function.number in self._waiting or self.settings_changed():
             self.distribute(function)
 
@@ -132,6 +117,6 @@ class Functions:
 
     def close(self) -> None:
         """Give memory back."""
-        self._packer.close()
+        self.objects.close()
         self.outputs.close()
         self.variables.collectives.close()

@@ -12,18 +12,21 @@ import functools
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, NotForked, SessionClosed
 from ...messages import FunctionSpec, Phase
 from ...plan.binding import Binder, Bound
 from ...plan.outputs import check_modes, flatten, unflatten
 from ...values.arrays import checked_bool
 from ...values.foreign import library_of
 from ..data import Data, make_data
+from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
+from ..objects.watch import Look, Watch
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .distribution import Functions
@@ -34,10 +37,29 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+@dataclass(frozen=True)
+class Definition:
+    """What a function is, without a session: the arguments of ``function()``.
+
+    *finish* is for ``FunctionSpec``; *bridge* is for a graph with shared variables.
+    """
+
+    fn: Callable[..., Any]
+    inputs: str | Sequence[str] | None
+    outputs: Any
+    bcast_inputs: str | Sequence[str] | None
+    updates: Any
+    sliceable_shareds: Any
+    name: str | None
+    finish: Callable[[int], None] | None = None
+    bridge: Bridge | None = None
+
+
 class Function:
     """A function that runs on all ranks at once; made by ``function()``.
 
-    Inside other functions, on the workers, it is the plain function again.
+    It works in the session that was current when it was made; if there was none, or that one was
+    closed, in the current one.  Inside other functions, on the workers, it is the plain function again.
 
     Attributes:
         fn: the plain function.
@@ -46,39 +68,63 @@ class Function:
     """
 
     def __init__(
-        self,
-        home: Functions,
-        fn: Callable[..., Any],
-        inputs: str | Sequence[str] | None,
-        outputs: Any,
-        bcast_inputs: str | Sequence[str] | None,
-        updates: Any,
-        sliceable_shareds: Any,
-        name: str | None,
-        finish: Callable[[int], None] | None = None,
-        bridge: Bridge | None = None,
+        self, home: Callable[[], Functions], define: Definition | Callable[[Functions], Definition]
     ) -> None:
-        """*finish* is for ``FunctionSpec``; *bridge* is for a graph with shared variables."""
-        home.engine.require_ready()
+        """*home* returns the functions of the session, or raises NotForked.
+
+        *define* is what the function is, or makes that for a session, as of a graph.
+        """
+        self._find_home = home
+        self._define = define
+        self._engine: Engine | None = None
+        self._watch: Watch | None = None
+        if isinstance(define, Definition):
+            self._take(define)
+            with contextlib.suppress(NotForked, SessionClosed):
+                self._settle()
+        else:
+            self._settle()
+
+    def _take(self, definition: Definition) -> None:
+        """Become what *definition* says, as far as that needs no session."""
+        fn = definition.fn
         if not callable(fn):
             raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
-        self.name = name or _name_of(self.fn)
-        self.output_modes = check_modes(outputs)
-        checked = home.variables.check_updates(updates)
-        sliced = home.variables.check_sliceable(sliceable_shareds)
-        self.spec = FunctionSpec(self.name, self.fn, self.output_modes, checked, finish)
+        self.name = definition.name or _name_of(self.fn)
+        self.output_modes = check_modes(definition.outputs)
+        self._definition = definition
+        self._binder = Binder(self.fn, definition.inputs, definition.bcast_inputs, self.name)
+        functools.update_wrapper(self, self.fn, updated=())
+
+    def _settle(self) -> None:
+        """Belong to the current session.  Raises: NotForked; UsageError if this cannot belong to it."""
+        home = self._find_home()
+        home.engine.require_ready()
+        if not isinstance(self._define, Definition):
+            self._take(self._define(home))
+        definition = self._definition
+        checked = home.variables.check_updates(definition.updates)
+        sliced = home.variables.check_sliceable(definition.sliceable_shareds)
+        self.spec = FunctionSpec(self.name, self.fn, self.output_modes, checked, definition.finish)
         self._home = home
         self._engine = home.engine
-        self._bridge = bridge
-        self._binder = Binder(self.fn, inputs, bcast_inputs, self.name)
-        functools.update_wrapper(self, self.fn, updated=())
+        self._bridge = definition.bridge
+        self._watch = None
         self.number = home.add(self)
         self._planner = Planner(home, self._binder, self.spec, self.number, sliced)
+
+    def _settled(self) -> Engine:
+        """The engine of the session that this belongs to."""
+        if self._engine is None or self._engine.state is State.CLOSED:
+            self._settle()
+        assert self._engine is not None
+        return self._engine
 
     @property
     def update_modes(self) -> tuple[str, ...]:
         """The operations by which the new values of ``updates=`` accumulate over slices."""
+        self._settled()
         return tuple(op for _, op in self.spec.updates)
 
     def __repr__(self) -> str:
@@ -121,14 +167,17 @@ class Function:
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
-        calls = self._engine.calls
-        with self._engine.lock:
+        engine = self._engine
+        if engine is None or engine.state is State.CLOSED:
+            engine = self._settled()
+        calls = engine.calls
+        with engine.lock:
             if calls:
-                check_alone(self._engine, sys._getframe(1), self)
+                check_alone(engine, sys._getframe(1), self)
             calls.append(self)
             try:
-                self._engine.rouse()
-                trace = self._engine.trace
+                engine.rouse()
+                trace = engine.trace
                 if trace is None and self._bridge is None:
                     return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
                 tracing = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
@@ -150,8 +199,9 @@ class Function:
         progress: bool,
     ) -> Any:
         planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
-        if not planned.known or self._home.settings_changed():
-            self._home.bring(self)
+        watch = self._watch
+        if watch is None or not watch.same() or self._home.settings_changed():
+            self._bring()
         if not progress:
             return self._run(planned)
         plan = planned.plan
@@ -159,20 +209,34 @@ class Function:
         with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
             return self._run(planned, on_tick)
 
+    def _bring(self, view: Look | None = None) -> None:
+        """Make sure that the workers have the function, and what it uses as it is here, or in *view*.
+
+        Raises: InvalidType for what cannot be pickled; InvalidValue for an object that has changed here
+        and there; WorkerError if a worker cannot load it.
+        """
+        self._home.bring(self)
+        if self._watch is None:
+            self._watch = self._home.objects.watch(self)
+        if view is not None or not self._watch.same():
+            self._watch = self._home.objects.renew(self, self._watch, view)
+
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
         """Bring the shared variables of a graph to the workers before the block, and back after it."""
         if self._bridge is None:
             yield
             return
-        with self._engine.lock:
-            self._engine.require_ready()
-            self._engine.settle()
+        engine = self._settled()
+        with engine.lock:
+            engine.require_ready()
+            engine.settle()
             with self._bridge:
                 yield
 
     @operation(unbroken=True)
     def _run(self, planned: Planned, on_tick: Callable[[], None] | None = None) -> Any:
+        assert self._engine is not None
         replies = self._engine.perform(planned.payload, planned.segments, on_tick)
         if not planned.known:
             self._planner.remember(planned)
@@ -199,6 +263,7 @@ class Function:
 
         ``Data`` are read-only in it, as on the workers.
         """
+        self._settled()
         leaves, form = self._planner.arguments.opened(self._binder.bind(args, kwargs))
         with self._bridged():
             return run_alone(self.spec, leaves, form, tuple(kwargs), self._home.variables.rng)
@@ -218,11 +283,12 @@ class Function:
         *force_cast* and *oversize* go to all, *minibatch* to the scattered ones, or each of its flags to
         one argument.  Returns a ``Data`` for one argument, else a tuple of them, in this order.
         """
+        engine = self._settled()
         types = getattr(self.fn, "input_types", {})
         bound = self._binder.bind(args, kwargs)
         made = tuple(
             make_data(
-                self._engine,
+                engine,
                 each.value,
                 dtype=types[each.name].dtype if each.name in types else None,
                 force_cast=force_cast,

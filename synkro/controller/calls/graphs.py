@@ -11,13 +11,13 @@ from ...errors import InvalidType, InvalidValue
 from ...values.foreign import is_graph_shared
 from ..variables.mirror import Bridge
 from .distribution import Functions
-from .function import Function
+from .function import Definition, Function
 
 if TYPE_CHECKING:
     from ...packing.pytensor import Compiled, Graph
 
 
-def graph_function(
+def graph_definition(
     home: Functions,
     inputs: Any,
     outputs: Any,
@@ -30,8 +30,8 @@ def graph_function(
     finish: Callable[[int], None] | None = None,
     used: Sequence[Any] = (),
     changed: Sequence[Any] = (),
-) -> Function:
-    """A ``Function`` of graph variables, compiled here; *options* go to ``pytensor.function``.
+) -> Definition:
+    """What a function of graph variables is, compiled here; *options* go to ``pytensor.function``.
 
     *finish* runs on every rank at the end of a call (see ``FunctionSpec``): it reads the variables
     *used*, and changes some of them, *changed*.
@@ -54,9 +54,14 @@ def graph_function(
         functools.partial(home.variables.streams.hand_out, compiled.streams),
     )
     scattered, whole = graph.names[: graph.scattered], graph.names[graph.scattered :]
-    return Function(
-        home, compiled, scattered, graph.modes, whole, updated, sliceable_shareds, name, finish, bridge
+    return Definition(
+        compiled, scattered, graph.modes, whole, updated, sliceable_shareds, name, finish, bridge
     )
+
+
+def graph_function(home: Functions, *args: Any, **kwargs: Any) -> Function:
+    """A ``Function`` of graph variables in one session, of the arguments of ``graph_definition``."""
+    return Function(lambda: home, graph_definition(home, *args, **kwargs))
 
 
 def compiled_graph(home: Functions, graph: Graph) -> Compiled:

@@ -49,6 +49,8 @@ def choose(
     for GPUs that do not exist.
     """
     count = n_parallel
+    if isinstance(count, int) and count == -1:
+        count = None
     if count is not None:
         count = checked_int(count, "the number of workers", 1, instead=", or None for one a device")
     source = "devices="

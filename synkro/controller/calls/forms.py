@@ -1,0 +1,97 @@
+"""The two forms of ``function()``: of a callable, and of a graph of PyTensor's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import InvalidType, NotAvailable
+from ...values.foreign import has_graph_variables
+from .distribution import Functions
+from .function import Definition, Function
+from .graphs import check_no_options, graph_definition
+
+Home = Callable[[], Functions]
+
+
+def make_function(home: Home, /, *args: Any, **kwargs: Any) -> Any:
+    """What ``function()`` returns; *home* gives the functions of the session, or raises NotForked."""
+    first = args[0] if args else kwargs.get("fn")
+    classic = isinstance(first, list | tuple) or (
+        not callable(first) and has_graph_variables(*args, *kwargs.values())
+    )
+    form = of_graph if classic else of_callable
+    try:
+        inspect.signature(form).bind(home, *args, **kwargs)
+    except TypeError as error:
+        raise InvalidType(f"function() {error}.") from None
+    return form(home, *args, **kwargs)
+
+
+def of_callable(
+    home: Home,
+    /,
+    fn: Callable[..., Any] | None = None,
+    inputs: str | Sequence[str] | None = None,
+    outputs: Any = "mean",
+    bcast_inputs: str | Sequence[str] | None = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Any = None,
+    name: str | None = None,
+    **options: Any,
+) -> Any:
+    check_no_options(options if givens is None else {"givens": givens, **options})
+
+    def make(fn: Callable[..., Any]) -> Function:
+        return Function(
+            home, Definition(fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name)
+        )
+
+    if fn is not None:
+        return make(fn)
+    for names in (inputs, bcast_inputs):
+        if names is not None and not all(isinstance(each, str) for each in names):
+            raise _no_graph()
+    return make
+
+
+def of_graph(
+    home: Home,
+    /,
+    inputs: Any = None,
+    outputs: Any = None,
+    bcast_inputs: Any = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Any = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
+        raise _no_graph()
+
+    def define(functions: Functions) -> Definition:
+        return graph_definition(
+            functions, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, kwargs
+        )
+
+    return Function(home, define)
+
+
+def _signature() -> inspect.Signature:
+    signature = inspect.signature(of_graph)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return signature.replace(parameters=[own, *list(signature.parameters.values())[1:]])
+
+
+signature_of_function = _signature()
+"""Of ``Session.function``: the names and the order of the classic form."""
+
+
+def _no_graph() -> NotAvailable:
+    return NotAvailable(
+        "function() without a callable takes the variables of a graph compiler, and knows PyTensor's "
+        "only: pass those, or pass a callable and the names of its parameters."
+    )

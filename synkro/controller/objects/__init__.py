@@ -1,0 +1,9 @@
+"""The objects that functions bring along: each lives once on each worker, and is watched here.
+
+::
+
+    walk     from a function to all objects that it reaches
+    objects  ``Objects``: what the workers have of them, sent and brought up to date
+    explain  why something cannot be sent
+    watch    what a function's calls compare
+"""

@@ -1,0 +1,377 @@
+"""``Objects``: the objects that functions bring along, as the workers have them.
+
+walk   what a function reaches, and what of it is new or has changed here
+compare  whether the workers have changed it, too
+write    new functions and objects, and new contents of known ones, in one stream
+send     one command to all ranks; then both sides agree
+"""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import InvalidType, InvalidValue
+from ...memory.segment import Segment, aligned
+from ...messages import Command, Compare, Fetch, FunctionSpec, Parcel, Renew
+from ...packing.kinds import (
+    FUNCTION,
+    NAME,
+    OPAQUE,
+    Contents,
+    Digest,
+    alike,
+    is_plain,
+    kind_of,
+    same_entries,
+)
+from ...packing.pickles import Writer
+from ...plan.call import Access
+from ...values.arrays import checked_int, shortened
+from ..engine.engine import Engine
+from .explain import explain
+from .walk import Found, Known, Registry, Survey
+from .watch import Look, Watch
+
+_NO_SPECS: Mapping[int, FunctionSpec] = {}
+
+
+class Change(NamedTuple):
+    """What an object is to hold on the workers.
+
+    Attributes:
+        known: the object.
+        contents: its new contents, or the entries that are new.
+        gone: the entries to delete.
+        before: what the workers took over last, for the same entries.
+    """
+
+    known: Known
+    contents: Contents
+    gone: tuple[Any, ...]
+    before: Contents
+
+
+class Objects:
+    """The objects of one session."""
+
+    def __init__(self, engine: Engine, master_rank: int) -> None:
+        self._engine = engine
+        self._master = master_rank
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._registry = Registry(engine.directory.number, engine.directory.watch)
+        self._roots: weakref.WeakKeyDictionary[Any, list[Known]] = weakref.WeakKeyDictionary()
+        self._numba: Any = None
+
+    # ── with functions ───────────────────────────────────────────────────────────────────────────
+
+    def send(
+        self,
+        functions: dict[int, Any],
+        command: Callable[[Parcel], Command],
+        on_tick: Callable[[], None] | None,
+    ) -> None:
+        """Send *functions* (by number) and what they bring along, by the *command* for a parcel.
+
+        Raises: InvalidType for what cannot be pickled, InvalidValue for what changed on both sides;
+        WorkerError if a worker cannot load them.
+        """
+        walk = Walk(self._registry)
+        roots = {}
+        for number, function in functions.items():
+            roots[number] = walk.visit(function.spec.fn, function.name)
+            roots[number] += walk.visit(function.spec.finish, function.name)
+        specs = {number: function.spec for number, function in functions.items()}
+        known = self._deliver(walk, command, specs, on_tick)
+        for number, function in functions.items():
+            self._roots[function] = [known[each] for each in roots[number] if each in known]
+
+    def watch(self, function: Any) -> Watch:
+        """What the calls of *function* are to compare."""
+        watch = Watch(self._roots[function])
+        self._watches.add(watch)
+        return watch
+
+    def renew(self, function: Any, watch: Watch, view: Look | None = None) -> Watch:
+        """Send what has changed of what a call of *function* compares; returns its watch from now on.
+
+        *view* is what the call is to see, where that is not what is there now.
+        """
+        walk = Walk(self._registry)
+        defined = watch.defined()
+        for known, contents in watch.look() if view is None else view:
+            if (
+                known.contents is None
+                or not same_entries(known.contents, contents)
+                or (defined and known.kind is FUNCTION)
+            ):
+                walk.revisit(known, contents)
+        self._deliver(walk, Renew)
+        if view is not None and walk.found:
+            for other in self._watches:
+                other.expire()
+        return watch if watch.refresh() and not defined else self.watch(function)
+
+    # ── by hand ──────────────────────────────────────────────────────────────────────────────────
+
+    def push(self, obj: Any) -> None:
+        """Send an object that functions use to the workers, as it is here.
+
+        It becomes that for all functions, whatever the workers have made of it.  So do the objects in
+        it: a model's parameters, say.  See "What travels" in the documentation.
+
+        Args:
+            obj: a module, an optimizer, an estimator, an instance, a dict, a list, an array …
+
+        Raises: InvalidType for what never changes; InvalidValue for what no function that was sent uses;
+        InvalidType for what cannot be pickled.
+        """
+        with self._engine.lock:
+            self._engine.require_ready()
+            self._require_known(obj, "push")
+            walk = Walk(self._registry)
+            walk.visit(obj, type(obj).__name__)
+            self._deliver(walk, Renew, forced=True)
+            for watch in self._watches:
+                watch.expire()
+
+    def fetch(self, obj: Any, rank: int | None = None) -> Any:
+        """A copy of what an object that functions use has become on a worker, in host memory.
+
+        Args:
+            obj: the object, as it is here: a model, say, that the workers have trained.
+            rank: whose; the master rank's by default.
+
+        Raises: as ``push``; InvalidValue for a rank that does not exist; WorkerError if it cannot be
+        pickled there.
+        """
+        place = self._master
+        if rank is not None:
+            place = checked_int(rank, "rank", 0, self._engine.size - 1)
+        with self._engine.lock:
+            self._engine.require_ready()
+            known = self._require_known(obj, "fetch")
+            replies = self._engine.run(Fetch(known.number, place))
+        return pickle.loads(replies[place].pickle)
+
+    def _require_known(self, obj: Any, verb: str) -> Known:
+        if kind_of(obj) is None:
+            raise InvalidType(
+                f"{verb}() takes an object that functions use and that can change (a model, an "
+                f"optimizer, an instance, a dict, a list, an array); got {shortened(obj)}."
+            )
+        known = self._registry.known(obj)
+        if known is None:
+            raise InvalidValue(
+                f"{verb}() takes an object that a function uses which the workers have; they know no "
+                f"{type(obj).__name__} like this one: call such a function first, or distribute()."
+            )
+        return known
+
+    # ── one delivery ─────────────────────────────────────────────────────────────────────────────
+
+    def _deliver(
+        self,
+        walk: Walk,
+        command: Callable[[Parcel], Command],
+        specs: Mapping[int, FunctionSpec] = _NO_SPECS,
+        on_tick: Callable[[], None] | None = None,
+        forced: bool = False,
+    ) -> dict[int, Known]:
+        """Bring the workers up to date; returns all that they have of what was walked, by id."""
+        changes = [c for c in (change_of(f, forced) for f in walk.found.values()) if c is not None]
+        if not forced:
+            self._compare([change for change in changes if _is_doubtful(change)])
+        new = {ident: found for ident, found in walk.found.items() if found.known is None}
+        has = {ident: f.known for ident, f in walk.found.items() if f.known is not None}
+        if command is Renew and not (changes or new):
+            return has
+        writer = self._writer(numbers_of(has.values()))
+        try:
+            known = self._write(writer, walk, new, changes, specs, forced)
+        except Exception as error:
+            explain(error, specs, walk.found.values())
+            raise
+        parcel, segments = self._parcel(writer)
+        try:
+            self._engine.run(command(parcel), segments, on_tick=on_tick)
+        except BaseException:
+            for change in changes:  # some ranks may have them
+                change.known.doubt()
+            raise
+        known |= has
+        for ident, one in known.items():
+            found = walk.found[ident]
+            inner = {
+                key: [known[each] for each in ids if each in known] for key, ids in found.inner.items()
+            }
+            one.agree(found.contents, inner)
+            self._registry.keep(one)
+        return known
+
+    def _write(
+        self,
+        writer: Writer,
+        walk: Walk,
+        new: dict[int, Found],
+        changes: Sequence[Change],
+        specs: Mapping[int, FunctionSpec],
+        forced: bool,
+    ) -> dict[int, Known]:
+        """Write the stream of a delivery; returns the objects that are new to the workers, by id."""
+        writer.write(len(specs))
+        for item in specs.items():
+            writer.write(item)
+        names, others = [], {}
+        known: dict[int, Known] = {}
+        for ident, found in new.items():
+            one = self._registry.add(found)
+            if found.kind is NAME:
+                known[ident] = one
+                space = self._registry.space(found.obj.names)
+                names.append((one.number, space, found.obj.name, found.contents))
+            else:
+                others[ident] = one
+        writer.write(names)
+        writer.write([(c.known.number, _travelling(c), c.gone, forced) for c in changes])
+        writer.write(writer.movable)
+        placed = []
+        places = writer.places(one.obj for one in others.values())
+        for (ident, one), place in zip(others.items(), places, strict=True):
+            if place is not None:
+                known[ident] = one
+                placed.append((place, one.number, one.kind is OPAQUE))
+        writer.write(placed)
+        return known
+
+    def _compare(self, changes: Sequence[Change]) -> None:
+        """Raises: InvalidValue if a worker has changed what has changed here, and not alike."""
+        if not changes:
+            return
+        inner = (each for change in changes for some in change.known.inner.values() for each in some)
+        registry = self._registry
+        writer = Writer(
+            {id(known.obj): known.number for known in inner},
+            registry.space,
+            registry.current,
+            self._compiled,
+        )
+        writer.write([(c.known.number, c.before, _comparable(c), c.gone) for c in changes])
+        parcel, segments = self._parcel(writer)
+        replies = self._engine.run(Compare(parcel), segments)
+        for index, change in enumerate(changes):
+            if any(reply.differs[index] for reply in replies):
+                raise InvalidValue(self._contradiction(change.known))
+
+    def _contradiction(self, known: Known) -> str:
+        users = [f.name for f, roots in self._roots.items() if known in reached(roots)]
+        named = ", ".join(map(repr, sorted(users)))
+        root = known.path.split(".")[0].split("[")[0]
+        part = "" if root == known.path else f" (in {known.path})"
+        return (
+            f"the object {root!r}, which the functions {named} use, has changed here and on the workers "
+            f"since it was sent{part}. To go on with what it is here, call synk.push({root}); to go on "
+            f"with what it is there, take a copy, {root} = synk.fetch({root})."
+        )
+
+    def _writer(self, numbers: Mapping[int, int]) -> Writer:
+        registry = self._registry
+        return Writer(numbers, registry.space, registry.current, self._compiled)
+
+    def _compiled(self, fn: Any) -> Any:
+        """How a function of numba's is pickled."""
+        if self._numba is None:
+            from ...packing.numba import Compilations  # noqa: PLC0415  its user has imported numba
+
+            self._numba = Compilations()
+        return self._numba.reduced(fn)
+
+    def _parcel(self, writer: Writer) -> tuple[Parcel, list[tuple[Segment, Access]]]:
+        """The stream; its big buffers go once into memory that all workers map."""
+        if not writer.buffers:
+            return Parcel(writer.stream, None, ()), []
+        segment = self._engine.allocate(sum(aligned(b.nbytes) for b in writer.buffers))
+        spans = []
+        end = 0
+        for buffer in writer.buffers:
+            stop = end + buffer.nbytes
+            segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
+            spans.append((end, stop))
+            end = aligned(stop)
+        return Parcel(writer.stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
+
+    def close(self) -> None:
+        """Close the file of numba's machine code, if there is one."""
+        if self._numba is not None:
+            self._numba.close()
+            self._numba = None
+
+
+def change_of(found: Found, forced: bool) -> Change | None:
+    """What is to change on the workers of an object that they have; None for nothing."""
+    known = found.known
+    if known is None:
+        return None
+    before, now = known.contents, found.contents
+    if forced or before is None:
+        return Change(known, now, (), before or {})
+    if not known.kind.apart:
+        return None if same_entries(before, now) else Change(known, now, (), before)
+    changed = {k: v for k, v in now.items() if k not in before or not alike(before[k], v)}
+    gone = tuple(key for key in before if key not in now)
+    if not (changed or gone):
+        return None
+    old = {key: before[key] for key in (*changed, *gone) if key in before}
+    return Change(known, changed, gone, old)
+
+
+def numbers_of(knowns: Iterable[Known]) -> dict[int, int]:
+    """The numbers of objects, and of those in them, by id."""
+    numbers = {}
+    for known in knowns:
+        for one in (known, *chain.from_iterable(known.inner.values())):
+            numbers[id(one.obj)] = one.number
+    return numbers
+
+
+def _is_doubtful(change: Change) -> bool:
+    """Whether the workers may have changed the same: numbers and strings are sent all the same."""
+    known = change.known
+    if known.contents is None or known.kind in (NAME, FUNCTION):
+        return False
+    values = (*change.contents.values(), *change.before.values())
+    return not known.kind.apart or not all(map(is_plain, values))
+
+
+def _travelling(change: Change) -> Contents:
+    return change.known.kind.travelling(change.known.obj, change.contents)
+
+
+def _comparable(change: Change) -> Contents | None:
+    """The new contents, for a worker to see whether it has them already; None if they hold objects."""
+    flat = all(map(_is_flat, change.contents.values()))
+    return change.contents if flat else None
+
+
+def _is_flat(value: Any) -> bool:
+    return (
+        is_plain(value)
+        or isinstance(value, Digest)
+        or (isinstance(value, tuple) and all(map(is_plain, value)))
+    )
+
+
+def reached(roots: Iterable[Known]) -> set[Known]:
+    """All objects that *roots* hold, and these."""
+    found = set(roots)
+    stack = list(found)
+    while stack:
+        inner = set(chain.from_iterable(stack.pop().inner.values())) - found
+        found |= inner
+        stack += inner
+    return found

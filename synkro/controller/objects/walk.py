@@ -1,0 +1,284 @@
+"""From a function to all objects that it reaches: what it closes over, its globals, what these hold.
+
+function ─▶ globals, cells, defaults ─▶ dicts, lists, instances, modules … ─▶ arrays
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ...errors import InvalidType, InvalidValue
+from ...packing.code import Uses, is_own, uses
+from ...packing.kinds import (
+    ARRAY,
+    FIXED,
+    FUNCTION,
+    NAME,
+    OPAQUE,
+    SEQUENCE,
+    TENSOR,
+    WHOLE,
+    Contents,
+    Kind,
+    Name,
+    alike,
+    inside,
+    kind_of,
+)
+from ...packing.pickles import Space
+from ...values.foreign import is_generator
+
+_LARGE = 20_000
+"""A container with so many objects directly in it is not looked into: pickle takes it as a whole."""
+
+
+GLOBALS = object()
+"""Among the entries of a function, all globals that its code names."""
+
+
+class Known:
+    """An object that the workers have.
+
+    Attributes:
+        number: its number.
+        obj: the object.
+        kind: its kind.
+        path: what it is called in errors: a name, and the way from there.
+        contents: what the workers took over of it last; None if nobody knows.
+        inner: the objects in each entry, which live on the workers as long as this.
+    """
+
+    __slots__ = ("__weakref__", "contents", "inner", "kind", "number", "obj", "path")
+
+    def __init__(self, number: int, obj: Any, kind: Kind, path: str) -> None:
+        self.number = number
+        self.obj = obj
+        self.kind = kind
+        self.path = path
+        self.contents: Contents | None = None
+        self.inner: dict[Any, list[Known]] = {}
+
+    def doubt(self) -> None:
+        """Some workers may have been changed."""
+        self.contents = None
+
+    def agree(self, contents: Contents, inner: dict[Any, list[Known]]) -> None:
+        """The workers have *contents* now; *inner* are the objects in entries that were looked at."""
+        self.contents = contents
+        both = {**self.inner, **inner}
+        self.inner = {key: value for key, value in both.items() if key in contents or key is GLOBALS}
+
+
+class Found:
+    """An object that a walk has found.
+
+    Attributes:
+        obj, kind, path: as in ``Known``.
+        known: what the workers have of it, or None.
+        contents: what it holds now.
+        inner: the ids of the objects in each entry that was looked at.
+    """
+
+    __slots__ = ("contents", "inner", "kind", "known", "obj", "path")
+
+    def __init__(self, obj: Any, kind: Kind, path: str, known: Known | None) -> None:
+        self.obj = obj
+        self.kind = kind
+        self.path = path
+        self.known = known
+        self.contents: Contents = {}
+        self.inner: dict[Any, list[int]] = {}
+
+    def look(self, contents: Contents | None = None) -> None:
+        """See what it holds, or take *contents* for it."""
+        self.contents = self.kind.look(self.obj) if contents is None else contents
+
+
+class Registry:
+    """The objects that the workers have, and the modules whose names they know."""
+
+    def __init__(self, number: Any, watch: Any) -> None:
+        """*number* gives numbers; *watch* tells the workers of an owner's end."""
+        self._number = number
+        self._watch = watch
+        self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
+        self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
+        self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
+
+    def known(self, obj: Any) -> Known | None:
+        """What the workers have of *obj*; None if they do not have it."""
+        found = self._known.get(id(obj))
+        return None if found is None or found.obj is not obj else found
+
+    def add(self, found: Found) -> Known:
+        """What stands for *found*, which the workers are to have; until nothing here holds it."""
+        known = Known(self._number(), found.obj, found.kind, found.path)
+        self._watch(known, known.number)
+        return known
+
+    def keep(self, known: Known) -> None:
+        """The workers have it."""
+        self._known[id(known.obj)] = known
+
+    def space(self, names: dict[str, Any]) -> Space:
+        """The space of these names: of a module's ``vars``, or of a function's globals."""
+        space = self._spaces.get(id(names))
+        if space is None or space.names is not names:
+            space = self._spaces[id(names)] = Space(self._number(), names)
+            self._watch(space, space.number)
+        return space
+
+    def name(self, names: dict[str, Any], name: str) -> Name:
+        """The object that stands for one name."""
+        space = self.space(names)
+        found = self._names.get((space.number, name))
+        if found is None:
+            found = self._names[space.number, name] = Name(names, name, space)
+        return found
+
+    def current(self, space: Space, name: str, value: Any) -> bool:
+        """Whether the workers have *value* under this name."""
+        found = self._names.get((space.number, name))
+        known = None if found is None else self.known(found)
+        contents: Contents = (known.contents if known else None) or {}
+        return WHOLE in contents and contents[WHOLE] is value
+
+
+class Walk:
+    """A walk over objects.
+
+    Attributes:
+        found: what it has found, by id.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.found: dict[int, Found] = {}
+        self._registry = registry
+        self._modules: set[tuple[int, Uses]] = set()
+
+    def visit(self, root: Any, path: str) -> list[int]:
+        """Look at *root* and all that it holds; returns the ids of the outermost objects."""
+        outermost: list[int] = []
+        self._walk([(root, path, outermost, True)], light=False)
+        return outermost
+
+    def revisit(self, known: Known, contents: Contents) -> None:
+        """Look again at what the workers have: *contents* are what it holds, or held.
+
+        Arrays in entries that are as they were are taken to be as they were.
+        """
+        found = self.found[id(known.obj)] = Found(known.obj, known.kind, known.path, known)
+        found.look(contents)
+        before = known.contents or {}
+        changed = {k: v for k, v in contents.items() if k not in before or not alike(before[k], v)}
+        if known.kind is FUNCTION:
+            self._walk(list(self._globals(found)), light=False)
+        self._walk(list(self._entries(found, changed)), light=False)
+        if known.kind not in (FUNCTION, NAME):
+            rest = {key: value for key, value in contents.items() if key not in changed}
+            self._walk(list(self._entries(found, rest)), light=True)
+
+    def _walk(self, stack: list[Any], light: bool) -> None:
+        while stack:
+            obj, path, above, direct = stack.pop()
+            kind = kind_of(obj)
+            if kind is None:
+                parts = inside(obj)
+                stack += [(part, path + way, above, direct) for way, part in parts or ()]
+                continue
+            above.append(id(obj))
+            if id(obj) in self.found:
+                continue
+            found = Found(obj, kind, path, self._registry.known(obj))
+            self.found[id(obj)] = found
+            if is_generator(obj):
+                _check_generator(found, direct)
+            before = found.known.contents if light and found.known else None
+            if kind in (ARRAY, TENSOR, OPAQUE) and before is not None:
+                found.look(before)
+                continue
+            found.look()
+            if kind is FUNCTION:
+                stack += self._globals(found)
+            elif kind is FIXED:
+                fn = getattr(obj, "__wrapped__", None) or getattr(obj, "py_func", None)
+                stack.append((fn, path, found.inner.setdefault(WHOLE, []), False))
+            stack += self._entries(found, found.contents)
+
+    def _entries(self, found: Found, contents: Contents) -> Iterator[Any]:
+        """The *contents* of *found*, to be visited."""
+        named = found.kind in (NAME, FUNCTION)
+        held = contents.get(WHOLE, ()) if found.kind is SEQUENCE else contents
+        if len(held) > _LARGE:
+            return
+        attributes = hasattr(found.obj, "__dict__")
+        for key, value in contents.items():
+            way = "" if named or key == WHOLE else f".{key}" if attributes else f"[{key!r}]"
+            yield value, found.path + way, found.inner.setdefault(key, []), named
+
+    def _globals(self, found: Found) -> Iterator[Any]:
+        """The globals that a function names, and the user's modules that it imports."""
+        fn: FunctionType = found.obj
+        if self._registry.space(fn.__globals__).installed:
+            return
+        used = uses(fn.__code__)
+        if used.rebinds is not None:
+            raise InvalidValue(
+                f"the function {fn.__qualname__!r}, which is to run on the workers, assigns to "
+                f"{used.rebinds!r}, a name outside of it (global or nonlocal). The program would not "
+                f"see it: keep it in a variable of the workers, {used.rebinds} = synk.shared(…), and "
+                f"assign to {used.rebinds}.value; or return it."
+            )
+        found.inner[GLOBALS] = []
+        for name in used.names:
+            if name in fn.__globals__:
+                yield from self._name(fn.__globals__, name, found, used)
+        package = fn.__globals__.get("__package__") or ""
+        for imported in used.imports:
+            for full in {imported, f"{package}.{imported}".rstrip(".")}:
+                module = sys.modules.get(full)
+                if module is not None and full != "__main__" and is_own(module):
+                    yield from self._module_names(module, found, used)
+
+    def _name(self, names: dict[str, Any], name: str, found: Found, used: Uses) -> Iterator[Any]:
+        yield self._registry.name(names, name), name, found.inner[GLOBALS], True
+        value = names[name]
+        if isinstance(value, ModuleType) and is_own(value):
+            yield from self._module_names(value, found, used)
+
+    def _module_names(self, module: ModuleType, found: Found, used: Uses) -> Iterator[Any]:
+        """The names of the user's *module* that code names, too."""
+        if (id(module), used) in self._modules:  # modules name each other
+            return
+        self._modules.add((id(module), used))
+        names = vars(module)
+        for name in sorted(used.attributes & names.keys()):
+            yield from self._name(names, name, found, used)
+
+
+def _check_generator(found: Found, direct: bool) -> None:
+    kind = f"{type(found.obj).__module__}.{type(found.obj).__qualname__}".replace("._generator", "")
+    if direct:
+        raise InvalidType(refused_generator(f"{found.path!r}, which a function brings along,", kind))
+    if found.known is None:
+        warnings.warn(
+            f"{found.path}, which a function brings along, is a random generator ({kind}): each rank "
+            f"has a copy of it, and all copies draw the same numbers. Draw from synk.rng() in the "
+            f"function for numbers that differ by rank.",
+            stacklevel=2,
+        )
+
+
+def refused_generator(what: str, kind: str) -> str:
+    """Why a random generator cannot go to the workers, and what to do instead."""
+    return (
+        f"{what} is a random generator ({kind}), and would draw the same numbers on every rank. Use "
+        f"synk.rng() inside the function, a generator of each rank's own; or, where all ranks are to "
+        f"draw alike, pass a seed in bcast_inputs and make the generator of it there, "
+        f"np.random.default_rng(seed)."
+    )

@@ -1,0 +1,98 @@
+"""What the code of a function names: globals, attributes, modules that it imports, what it rebinds."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import sysconfig
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+_GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+_REBOUND_GLOBALS = {"STORE_GLOBAL", "DELETE_GLOBAL"}
+_REBOUND_CELLS = {"STORE_DEREF", "DELETE_DEREF"}
+
+
+class Uses(NamedTuple):
+    """What a function's code names, with that of the functions inside it.
+
+    Attributes:
+        names: globals, in the order in which they first come.
+        attributes: all names, also of attributes.
+        imports: modules that it imports, as the import statement has them.
+        rebinds: a global that it assigns or deletes, or a variable that it closes over; or None.
+    """
+
+    names: tuple[str, ...]
+    attributes: frozenset[str]
+    imports: tuple[str, ...]
+    rebinds: str | None
+
+
+@functools.lru_cache(1 << 14)
+def uses(code: CodeType) -> Uses:
+    """What *code* names."""
+    names: dict[str, None] = {}
+    attributes = set(code.co_names)
+    imports: dict[str, None] = {}
+    rebinds = None
+    free = set(code.co_freevars)
+    for instruction in dis.get_instructions(code):
+        op, name = instruction.opname, instruction.argval
+        if op in _GLOBALS or op in _REBOUND_GLOBALS:
+            names[name] = None
+        elif op == "IMPORT_NAME":
+            imports[name] = None
+        if op in _REBOUND_GLOBALS or (op in _REBOUND_CELLS and name in free):
+            rebinds = name
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found = uses(inner)
+            names |= dict.fromkeys(found.names)
+            attributes |= found.attributes
+            imports |= dict.fromkeys(found.imports)
+            if found.rebinds is not None and found.rebinds not in code.co_cellvars:
+                rebinds = found.rebinds
+    return Uses(tuple(names), frozenset(attributes), tuple(imports), rebinds)
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The folders of the standard library, and of Synkro itself."""
+    paths = sysconfig.get_paths()
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    folders = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib")} | {ours}
+    folders |= {paths["stdlib"], paths["platstdlib"]}
+    return tuple(folder + os.sep for folder in folders)
+
+
+@functools.cache
+def _is_installed(path: str) -> bool:
+    """Whether the file at *path* belongs to an installed package, or to the standard library."""
+    parts = path.split(os.sep)
+    if "site-packages" in parts or "dist-packages" in parts:
+        return True
+    return path.startswith(_installed()) or os.path.realpath(path).startswith(_installed())
+
+
+def is_own(module: Any) -> bool:
+    """Whether *module* is one of the user's own: Python code that no package has installed."""
+    name = getattr(module, "__name__", None)
+    if not isinstance(module, ModuleType) or name is None or name == "__main__":
+        return isinstance(module, ModuleType) and name == "__main__"
+    path = getattr(module, "__file__", None)
+    if path is None:
+        folders = list(getattr(module, "__path__", ()))  # a package without __init__.py
+        if folders:
+            return not any(_is_installed(os.path.abspath(folder) + os.sep) for folder in folders)
+        spec = getattr(module, "__spec__", None)
+        return spec is None  # made by hand: no worker could import it
+    return not path.endswith((".so", ".pyd")) and not _is_installed(os.path.abspath(path))
+
+
+def is_own_name(name: Any) -> bool:
+    """Whether the module of this name is one of the user's own."""
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    return module is None or is_own(module)

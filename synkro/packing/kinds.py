@@ -1,0 +1,462 @@
+"""The kinds of objects that functions bring along, and what an object of each kind holds.
+
+What an object holds is a dict, its *contents*: the items of a dict, the attributes of an instance; all
+that a list or an array holds is one entry.  Objects inside of it are objects of their own.  Both sides
+look at contents: the main process to see what has changed, a worker to take it over.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import re
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from ..values.foreign import is_generator, is_numba, is_tensor, tensor_bytes
+from ..values.variable import Variable
+from .code import is_own, is_own_name
+
+Contents = dict[Any, Any]
+
+WHOLE = ""
+"""The key of the one entry of an object that holds no entries."""
+
+
+class Digest(NamedTuple):
+    """What stands for the contents of an array, or of an object that cannot be looked into."""
+
+    form: Any
+    bits: bytes
+
+
+class Kind(ABC):
+    """How to look at an object, and how to change it.
+
+    Attributes:
+        apart: whether entries change one by one.
+    """
+
+    apart = False
+
+    @abstractmethod
+    def look(self, obj: Any) -> Contents:
+        """What *obj* holds."""
+
+    def travelling(self, obj: Any, contents: Contents) -> Contents:
+        """What ``change`` needs for these *contents* of *obj*, which lies here."""
+        return contents
+
+    @abstractmethod
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        """Put *contents* into *obj*, and delete the entries *gone*."""
+
+
+class _Dict(Kind):
+    apart = True
+
+    def look(self, obj: Any) -> Contents:
+        return dict(obj)
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        for key in gone:
+            obj.pop(key, None)
+        obj.update(contents)
+
+
+class _Sequence(Kind):
+    def look(self, obj: Any) -> Contents:
+        return {WHOLE: tuple(obj)}
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        if isinstance(obj, list | bytearray):
+            obj[:] = contents[WHOLE]
+            return
+        obj.clear()
+        (obj.extend if isinstance(obj, deque) else obj.update)(contents[WHOLE])
+
+
+class _Array(Kind):
+    def look(self, obj: Any) -> Contents:
+        return {WHOLE: digest_of_array(obj)}
+
+    def travelling(self, obj: Any, contents: Contents) -> Contents:
+        return {WHOLE: np.array(obj)}
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        obj[...] = contents[WHOLE]
+
+
+class _Tensor(Kind):
+    def look(self, obj: Any) -> Contents:
+        return {WHOLE: digest_of_tensor(obj)}
+
+    def travelling(self, obj: Any, contents: Contents) -> Contents:
+        return {WHOLE: obj.detach()}
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        obj.detach().copy_(contents[WHOLE])
+
+
+class _Instance(Kind):
+    """An object with attributes, which pickle takes as they are."""
+
+    apart = True
+
+    def look(self, obj: Any) -> Contents:
+        found = dict(getattr(obj, "__dict__", ()))
+        for name in _slots_of(obj):
+            if hasattr(obj, name):
+                found[name] = getattr(obj, name)
+        return found
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        own = getattr(obj, "__dict__", {})
+        slots = _slots_of(obj)
+        for name in gone:
+            own.pop(name, None)
+        for name, value in contents.items():
+            if name in slots:
+                object.__setattr__(obj, name, value)
+            else:
+                own[name] = value
+
+
+class _Stateful(Kind):
+    """An object that says itself what pickle is to take (``__getstate__``): a dict."""
+
+    def look(self, obj: Any) -> Contents:
+        state: Contents = obj.__getstate__()
+        return dict(state)
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        if hasattr(obj, "__setstate__"):
+            obj.__setstate__(contents)
+        else:
+            obj.__dict__.clear()
+            obj.__dict__.update(contents)
+
+
+class _Class(Kind):
+    """A class of the user's."""
+
+    apart = True
+
+    def look(self, obj: Any) -> Contents:
+        return {name: value for name, value in vars(obj).items() if name not in _CLASS_OWN}
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        for name in gone:
+            delattr(obj, name)
+        for name, value in contents.items():
+            setattr(obj, name, value)
+
+
+class _Function(Kind):
+    """A function of the user's: its code, its defaults, its attributes, and what it closes over."""
+
+    apart = True
+
+    def look(self, obj: Any) -> Contents:
+        found: Contents = {name: getattr(obj, name) for name in FUNCTION_PARTS}
+        for index, cell in enumerate(obj.__closure__ or ()):
+            try:
+                found[index] = cell.cell_contents
+            except ValueError:  # nothing was assigned yet
+                continue
+        found.update(obj.__dict__)
+        return found
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        for name in gone:
+            if isinstance(name, int):
+                del obj.__closure__[name].cell_contents
+            else:
+                obj.__dict__.pop(name, None)
+        for name, value in contents.items():
+            if isinstance(name, int):
+                obj.__closure__[name].cell_contents = value
+            else:
+                setattr(obj, name, value)
+
+
+class _Name(Kind):
+    """A name in a module."""
+
+    def look(self, obj: Name) -> Contents:
+        names: Contents = obj.names
+        return {WHOLE: names[obj.name]} if obj.name in names else {}
+
+    def change(self, obj: Name, contents: Contents, gone: tuple[Any, ...]) -> None:
+        if gone:
+            obj.names.pop(obj.name, None)
+        else:
+            obj.names[obj.name] = contents[WHOLE]
+
+
+class _Opaque(Kind):
+    """An object that only pickle can look into."""
+
+    def look(self, obj: Any) -> Contents:
+        return {WHOLE: Digest(type(obj).__qualname__, _hash(cloudpickle.dumps(obj, 5)))}
+
+    def travelling(self, obj: Any, contents: Contents) -> Contents:
+        reduced = obj.__reduce_ex__(4)
+        if isinstance(reduced, str) or len(reduced) < 3 or reduced[2] is None:
+            raise TypeError(
+                f"a {type(obj).__name__} that has been sent to the workers has changed here, and cannot "
+                f"be changed there: make a new one instead"
+            )
+        return {WHOLE: reduced[2]}
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        state = contents[WHOLE]
+        if hasattr(obj, "__setstate__"):
+            obj.__setstate__(state)
+            return
+        state, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+        for name, value in {**(state or {}), **(slots or {})}.items():
+            object.__setattr__(obj, name, value)
+
+
+class _Fixed(Kind):
+    """An object that is recognised, but never looked into: a compiled function, say."""
+
+    def look(self, obj: Any) -> Contents:
+        return {}
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        pass
+
+
+class Name:
+    """A global: the dict of a module's names, and one of these.
+
+    Attributes:
+        names: the dict.
+        name: the name.
+        home: what has to live as long as this.
+    """
+
+    __slots__ = ("__weakref__", "home", "name", "names")
+
+    def __init__(self, names: dict[str, Any], name: str, home: object = None) -> None:
+        self.names = names
+        self.name = name
+        self.home = home
+
+
+DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE = _Dict(), _Sequence(), _Array(), _Tensor(), _Instance()
+STATEFUL, CLASS, FUNCTION, NAME = _Stateful(), _Class(), _Function(), _Name()
+OPAQUE, FIXED = _Opaque(), _Fixed()
+
+FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+_CLASS_OWN = {
+    *("__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl"),
+    *("__slots__", "__annotations__", "__annotate_func__", "__annotations_cache__", "__match_args__"),
+    *("__static_attributes__", "__firstlineno__", "__dataclass_params__"),
+}
+
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range),
+    *(slice, types.BuiltinFunctionType, types.CodeType, types.MemberDescriptorType, np.dtype),
+    *(types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, re.Pattern),
+    *(np.generic, np.ufunc, Variable, types.GenericAlias, types.UnionType, memoryview),
+)
+_PLAIN_HOMES = {"datetime", "decimal", "fractions", "pathlib", "uuid", "zoneinfo"}
+"""Modules of the standard library whose objects never change."""
+
+_SEQUENCES = (list, set, deque, bytearray)
+_CONTAINERS = (dict, *_SEQUENCES)
+_CLOUDPICKLE = cloudpickle.Pickler.dispatch_table
+
+
+def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
+    """The kind of *obj*; None for what never changes, and for containers that never change."""
+    cls = type(obj)
+    known = _BY_TYPE.get(cls)
+    if known is not None:
+        return known[0]
+    if isinstance(obj, types.FunctionType):
+        return FUNCTION if is_sent_by_value(obj) else None
+    if isinstance(obj, type):
+        return CLASS if is_sent_by_value(obj) else None
+    if isinstance(obj, types.ModuleType) or is_plain(obj) or inside(obj) is not None:
+        return None
+    if isinstance(obj, np.ndarray):
+        return OPAQUE if obj.dtype.hasobject else ARRAY
+    if is_tensor(obj):
+        return TENSOR
+    if singleton(obj) is not None:
+        return None
+    if is_numba(obj) or is_generator(obj):
+        return FIXED
+    return _kind_of_instance(obj)
+
+
+_BY_TYPE: dict[Any, tuple[Kind | None]] = dict.fromkeys((*_PLAIN, tuple, frozenset), (None,))
+_BY_TYPE |= dict.fromkeys(_SEQUENCES, (SEQUENCE,))
+_BY_TYPE |= {dict: (DICT,), Name: (NAME,)}
+
+
+def _kind_of_instance(obj: Any) -> Kind:
+    cls = type(obj)
+    with_attributes = bool(getattr(obj, "__dict__", None))
+    if isinstance(obj, dict) and not with_attributes:
+        return DICT
+    if isinstance(obj, _SEQUENCES) and not with_attributes:
+        return SEQUENCE
+    usual = ("__reduce_ex__", "__reduce__")
+    own = any(getattr(cls, name) is not getattr(object, name) for name in usual)
+    if (
+        own
+        or isinstance(obj, _CONTAINERS)
+        or cls in copyreg.dispatch_table
+        or cls in cloudpickle.Pickler.dispatch_table
+    ):
+        return FIXED if callable(obj) else OPAQUE
+    if getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None):
+        return INSTANCE
+    state = obj.__getstate__()
+    if not isinstance(state, dict):
+        return OPAQUE
+    again = obj.__getstate__()  # one that is made anew each time cannot be compared
+    same = state.keys() == again.keys() and all(alike(state[key], again[key]) for key in state)
+    return STATEFUL if same else OPAQUE
+
+
+def is_plain(obj: Any) -> bool:
+    """Whether *obj* never changes, and holds no other objects that could."""
+    return isinstance(obj, _PLAIN) or type(obj).__module__.partition(".")[0] in _PLAIN_HOMES
+
+
+def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
+    """The parts of a container that never changes itself, with their names; None for others."""
+    match obj:
+        case tuple():
+            return ((f"[{index}]", value) for index, value in enumerate(obj))
+        case frozenset():
+            return (("", value) for value in obj)
+        case functools.partial():
+            parts = [("", obj.func), *((f"[{n}]", value) for n, value in enumerate(obj.args))]
+            return iter([*parts, *((f"[{key!r}]", value) for key, value in obj.keywords.items())])
+        case types.MethodType():
+            return iter([("", obj.__self__), ("", obj.__func__)])
+        case staticmethod() | classmethod():
+            return iter([("", obj.__func__)])
+        case property():
+            return iter([("", part) for part in (obj.fget, obj.fset, obj.fdel) if part])
+        case types.MappingProxyType():
+            return ((f"[{key!r}]", value) for key, value in obj.items())
+        case enum.Enum():
+            return iter([("", type(obj))])
+    if isinstance(obj, functools.cached_property):
+        return iter([("", obj.func)])
+    return None
+
+
+def is_sent_by_value(obj: Any) -> bool:
+    """Whether a function or a class travels itself, and is not imported by its name on a worker."""
+    name = getattr(obj, "__module__", None)
+    if name == "__main__" or is_own_name(name):
+        return True
+    try:
+        found: Any = sys.modules[str(name)]
+        for part in obj.__qualname__.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        return True
+    return found is not obj
+
+
+def is_sent_module(module: Any) -> bool:
+    """Whether a module is the user's own, whose names travel."""
+    return isinstance(module, types.ModuleType) and is_own(module)
+
+
+# ── alike ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def alike(one: Any, other: Any) -> bool:  # noqa: PLR0911
+    """Whether two entries are the same: one object, or equal ones that never change."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float | complex | np.generic):
+        return bool(one == other or (np.isnan(one) and np.isnan(other)))
+    if isinstance(one, types.MethodType):
+        return one.__self__ is other.__self__ and one.__func__ is other.__func__
+    if isinstance(one, functools.partial):
+        return (
+            alike(one.func, other.func)
+            and alike(one.args, other.args)
+            and (same_entries(one.keywords, other.keywords))
+        )
+    return is_plain(one) and not isinstance(one, Variable | np.ufunc) and bool(one == other)
+
+
+def same_entries(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    """Whether two contents are the same."""
+    if len(one) != len(other):
+        return False
+    return all(key in other and alike(value, other[key]) for key, value in one.items())
+
+
+def digest_of_array(array: Any) -> Digest:
+    """What stands for the elements of an array."""
+    view = np.asarray(array)
+    whole = view if view.flags.c_contiguous else np.ascontiguousarray(view)
+    return Digest((view.shape, view.dtype.str), _hash(whole.reshape(-1).view(np.uint8).data))
+
+
+def digest_of_tensor(tensor: Any) -> Digest:
+    """What stands for the elements of one of PyTorch's tensors."""
+    form, array = tensor_bytes(tensor)
+    return Digest(form, _hash(array.data))
+
+
+def _hash(data: Any) -> bytes:
+    import hashlib  # noqa: PLC0415  it takes a while, and few workers need it
+
+    return hashlib.sha1(data, usedforsecurity=False).digest()
+
+
+def _slots_of(obj: Any) -> tuple[str, ...]:
+    cls: Any = type(obj)
+    return _slots(cls)
+
+
+@functools.lru_cache(1 << 10)
+def _slots(cls: Any) -> tuple[str, ...]:
+    """The attributes that instances of *cls* have outside of their dict."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        given = vars(base).get("__slots__", ())
+        for name in (given,) if isinstance(given, str) else tuple(given):
+            if name not in ("__dict__", "__weakref__"):
+                hidden = name.startswith("__") and not name.endswith("__")
+                names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(names)
+
+
+_SINGLETONS = (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch", "default_generator"))
+"""Objects of which every process has its own: the generators behind ``random.random`` and the like."""
+
+
+def singleton(obj: Any) -> tuple[str, str] | None:
+    """The module and the name of an object of which every process has its own; None for others."""
+    for module, name in _SINGLETONS:
+        if getattr(sys.modules.get(module), name, None) is obj:
+            return module, name
+    return None

@@ -1,0 +1,152 @@
+"""The objects that functions have brought along, on this worker: each lives here once."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.machinery
+import io
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from ..packing.kinds import CLASS, FUNCTION, NAME, OPAQUE, WHOLE, Name, alike, kind_of
+from ..packing.pickles import Reader
+from ..values.foreign import in_host_memory
+
+
+class Belongings:
+    """The objects and the modules that this worker has, by number."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._modules: dict[int, ModuleType] = {}
+        self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
+        self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
+
+    def load(
+        self, stream: bytes, buffers: Sequence[memoryview], loading: Callable[[int], None]
+    ) -> tuple[dict[int, Any], list[Any]]:
+        """Take a delivery over; returns its functions, and PyTorch's modules and optimizers in it.
+
+        *loading* is called before each function, with the number of those that are loaded.
+        """
+        reader = Reader(stream, buffers, self._objects, self._space)
+        specs = {}
+        for done in range(reader.load()):
+            loading(done)
+            number, spec = reader.load()
+            specs[number] = spec
+        for number, module, name, contents in reader.load():
+            place = self._objects[number] = Name(vars(module), name, module)
+            self._bound[id(place.names), name] = number
+            NAME.change(place, contents, ())
+        changes = reader.load()
+        movable = reader.load()
+        placed = reader.load()
+        found = reader.placed(place for place, _, _ in placed)
+        for (_, number, opaque), obj in zip(placed, found, strict=True):
+            self._objects[number] = obj
+            if opaque:
+                self._digests[number] = OPAQUE.look(obj)[WHOLE]
+        for number, contents, gone, forced in changes:
+            self._change(number, contents, gone, forced)
+        return specs, movable
+
+    def _change(self, number: int, contents: Any, gone: tuple[Any, ...], forced: bool) -> None:
+        obj = self._objects[number]
+        kind = NAME if isinstance(obj, Name) else kind_of(obj)
+        assert kind is not None
+        if forced and kind.apart and kind not in (FUNCTION, CLASS):
+            gone = tuple(key for key in kind.look(obj) if key not in contents)
+        elif kind is NAME and not contents:
+            gone = (WHOLE,)
+        kind.change(obj, contents, gone)
+        if kind is OPAQUE:
+            self._digests[number] = OPAQUE.look(obj)[WHOLE]
+
+    def compare(self, stream: bytes, buffers: Sequence[memoryview]) -> tuple[bool, ...]:
+        """For each object of a list, whether it is neither what it was when it came nor is to be."""
+        found = []
+        for number, came, after, gone in Reader(stream, buffers, self._objects, self._space).load():
+            obj = self._objects[number]
+            kind = kind_of(obj)
+            assert kind is not None
+            now = kind.look(obj)
+            before = {WHOLE: self._digests[number]} if kind is OPAQUE else came
+            keys = {*before, *gone, *(after or ())} if kind.apart else {WHOLE, *before}
+            found.append(
+                not any(
+                    expected is not None
+                    and all(alike(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
+                    for expected in (before, after)
+                )
+            )
+        return tuple(found)
+
+    def copy(self, number: int) -> bytes:
+        """An object, pickled; its arrays are in host memory."""
+        stream = io.BytesIO()
+        _Copier(stream, protocol=5).dump(self._objects[number])
+        return stream.getvalue()
+
+    def drop(self, number: int) -> None:
+        """No function uses it any more."""
+        obj = self._objects.pop(number, None)
+        self._digests.pop(number, None)
+        if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
+            del self._bound[id(obj.names), obj.name]
+            obj.names.pop(obj.name, None)
+        module = self._modules.pop(number, None)
+        if module is not None and sys.modules.get(module.__name__) is module:
+            del sys.modules[module.__name__]
+
+    def _space(self, number: int, name: str, packages: Any, own: Any) -> ModuleType:
+        """The module *name* of the user's, in which names are bound as they come."""
+        module = self._modules.get(number)
+        if own is None:
+            return importlib.import_module(name)
+        if module is None:
+            module = self._modules[number] = OwnModule(name)
+            vars(module).update(own, __builtins__=builtins)
+            if packages is not None:
+                for package, folders in packages:
+                    _in_place(package, folders)
+                sys.modules[name] = module
+                head, _, last = name.rpartition(".")
+                if head:
+                    setattr(sys.modules[head], last, module)
+        return module
+
+
+_GONE = object()
+
+
+def _in_place(package: str, folders: list[str]) -> None:
+    """Have a package in which modules of the user's can be, where there is none."""
+    if package not in sys.modules:
+        module = sys.modules[package] = OwnModule(package)
+        module.__path__ = folders
+        module.__spec__ = importlib.machinery.ModuleSpec(package, None, is_package=True)
+
+
+class OwnModule(ModuleType):
+    """A module of the user's on a worker: it has the names that functions use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"the module {self.__name__!r} has no {name!r} on the workers: only what the code of a "
+            f"function names goes there. Write {self.__name__}.{name} in the function, or pass it as an "
+            f"argument."
+        )
+
+
+class _Copier(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        host = in_host_memory(obj)
+        return super().reducer_override(obj) if host is None else host.__reduce_ex__(5)
