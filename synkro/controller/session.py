@@ -21,6 +21,7 @@ from ..memory.segment import aligned
 from ..messages import Gpus, Start
 from ..packing import place
 from ..plan.call import Access, Region
+from ..plan.outputs import DEFAULT
 from ..values.arrays import checked_bool, checked_int
 from ..values.foreign import has_graph_variables
 from ..values.random import generator
@@ -229,7 +230,8 @@ class Session:
                 mean weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows;
                 None: the list of every rank's (and slice's) value; ``"keep"``: left on the workers, a
                 handle is returned that other functions take as an input; ``[]``: nothing is returned.
-                One for all, or nested as the function's result, one for each.
+                One for all, or nested as the function's result, one for each.  By default "mean", with
+                a warning where an output has as many rows on every rank as the rank got.
             bcast_inputs: names of the parameters that every rank sees whole.
             updates: worker variables whose new values the function returns beside its outputs, as
                 ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*
@@ -266,7 +268,7 @@ class Session:
         self,
         fn: Callable[..., Any] | None = None,
         inputs: str | Sequence[str] | None = None,
-        outputs: Any = "mean",
+        outputs: Any = DEFAULT,
         bcast_inputs: str | Sequence[str] | None = None,
         updates: Any = None,
         givens: Any = None,
