@@ -127,7 +127,8 @@ def fork(*args: Any, **kwargs: Any) -> int:
             what the environment says (OMP_NUM_THREADS and the like).
         start_timeout: seconds that the workers have to come up.
         timeout: seconds that every later call may take; None for as long as it needs.
-        seed: of the workers' random generators (``rng()``), an int; None for a fresh one.
+        seed: of the workers' random generators, an int: of ``rng()``, and of ``random``,
+            ``numpy.random`` and PyTorch, each rank its own; None for a fresh one.
         preallocate: the fraction of its GPU's memory, from 0 to 1, that each worker takes at once for
             CuPy's pool; None to take memory as it is needed.
         verbose: print status lines to stderr.

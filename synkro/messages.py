@@ -94,11 +94,13 @@ class Start(Command):
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
     *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
+    *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
     *profiles* are the files to which the ranks write profiles of themselves when they end, or None.
     """
 
     token: str
     seed: Any
+    seeded: bool
     master_rank: int
     outbox: Region
     cores: tuple[int | None, ...]

@@ -116,7 +116,7 @@ class Session:
                 f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot "
                 f"be written: change to another."
             )
-        seed = _seed(seed)
+        seeded, seed = seed is not None, _seed(seed)
         start_timeout = _seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else _seconds(timeout, "timeout")
         traced = _traced_to(os.environ.get(TRACE))
@@ -137,7 +137,9 @@ class Session:
             placement.environments(environment), timeout, verbose, bool(placement.gpus)
         )
         try:
-            self.functions, problem = self._begin(placement, start_timeout, seed, profile_workers)
+            self.functions, problem = self._begin(
+                placement, start_timeout, seed, seeded, profile_workers
+            )
         except BaseException:
             self._engine.close()
             raise
@@ -146,7 +148,7 @@ class Session:
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
     def _begin(
-        self, placement: Placement, start_timeout: float, seed: int, profiled: bool
+        self, placement: Placement, start_timeout: float, seed: int, seeded: bool, profiled: bool
     ) -> tuple[Functions, str]:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
@@ -171,7 +173,7 @@ class Session:
                 f"(python -m pstats FILE shows one)"
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
-        start = Start(token, seed, self.master_rank, outbox, cores, gpus, profiles)
+        start = Start(token, seed, seeded, self.master_rank, outbox, cores, gpus, profiles)
         replies = engine.run(start, segments, timeout=start_timeout)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
