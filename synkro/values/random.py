@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from typing import Any
 
@@ -28,6 +27,8 @@ def generator(seed: int | None, stream: int) -> np.random.Generator:
 
 def seed_globals(seed: int, rank: int) -> None:
     """Seed this process's ``random`` and ``numpy.random`` as *rank*'s, independent of ``generator``."""
+    import random  # noqa: PLC0415  no other worker needs it
+
     words = _seeds(seed, rank)
     random.seed(words[:4].tobytes())
     np.random.seed(words[4:8])
