@@ -18,7 +18,7 @@ from lower floors, or from its own folder::
     3  plan/        what a call will do: integers in, immutable records out
     2  values/      arrays, variables, and objects of other libraries
     1  here         the current session, or the rank that this process is
-    0  errors       every error, drawn as a tree
+    0  errors       every error, drawn as a tree; warnings at the user's line
        machine      usable cores and memory
 
 A call goes down on the left and comes back up on the right::

@@ -132,7 +132,8 @@ def fork(*args: Any, **kwargs: Any) -> int:
             what the environment says (OMP_NUM_THREADS and the like).
         start_timeout: seconds that the workers have to come up.
         timeout: seconds that every later call may take; None for as long as it needs.
-        seed: of the workers' random generators (``rng()``), an int; None for a fresh one.
+        seed: of the workers' random generators, an int: of ``rng()``, and of ``random``,
+            ``numpy.random`` and PyTorch, each rank its own; None for a fresh one.
         preallocate: the fraction of its GPU's memory, from 0 to 1, that each worker takes at once for
             CuPy's pool; None to take memory as it is needed.
         verbose: print status lines to stderr.
@@ -148,7 +149,7 @@ def fork(*args: Any, **kwargs: Any) -> int:
     current = here.session
     if current is not None:
         if current.state is State.READY:
-            _check_alike(current, asked)
+            _check_alike(asked)
             if given.arguments["seed"] is not None:
                 current.reseed(given.arguments["seed"])
             return current.n_parallel
@@ -158,13 +159,13 @@ def fork(*args: Any, **kwargs: Any) -> int:
     return here.session.n_parallel
 
 
-def _check_alike(current: Session, asked: dict[str, Any]) -> None:
-    """Raises: UsageError if *asked* are other arguments than those of the fork() that made *current*."""
-    if asked != here.asked:
-        other = [name for name, value in asked.items() if here.asked.get(name) != value]
+def _check_alike(asked: dict[str, Any]) -> None:
+    """Raises: UsageError if *asked* are other arguments than those of the last ``fork()``."""
+    other = [name for name, value in asked.items() if here.asked.get(name) != value]
+    if other:
         raise UsageError(
-            f"fork() was called already, with another {other[0]}=, and {_running(current)}"
-            f": call close() first, or make a second Session."
+            f"fork() was called already, with another {other[0]}=, and its workers are running: call "
+            f"close() first, or make a second Session."
         )
 
 

@@ -21,6 +21,9 @@ SynkroError
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class SynkroError(Exception):
     """Base of everything that Synkro raises on purpose."""
@@ -157,3 +160,11 @@ class NotAvailable(SynkroError, NotImplementedError):
 
 class InternalError(SynkroError):
     """A bug in Synkro; please report it."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the program that called Synkro: the first frame outside of the package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "synkro":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

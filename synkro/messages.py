@@ -14,6 +14,7 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Read        → Done    return your replicas, as if they were outputs of a function
     Inspect     → Shapes  return the shapes of your replicas
     Exchange    → Ack     take part in a collective over your replicas
+    Reseed      → Ack     seed all your random generators
     Generator   → GeneratorState  return the state of your random generator, or set it
     Store       → Ack     copy outputs of the last call into shared memory
     Reduce      → Ack     reduce your share of what all ranks have stored
@@ -97,11 +98,13 @@ class Start(Command):
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
     *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
+    *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
     *profiles* are the files to which the ranks write profiles of themselves when they end, or None.
     """
 
     token: str
     seed: Any
+    seeded: bool
     master_rank: int
     outbox: Region
     cores: tuple[int | None, ...]
@@ -243,6 +246,13 @@ class Exchange(Command):
     op: str
     root: int
     nccl: bool
+
+
+@dataclass(frozen=True)
+class Reseed(Command):
+    """Seed all random generators anew; *seed* is the entropy of all ranks'."""
+
+    seed: int
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ HOMES = {
     "jax": set(),
     "torch": set(),
     "numba": {"packing/numba.py"},
+    "pandas": set(),
+    "polars": set(),
     "tqdm": {"controller/progress.py"},
     "mpi4py": set(),
     "sklearn": set(),

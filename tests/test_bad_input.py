@@ -122,7 +122,8 @@ def test_nothing_goes_after_close():
 def test_forking_twice():
     synk.fork(1, verbose=False)
     with pytest.raises(
-        UsageError, match=r"already, with another n_parallel=, and 1 worker is running: call close\(\)"
+        UsageError,
+        match=r"already, with another n_parallel=, and its workers are running: call close\(\)",
     ):
         synk.fork(2, verbose=False)
     assert synk.function(total, outputs="sum")(ROWS) == 15

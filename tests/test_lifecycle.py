@@ -135,6 +135,9 @@ def test_past_the_core_count_is_a_warning():
     assert caught[0].filename == __file__
     f = synk.function(lambda x: x.sum(), outputs="sum")
     assert f(np.ones(10)) == 10
+    with pytest.warns(RuntimeWarning, match="they will take turns") as caught:
+        synk.Session(count, verbose=False).close()
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.quick

@@ -22,7 +22,6 @@ from ..messages import Gpus, Start
 from ..packing import place
 from ..plan.call import Access, Region
 from ..values.arrays import checked_bool, checked_int
-from ..values.random import generator
 from .calls.distribution import Functions
 from .calls.forms import make_function, signature_of_function
 from .data import make_data
@@ -114,7 +113,7 @@ class Session:
                 f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot "
                 f"be written: change to another."
             )
-        seed = _seed(seed)
+        seeded, seed = seed is not None, _seed(seed)
         start_timeout = _seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else _seconds(timeout, "timeout")
         traced = _traced_to(os.environ.get(TRACE))
@@ -135,7 +134,9 @@ class Session:
             placement.environments(environment), timeout, verbose, bool(placement.gpus)
         )
         try:
-            self.functions, problem = self._begin(placement, start_timeout, seed, profile_workers)
+            self.functions, problem = self._begin(
+                placement, start_timeout, seed, seeded, profile_workers
+            )
         except BaseException:
             self._engine.close()
             raise
@@ -144,7 +145,7 @@ class Session:
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
     def _begin(
-        self, placement: Placement, start_timeout: float, seed: int, profiled: bool
+        self, placement: Placement, start_timeout: float, seed: int, seeded: bool, profiled: bool
     ) -> tuple[Functions, str]:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
@@ -169,14 +170,12 @@ class Session:
                 f"(python -m pstats FILE shows one)"
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
-        start = Start(token, seed, self.master_rank, outbox, cores, gpus, profiles)
+        start = Start(token, seed, seeded, self.master_rank, outbox, cores, gpus, profiles)
         replies = engine.run(start, segments, timeout=start_timeout)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
-        # the main process has a generator, too: numbered after those of the workers, and made once
-        rng = functools.cache(functools.partial(generator, seed, engine.size))
-        variables = Variables(engine, outputs, token, self.master_rank, rng)
+        variables = Variables(engine, outputs, token, self.master_rank, seed)
         return Functions(engine, outputs, variables), problem
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
@@ -201,6 +200,10 @@ class Session:
         self.functions.cancel()
         self._engine.close()
         self.functions.close()
+
+    def reseed(self, seed: int) -> None:
+        """Seed all random generators anew, as ``seed=`` does at the start."""
+        self.functions.variables.reseed(_seed(seed))
 
     def __enter__(self) -> Session:
         return self
@@ -228,7 +231,8 @@ class Session:
                 mean weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows;
                 None: the list of every rank's (and slice's) value; ``"keep"``: left on the workers, a
                 handle is returned that other functions take as an input; ``[]``: nothing is returned.
-                One for all, or nested as the function's result, one for each.
+                One for all, or nested as the function's result, one for each.  By default "mean", with
+                a warning where an output has as many rows on every rank as the rank got.
             bcast_inputs: names of the parameters that every rank sees whole.
             updates: worker variables whose new values the function returns beside its outputs, as
                 ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*

@@ -13,6 +13,7 @@ from .. import api
 from ..controller.calls.function import Definition, Function
 from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue
+from ..plan.outputs import DEFAULT
 from ..values.foreign import is_graph_variable
 from ..values.variable import Variable
 from .rules import Rule, Vector, parameters, session_variables
@@ -42,7 +43,7 @@ def make_train_function(
     inputs: Any = None,
     bcast_inputs: Any = None,
     sliceable_shareds: Any = None,
-    outputs: Any = "mean",
+    outputs: Any = DEFAULT,
     name: str | None = None,
     **options: Any,
 ) -> Function:

@@ -32,6 +32,7 @@ from .. import here
 from ..errors import InvalidType, InvalidValue, NotAvailable
 from ..memory.interrupts import atomic
 from ..plan.binding import RESERVED
+from ..plan.outputs import DEFAULT
 from ..values.foreign import handed
 from ..values.random import packed, unpacked
 
@@ -473,7 +474,7 @@ def _pair(output: Any) -> tuple[Any, Any]:
     if _is_pair(output):
         return output[0], output[1]
     if isinstance(output, GraphVariable):
-        return output, "mean"
+        return output, DEFAULT
     raise InvalidType(
         f"an output of a graph is a variable, or a pair (variable, operation); got {output!r}."
     )

@@ -19,6 +19,13 @@ from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
 
+
+class Default(str):
+    """An operation that stands where ``outputs=`` says nothing; equal to the one of its name."""
+
+
+DEFAULT = Default("mean")
+
 _CONTAINERS = (dict, tuple, list)
 
 _NAMES = 200  # characters of names that are spelled out

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..errors import InvalidType, InvalidValue
-from .foreign import host_array, is_key
+from .foreign import columns_of, host_array, is_key
 
 Array = NDArray[Any]
 
@@ -91,8 +91,12 @@ def cast(
 def as_numeric(value: ArrayLike, called: str) -> Array:
     """*value* as an array.
 
-    Raises: InvalidType for ragged lists, masked arrays, and objects that are no numbers.
+    Raises: InvalidType for ragged lists, masked arrays, tables that are not one array, and objects
+    that are no numbers.
     """
+    columns = columns_of(value)
+    if columns is not None:
+        return _of_table(value, columns, called)
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
     if is_key(value):
@@ -115,6 +119,52 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
         got = "" if hasattr(value, "dtype") else f"; got {shortened(value)}"
         raise _no_arithmetic(array.dtype, called, got)
     return array
+
+
+def _of_table(frame: Any, columns: list[tuple[str, Any]], called: str) -> Array:
+    """A DataFrame as one array, if that has all that is in its *columns*.
+
+    Raises: InvalidType.
+    """
+    array = np.empty(0)
+    problems = [_missing_in(column) for _, column in columns]
+    if not any(problems):
+        array = np.asarray(frame)
+        problems = [_lost_in(column, array, place) for place, (_, column) in enumerate(columns)]
+    for (name, column), problem in zip(columns, problems, strict=True):
+        if problem:
+            names = "frame" if hasattr(frame, "iloc") else "frame.columns"
+            raise InvalidType(
+                f"{called} is a table that cannot be one array of numbers without loss: its column "
+                f"{name!r} ({column.dtype}) {problem}. Give functions a dict of the columns, "
+                f"{{name: frame[name].to_numpy() for name in {names}}}, which arrives as a dict of "
+                f"arrays; convert columns that are not of numbers, or leave them out."
+            )
+    return array
+
+
+def _missing_in(column: Any) -> str:
+    """Why a table's *column* is no array of numbers by itself; empty if it is one."""
+    own, named = column.to_numpy(), str(column.dtype).lower()
+    if not is_numeric(own.dtype) or named == "category":
+        return "holds what is no number"
+    return "has missing values" if own.dtype.kind == "f" and named.startswith(("int", "uint")) else ""
+
+
+def _lost_in(column: Any, table: Array, place: int) -> str:
+    """What *column* of numbers loses as column number *place* of *table*; empty if nothing."""
+    own = column.to_numpy()
+    if not is_numeric(table.dtype) or (own.dtype.kind == "b") != (table.dtype.kind == "b"):
+        return f"would be of {table.dtype}"
+    there = table[:, place]
+    if own.dtype.kind != "c" and there.dtype.kind == "c":
+        there = there.real
+    with np.errstate(all="ignore"):
+        changed = (own != there.astype(own.dtype)) & ~np.isnan(own)
+    if not changed.any():
+        return ""
+    row = changed.argmax()
+    return f"would have {there[row]} in row {row}, where it has {own[row]}"
 
 
 def _no_arithmetic(dtype: np.dtype[Any], called: str, got: str = "") -> InvalidType:

@@ -93,6 +93,15 @@ def library_of(value: Any) -> str | None:
     return "jax" if _is(value, "jax", "Array") else None
 
 
+def columns_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The columns of a DataFrame of pandas or polars, each beside its name; None for all else."""
+    if _is(value, "pandas", "DataFrame"):
+        return list(value.items())
+    if _is(value, "polars", "DataFrame"):
+        return list(zip(value.columns, value.get_columns(), strict=True))
+    return None
+
+
 def is_key(value: Any) -> bool:
     """Whether *value* is an array of JAX's random keys, which are not numbers."""
     return _is(value, "jax", "Array") and str(value.dtype).startswith("key<")

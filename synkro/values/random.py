@@ -1,6 +1,9 @@
-"""The random generators of the ranks, and random streams as arrays."""
+"""The random generators of the ranks, those of the whole process, and random streams as arrays."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +14,8 @@ state of such a part."""
 
 _HALF = (1 << 64) - 1
 
+_GLOBAL = (1 << 32) - 1  # in the place of a rank's number: the seeds of global generators
+
 
 def generator(seed: int | None, stream: int) -> np.random.Generator:
     """Random generator number *stream* of *seed*; all are independent.
@@ -18,6 +23,29 @@ def generator(seed: int | None, stream: int) -> np.random.Generator:
     Source: the spawning of ``numpy.random.SeedSequence`` (M. O'Neill's seed_seq_fe).
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+
+
+def seed_globals(seed: int, rank: int) -> None:
+    """Seed this process's ``random`` and ``numpy.random`` as *rank*'s, independent of ``generator``."""
+    import random  # noqa: PLC0415  no other worker needs it
+
+    words = _seeds(seed, rank)
+    random.seed(words[:4].tobytes())
+    np.random.seed(words[4:8])
+
+
+def seed_torch(seed: int, rank: int) -> bool:
+    """The same for PyTorch's global generators; whether it is imported, as it has to be."""
+    torch: Any = sys.modules.get("torch")
+    if not hasattr(torch, "manual_seed"):  # not imported, or not yet to the end
+        return False
+    torch.manual_seed(int.from_bytes(_seeds(seed, rank)[8:].tobytes(), "little"))
+    return True
+
+
+def _seeds(seed: int, rank: int) -> NDArray[Any]:
+    """Ten words of 32 bits: four for ``random``, four for ``numpy.random``, two for PyTorch."""
+    return np.random.SeedSequence(seed, spawn_key=(_GLOBAL, rank)).generate_state(10)
 
 
 def handed_out(stream: np.random.Generator) -> Words:

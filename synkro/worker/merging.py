@@ -122,7 +122,7 @@ class Merger:
                 self.tree,
                 index,
                 f"shape {pieces[0].shape} for one slice and {partial.shape} for another cannot be "
-                f'reduced with "{self.modes[index]}"; "gather" concatenates',
+                f'reduced with "{self.modes[index]}". To concatenate rows say outputs="gather".',
             )
         if partial.ndim == 0:
             pieces[0] = operation.merge(pieces[0], partial)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem
 from typing import Any
@@ -34,7 +35,7 @@ from ..packing import place, settings
 from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.owners import sole_owner
-from ..values.random import generator
+from ..values.random import generator, seed_globals, seed_torch
 from .call import PreparedCall, taken
 from .group import Group, fitted
 from .merging import Layout, Merger
@@ -80,6 +81,7 @@ class Rank:
         self.group = self._new_group(None)
         self._at_close = contextlib.ExitStack()
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
+        self._torch_seed: int | None = None  # of a session that has one, until PyTorch is imported
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""
@@ -135,11 +137,24 @@ class Rank:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the user's code, and wait until the device has done it."""
+        if self._torch_seed is not None and "torch" in sys.modules:
+            self._seed_torch()
         self.in_function = True
         value = fn(*args, **kwargs)
         self.in_function = False
         self.device.settle()
         return value
+
+    def reseed(self, seed: int) -> None:
+        """Seed ``rng()``, ``random``, ``numpy.random`` and PyTorch as a session of *seed* does."""
+        self.group = self._new_group(seed)
+        seed_globals(seed, self.number)
+        self._torch_seed = seed
+        self._seed_torch()
+
+    def _seed_torch(self) -> None:
+        if self._torch_seed is not None and seed_torch(self._torch_seed, self.number):
+            self._torch_seed = None
 
     def begin(self, ranks: tuple[int, ...], function: str | None = None) -> None:
         """A call begins, in which *ranks* take part: they may wait for each other in collectives."""
@@ -181,6 +196,7 @@ class Rank:
             messages.Inspect: self._inspect,
             messages.Exchange: self._exchange,
             messages.Generator: self._generator,
+            messages.Reseed: self._reseed,
         }
         handler = handlers.get(type(command))
         if handler is None:
@@ -197,6 +213,8 @@ class Rank:
         # mapped after the device is made, which may pin it
         self.outbox = self.array(start.outbox)[self.number]
         self.group = self._new_group(start.seed)
+        if start.seeded:
+            self.reseed(start.seed)
         if start.profiles is not None:
             import cProfile  # noqa: PLC0415  it takes a while
 
@@ -238,6 +256,7 @@ class Rank:
         )
         self.device.welcome(movable)
         self.functions |= functions
+        self._seed_torch()
         return Ack()
 
     def _compare(self, command: messages.Compare) -> messages.Compared:
@@ -383,6 +402,10 @@ class Rank:
                 gathered = comm.all_gather(arrays, lasting=True)
                 for variable, array in zip(variables, gathered, strict=True):
                     variable.adopt(array)
+        return Ack()
+
+    def _reseed(self, command: messages.Reseed) -> Ack:
+        self.reseed(command.seed)
         return Ack()
 
     def _generator(self, command: messages.Generator) -> messages.GeneratorState:

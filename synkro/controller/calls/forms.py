@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import InvalidType, NotAvailable
+from ...plan.outputs import DEFAULT
 from ...values.foreign import has_graph_variables
 from .distribution import Functions
 from .function import Definition, Function
@@ -34,7 +35,7 @@ def of_callable(
     /,
     fn: Callable[..., Any] | None = None,
     inputs: str | Sequence[str] | None = None,
-    outputs: Any = "mean",
+    outputs: Any = DEFAULT,
     bcast_inputs: str | Sequence[str] | None = None,
     updates: Any = None,
     givens: Any = None,

@@ -8,6 +8,7 @@ collect  merge the outputs of the ranks, in ``results.collector``
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import sys
 from array import array
@@ -22,7 +23,7 @@ from ...messages import FunctionSpec, Phase
 from ...plan.binding import Binder, Bound
 from ...plan.outputs import check_modes, flatten, unflatten
 from ...values.arrays import checked_bool
-from ...values.foreign import library_of
+from ...values.foreign import columns_of, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
@@ -322,6 +323,8 @@ def _snapshot(argument: Any) -> Any:
 def _copied(leaf: Any) -> Any:
     if library_of(leaf) == "torch":
         return leaf.detach().clone()
+    if columns_of(leaf) is not None:  # an array of it may have less
+        return copy.deepcopy(leaf)
     if library_of(leaf) or isinstance(leaf, np.memmap | np.generic | Data | Shared):
         return leaf
     changes = isinstance(leaf, bytearray | memoryview | array) or hasattr(leaf, "__array__")

@@ -8,7 +8,7 @@ plan     split the rows over ranks and slices; pickle the plan
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from ...errors import InvalidValue
+from ...errors import InvalidValue, warn
 from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
@@ -49,7 +49,9 @@ class Planned:
         segments: Sequence[Segment],
         home: Functions,
         spec: FunctionSpec,
+        doubt: Callable[[Collection], None],
     ) -> None:
+        """*doubt* sees what is made of replies that are new."""
         self.plan = plan
         # a form may have classes of the user's, which only cloudpickle takes
         self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
@@ -57,6 +59,7 @@ class Planned:
         self.known = False
         self._home = home
         self._spec = spec
+        self._doubt = doubt
         self._collection: Collection | None = None
 
     def ran(self) -> None:
@@ -72,6 +75,7 @@ class Planned:
             collection = self._collection = Collection(
                 home.outputs, spec.name, spec.outputs, self.plan, replies, home.variables.keep
             )
+            self._doubt(collection)
         return collection.result()
 
 
@@ -101,6 +105,7 @@ class Planner:
         self._known: Cache[CallPlan, Planned] = Cache()
         self._found: Cache[tuple[Any, ...], Planned] = Cache()  # by the cache keys of calls
         self._key: tuple[Any, ...] | None = None  # of the last call; None if it has none
+        self._doubted = False
 
     def planned(
         self,
@@ -157,6 +162,15 @@ class Planner:
         if self._key is not None:
             self._found[self._key] = planned
 
+    def _doubt(self, collection: Collection) -> None:
+        """Warn, once, of outputs that look like rows and are averaged because nobody said otherwise."""
+        if self._doubted:
+            return
+        problem = collection.doubt(of_graph=hasattr(self._spec.fn, "input_types"))
+        if problem:
+            self._doubted = True
+            warn(problem)
+
     def _plan(
         self,
         inputs: list[Input],
@@ -198,7 +212,7 @@ class Planner:
             held=held,
             sliced=tuple(variable.number for variable in self._sliced),
         )
-        return self._known.get(plan) or Planned(plan, segments, self._home, self._spec)
+        return self._known.get(plan) or Planned(plan, segments, self._home, self._spec, self._doubt)
 
     def _spans(
         self,

@@ -6,13 +6,12 @@ function ─▶ globals, cells, defaults ─▶ dicts, lists, instances, modules
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, warn
 from ...packing.code import Uses, is_own, uses
 from ...packing.kinds import (
     ARRAY,
@@ -266,11 +265,10 @@ def _check_generator(found: Found, direct: bool) -> None:
     if direct:
         raise InvalidType(refused_generator(f"{found.path!r}, which a function brings along,", kind))
     if found.known is None:
-        warnings.warn(
+        warn(
             f"{found.path}, which a function brings along, is a random generator ({kind}): each rank "
             f"has a copy of it, and all copies draw the same numbers. Draw from synk.rng() in the "
-            f"function for numbers that differ by rank.",
-            stacklevel=2,
+            f"function for numbers that differ by rank."
         )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...errors import InvalidType, InvalidValue, NotAvailable
+from ...errors import InvalidType, InvalidValue, NotAvailable, warn
 from ...machine import available_cores, cpu_name
 from ...values.arrays import checked_int
 from .gpus import Gpu, Visible, visible
@@ -84,11 +83,7 @@ def choose(
 def _cpu_workers(count: int | None) -> int:
     cores = available_cores()
     if count is not None and count > cores:
-        warnings.warn(
-            f"{count} CPU workers on {cores} available cores: they will take turns.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+        warn(f"{count} CPU workers on {cores} available cores: they will take turns.", RuntimeWarning)
     return count or cores
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from ...errors import OutputError
 from ...messages import Done, KeptOutput, Leaf
 from ...plan.call import CallPlan, Survey
-from ...plan.outputs import assemble, describe, leaf_modes, leaf_paths, take_subset
+from ...plan.outputs import Default, assemble, describe, leaf_modes, leaf_paths, take_subset
+from ...plan.split import slices_of
 from .transfer import Leaves, Outputs, Transfer
 
 
@@ -102,6 +103,35 @@ class Collection:
         inside = all(piece.offset is not None for _, _, piece in pieces)
         views = [self._home.in_outbox(rank, piece) for rank, _, piece in pieces] if inside else []
         return Leaves(mode, np.dtype(first.dtype), pieces, views)
+
+    def doubt(self, of_graph: bool) -> str:
+        """What there is to say about outputs that look like rows and are averaged, as nobody said how
+        to reduce them; empty if there are none."""
+        plan = self._plan
+        if isinstance(plan, Survey) or len(plan.participants) == 1:
+            return ""
+        spans = [plan.spans[rank] for rank in plan.participants]
+        lengths = {stop - start for span in spans for start, stop in slices_of(span, plan.slices)}
+        rows = max(lengths)
+        like = [
+            isinstance(output.mode, Default) and output.pieces[0][2].shape[:1] == (rows,)
+            for output in self._outputs
+        ]
+        if rows == 1 or len(lengths) > 1 or not any(like):
+            return ""
+        path, more = leaf_paths(self._tree)[like.index(True)], sum(like) - 1
+        cure, silence = 'say outputs="gather"', 'outputs="mean"'
+        if of_graph:
+            cure, silence = 'say (y, "gather") for this variable y in outputs=', '(y, "mean")'
+        elif not all(like):
+            cure = 'give outputs= an entry for each output, "gather" for this one'
+        got = "got in a slice" if plan.slices > 1 else "got"
+        return (
+            f"output{path}{f' (and {more} more)' if more else ''} of the function {self._name!r} has "
+            f"{rows} rows on every rank, as many as the rank {got}, and outputs= was not given: the "
+            f"ranks' arrays are averaged. To concatenate their rows {cure}; if the average is meant say "
+            f"{silence}, which silences this."
+        )
 
     # ── the result ───────────────────────────────────────────────────────────────────────────────
 

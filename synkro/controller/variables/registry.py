@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...errors import InvalidType, InvalidValue
 from ...plan.call import Access
 from ...values.arrays import as_numeric, native
 from ...values.foreign import is_graph_shared
+from ...values.random import generator
 from ...values.variable import Variable
 from ..engine.engine import Engine
 from ..outgoing import Outgoing
@@ -42,15 +44,24 @@ class Variables:
         outputs: Outputs,
         token: str,
         master_rank: int,
-        rng: Callable[[], np.random.Generator],
+        seed: int,
     ) -> None:
         self.token = token
-        self.rng = rng
+        self._engine = engine
+        self._seed(seed)
         self.collectives = Collectives(self, engine, outputs, master_rank)
         self.linked = Linked(self)
         self.streams = Streams(self)
         self._named: list[weakref.ref[Shared]] = []
-        self._engine = engine
+
+    def _seed(self, seed: int) -> None:
+        # numbered after those of the workers, and made once
+        self.rng = functools.cache(functools.partial(generator, seed, self._engine.size))
+
+    def reseed(self, seed: int) -> None:
+        """Seed the generators of all ranks anew, and that of the main process."""
+        self._engine.run(messages.Reseed(seed))
+        self._seed(seed)
 
     # ── made and named ───────────────────────────────────────────────────────────────────────────
 
