@@ -138,8 +138,8 @@ def fork(*args: Any, **kwargs: Any) -> int:
             CuPy's pool; None to take memory as it is needed.
         verbose: print status lines to stderr.
 
-    Raises: UsageError if there is a session with other arguments already, or for arguments that cannot be; WorkerDied if a
-    worker ends while it starts; CallTimeout; NotAvailable.
+    Raises: UsageError if there is a session with other arguments already, or for arguments that cannot
+    be; WorkerDied if a worker ends while it starts; CallTimeout; NotAvailable.
     """
     signature = inspect.signature(fork)
     _check_arguments("fork", signature, args, kwargs)

@@ -206,7 +206,11 @@ class _Opaque(Kind):
     """An object that only pickle can look into."""
 
     def look(self, obj: Any) -> Contents:
-        return {WHOLE: Digest(type(obj).__qualname__, _hash(cloudpickle.dumps(obj, 5)))}
+        try:
+            bits = _hash(cloudpickle.dumps(obj, 5))
+        except Exception:  # it will not be sent
+            bits = b""
+        return {WHOLE: Digest(type(obj).__qualname__, bits)}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         reduced = obj.__reduce_ex__(4)

@@ -35,7 +35,7 @@ from ...plan.call import Access
 from ...values.arrays import checked_int, shortened
 from ..engine.engine import Engine
 from .explain import explain
-from .walk import Found, Known, Registry
+from .walk import Found, Known, Registry, Walk
 from .watch import Look, Watch
 
 _NO_SPECS: Mapping[int, FunctionSpec] = {}
