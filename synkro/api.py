@@ -187,7 +187,7 @@ data = _forwarded(Session.data)
 def function(*args: Any, **kwargs: Any) -> Any:
     if here.rank is not None:  # the module is imported by a worker, where functions are plain
         return _plain(*args, **kwargs)
-    return make_function(lambda: current_session("function").functions, *args, **kwargs)
+    return make_function(lambda verb: current_session(verb).functions, *args, **kwargs)
 
 
 def _plain(fn: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Renew       → Ack     put these contents into objects that functions have brought along
     Compare     → Compared  say which of these objects you have changed
     Fetch       → Copied  return a copy of an object
+    Preserve    → Ack     keep what objects and variables hold, or put it back
     Call        → Done    run a function on your rows
     Keep        → Ack     keep outputs of the last call as these variables
     Create      → Ack     these variables exist from now on
@@ -153,6 +154,18 @@ class Fetch(Command):
 
     number: int
     rank: int
+
+
+@dataclass(frozen=True)
+class Preserve(Command):
+    """Put back what was kept, if *restore*; if *keep*, keep *objects*, all variables and generators.
+
+    While they are kept, functions may not use collectives, and not draw from ``rng()``.
+    """
+
+    objects: tuple[int, ...]
+    restore: bool
+    keep: bool
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,7 @@ class Session:
 
         Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
         """
-        return make_function(lambda: self.functions, *args, **kwargs)
+        return make_function(lambda verb: self.functions, *args, **kwargs)
 
     function.__dict__["__signature__"] = signature_of_function
 

@@ -122,7 +122,7 @@ def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[s
     home = api.current_session("function").functions
     updates, finish = [(gradient, "mean")], _step(rule, gradient)
     definition = Definition(loss_and_flat_gradient, updates=updates, finish=finish, **keywords)
-    return Function(lambda: home, definition)
+    return Function(lambda verb: home, definition)
 
 
 def _of_graph(

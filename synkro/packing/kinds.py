@@ -7,6 +7,7 @@ look at contents: the main process to see what has changed, a worker to take it 
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import enum
 import functools
@@ -21,7 +22,9 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from ..errors import InvalidType
 from ..values.foreign import is_generator, is_numba, is_tensor, tensor_bytes
+from ..values.random import put_state, state_of
 from ..values.variable import Variable
 from .code import is_own, is_own_name
 
@@ -54,6 +57,10 @@ class Kind(ABC):
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         """What ``change`` needs for these *contents* of *obj*, which lies here."""
         return contents
+
+    def kept(self, obj: Any) -> Contents:
+        """What *obj* holds, apart from it: ``change`` puts it back whatever becomes of *obj*."""
+        return self.look(obj)
 
     @abstractmethod
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
@@ -91,6 +98,9 @@ class _Array(Kind):
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         return {WHOLE: np.array(obj)}
 
+    def kept(self, obj: Any) -> Contents:
+        return {WHOLE: np.array(obj)}
+
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         obj[...] = contents[WHOLE]
 
@@ -101,6 +111,9 @@ class _Tensor(Kind):
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         return {WHOLE: obj.detach()}
+
+    def kept(self, obj: Any) -> Contents:
+        return {WHOLE: obj.detach().clone()}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         obj.detach().copy_(contents[WHOLE])
@@ -154,10 +167,12 @@ class _Class(Kind):
         return {name: value for name, value in vars(obj).items() if name not in _CLASS_OWN}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        own = vars(obj)
         for name in gone:
             delattr(obj, name)
         for name, value in contents.items():
-            setattr(obj, name, value)
+            if own.get(name, contents) is not value:
+                setattr(obj, name, value)
 
 
 class _Function(Kind):
@@ -215,13 +230,21 @@ class _Opaque(Kind):
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         reduced = obj.__reduce_ex__(4)
         if isinstance(reduced, str) or len(reduced) < 3 or reduced[2] is None:
-            raise TypeError(
-                f"a {type(obj).__name__} that has been sent to the workers has changed here, and cannot "
-                f"be changed there: make a new one instead"
+            raise InvalidType(
+                f"an object of type {type(obj).__name__} has changed here since it was sent to the workers, "
+                f"and cannot be changed there: make a new one instead."
             )
         return {WHOLE: reduced[2]}
 
+    def kept(self, obj: Any) -> Contents:
+        try:
+            return {WHOLE: copy.deepcopy(self.travelling(obj, {})[WHOLE])}
+        except Exception:  # it cannot be put back
+            return {}
+
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        if WHOLE not in contents:
+            return
         state = contents[WHOLE]
         if hasattr(obj, "__setstate__"):
             obj.__setstate__(state)
@@ -239,6 +262,17 @@ class _Fixed(Kind):
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         pass
+
+
+class _Generator(_Fixed):
+    """A random generator."""
+
+    def kept(self, obj: Any) -> Contents:
+        return {WHOLE: state_of(obj)}
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        if WHOLE in contents:
+            put_state(obj, contents[WHOLE])
 
 
 class Name:
@@ -260,7 +294,7 @@ class Name:
 
 DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE = _Dict(), _Sequence(), _Array(), _Tensor(), _Instance()
 STATEFUL, CLASS, FUNCTION, NAME = _Stateful(), _Class(), _Function(), _Name()
-OPAQUE, FIXED = _Opaque(), _Fixed()
+OPAQUE, FIXED, GENERATOR = _Opaque(), _Fixed(), _Generator()
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 _CLASS_OWN = {
@@ -301,7 +335,9 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
         return TENSOR
     if singleton(obj) is not None:
         return None
-    if is_numba(obj) or is_generator(obj):
+    if is_generator(obj):
+        return GENERATOR
+    if is_numba(obj):
         return FIXED
     return _kind_of_instance(obj)
 
@@ -353,7 +389,7 @@ def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
             parts = [("", obj.func), *((f"[{n}]", value) for n, value in enumerate(obj.args))]
             return iter([*parts, *((f"[{key!r}]", value) for key, value in obj.keywords.items())])
         case types.MethodType():
-            return iter([("", obj.__self__), ("", obj.__func__)])
+            return iter([(".__self__", obj.__self__), ("", obj.__func__)])
         case staticmethod() | classmethod():
             return iter([("", obj.__func__)])
         case property():
@@ -456,6 +492,12 @@ def _slots(cls: Any) -> tuple[str, ...]:
 
 _SINGLETONS = (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch", "default_generator"))
 """Objects of which every process has its own: the generators behind ``random.random`` and the like."""
+
+
+def global_generators() -> list[Any]:
+    """The random generators of this process that are there so far."""
+    found = (getattr(sys.modules.get(module), name, None) for module, name in _SINGLETONS)
+    return [generator for generator in found if generator is not None]
 
 
 def singleton(obj: Any) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from ..comms.base import Communicator
 from ..comms.ops import Operation, operation_named
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, UsageError
 from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
@@ -37,6 +37,8 @@ def _collective(method: Method) -> Method:
 
     @functools.wraps(method)
     def marked(self: Group, *args: Any, **kwargs: Any) -> Any:
+        if self.checking:
+            raise _no_plain_run("uses collectives")
         self.mark(Phase.COMMUNICATING)
         self.device.resume()
         try:
@@ -55,6 +57,7 @@ class Group:
         device: what this rank computes on.
         rng: this rank's random generator, made when it is first asked for.
         master: the place of the default root.
+        checking: whether the call is one of ``Function.check``.
         stand_ins: in ``as_serial``, by the id of a variable: the variable, its value when it was first
             used, and the replica in its place.
     """
@@ -72,6 +75,7 @@ class Group:
         self.mark = mark
         self.device = device or CpuDevice()
         self.master = 0
+        self.checking = False
         self._rng = rng
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
@@ -84,8 +88,14 @@ class Group:
             self._ranks = ranks
             self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
 
-    @functools.cached_property
+    @property
     def rng(self) -> np.random.Generator:
+        if self.checking:
+            raise _no_plain_run("draws from rng()")
+        return self._made_rng
+
+    @functools.cached_property
+    def _made_rng(self) -> np.random.Generator:
         return self._rng()  # when it is first used: numpy.random takes 2 MB
 
     def stand_in(self, variable: Variable) -> Replica:
@@ -301,6 +311,13 @@ class Group:
         if place == self.rank:
             raise InvalidValue(f"{name}={place} is this rank itself: send to, and receive from, others.")
         return place
+
+
+def _no_plain_run(what: str) -> UsageError:
+    return UsageError(
+        f"check() compares a call with the function run once, on all rows; this function {what}, and "
+        f"means nothing without the other ranks: compare its result with what you expect instead."
+    )
 
 
 def fitted(result: Array, variable: Variable, operation: Operation) -> Array:

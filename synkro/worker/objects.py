@@ -7,13 +7,26 @@ import importlib
 import importlib.machinery
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
-from ..packing.kinds import CLASS, FUNCTION, NAME, OPAQUE, WHOLE, Name, alike, kind_of
+from ..packing.kinds import (
+    CLASS,
+    FUNCTION,
+    GENERATOR,
+    NAME,
+    OPAQUE,
+    WHOLE,
+    Contents,
+    Kind,
+    Name,
+    alike,
+    global_generators,
+    kind_of,
+)
 from ..packing.pickles import Reader
 from ..values.foreign import in_host_memory
 
@@ -87,6 +100,12 @@ class Belongings:
             )
         return tuple(found)
 
+    def kept(self, numbers: Iterable[int]) -> list[tuple[Kind, Any, Contents]]:
+        """What objects hold, and this process's random generators, for ``put_back``."""
+        found = [(kind_of(self._objects[number]), self._objects[number]) for number in numbers]
+        found += [(GENERATOR, generator) for generator in global_generators()]
+        return [(kind, obj, kind.kept(obj)) for kind, obj in found if kind is not None]
+
     def copy(self, number: int) -> bytes:
         """An object, pickled; its arrays are in host memory."""
         stream = io.BytesIO()
@@ -131,6 +150,13 @@ def _in_place(package: str, folders: list[str]) -> None:
         module = sys.modules[package] = OwnModule(package)
         module.__path__ = folders
         module.__spec__ = importlib.machinery.ModuleSpec(package, None, is_package=True)
+
+
+def put_back(kept: Iterable[tuple[Kind, Any, Contents]]) -> None:
+    """Let objects hold again what was ``kept``."""
+    for kind, obj, contents in kept:
+        gone = tuple(key for key in kind.look(obj) if key not in contents) if kind.apart else ()
+        kind.change(obj, contents, gone)
 
 
 class OwnModule(ModuleType):

@@ -39,7 +39,7 @@ from ..values.random import generator, seed_globals, seed_torch
 from .call import PreparedCall, taken
 from .group import Group, fitted
 from .merging import Layout, Merger
-from .objects import Belongings
+from .objects import Belongings, put_back
 from .replica import Replica
 
 
@@ -66,6 +66,8 @@ class Rank:
         self.functions: dict[int, FunctionSpec] = {}
         self.variables: dict[int, Replica] = {}
         self._belongings = Belongings()
+        self._preserved: list[Any] = []  # what objects held, and variables
+        self._values: list[tuple[Replica, Array]] = []
         self.function: str | None = None
         self.in_function = False
         self.in_call = False
@@ -188,6 +190,7 @@ class Rank:
             messages.Renew: self._renew,
             messages.Compare: self._compare,
             messages.Fetch: self._copy,
+            messages.Preserve: self._preserve,
             messages.Start: self._start,
             messages.Keep: self._keep_outputs,
             messages.Create: self._create,
@@ -266,6 +269,18 @@ class Rank:
     def _copy(self, command: messages.Fetch) -> messages.Copied:
         mine = self.number == command.rank
         return messages.Copied(self._belongings.copy(command.number) if mine else b"")
+
+    def _preserve(self, command: messages.Preserve) -> Ack:
+        if command.restore:
+            put_back(self._preserved)
+            for variable, value in self._values:
+                variable.value = value
+        self._preserved, self._values = [], []
+        if command.keep:
+            self._preserved = self._belongings.kept(command.objects)
+            self._values = [(v, v.whole.copy()) for v in self.variables.values()]
+        self.group.checking = command.keep
+        return Ack()
 
     def _buffers(self, parcel: messages.Parcel) -> list[memoryview]:
         if parcel.segment is None:

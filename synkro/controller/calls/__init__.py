@@ -8,5 +8,6 @@
     planner       from the arguments of a call to its plan
     arguments     arguments on their way to the workers
     distribution  the functions of a session, and how they get to the workers
+    check         a call beside the plain function on the same rows
     serial        a function in this process by itself
 """

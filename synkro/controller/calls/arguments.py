@@ -16,9 +16,10 @@ from ...plan.binding import Bound
 from ...plan.call import Argument, Broadcast, Constant, Form, Held, Number, Region, Replicated, Scattered
 from ...plan.outputs import Tree, flatten, leaf_paths
 from ...values.arrays import Array, as_numeric, cast, code_of, native
-from ...values.foreign import is_graph_shared, library_of
+from ...values.foreign import is_generator, is_graph_shared, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
+from ..objects.walk import refused_generator
 from ..outgoing import Outgoing, Placed
 from ..variables.registry import Variables
 from ..variables.shared import Shared
@@ -196,6 +197,8 @@ class Arguments:
         """
         called = self._called(bound)
         value = bound.value
+        if is_generator(value):
+            raise InvalidType(refused_generator(called, value))
         wanted = self._types.get(bound.name)
         if wanted is not None:
             value = _typed(value, wanted, called)

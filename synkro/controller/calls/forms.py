@@ -13,7 +13,7 @@ from .distribution import Functions
 from .function import Definition, Function
 from .graphs import check_no_options, graph_definition
 
-Home = Callable[[], Functions]
+Home = Callable[[str], Functions]
 
 
 def make_function(home: Home, /, *args: Any, **kwargs: Any) -> Any:

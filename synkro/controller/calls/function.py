@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, NotForked, SessionClosed
+from ...errors import InvalidType, InvalidValue, NotForked, SessionClosed, WorkerError
 from ...messages import FunctionSpec, Phase
-from ...plan.binding import Binder, Bound
-from ...plan.outputs import check_modes, flatten, unflatten
+from ...plan.binding import RESERVED, Binder, Bound
+from ...plan.outputs import check_modes, flatten, take_subset, unflatten
 from ...values.arrays import checked_bool
 from ...values.foreign import columns_of, library_of
 from ..data import Data, make_data
@@ -30,6 +30,7 @@ from ..engine.nesting import check_alone, operation
 from ..objects.watch import Look, Watch
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
+from .check import compare, raise_refusal
 from .distribution import Functions
 from .planner import Planned, Planner
 from .serial import run_alone
@@ -69,9 +70,9 @@ class Function:
     """
 
     def __init__(
-        self, home: Callable[[], Functions], define: Definition | Callable[[Functions], Definition]
+        self, home: Callable[[str], Functions], define: Definition | Callable[[Functions], Definition]
     ) -> None:
-        """*home* returns the functions of the session, or raises NotForked.
+        """*home* returns the functions of the session, for a verb, or raises NotForked.
 
         *define* is what the function is, or makes that for a session, as of a graph.
         """
@@ -79,6 +80,7 @@ class Function:
         self._define = define
         self._engine: Engine | None = None
         self._watch: Watch | None = None
+        self._brought = False  # whether a submitted call runs, for which all was brought
         if isinstance(define, Definition):
             self._take(define)
             with contextlib.suppress(NotForked, SessionClosed):
@@ -100,7 +102,7 @@ class Function:
 
     def _settle(self) -> None:
         """Belong to the current session.  Raises: NotForked; UsageError if this cannot belong to it."""
-        home = self._find_home()
+        home = self._find_home(getattr(self, "name", "function"))
         home.engine.require_ready()
         if not isinstance(self._define, Definition):
             self._take(self._define(home))
@@ -216,6 +218,8 @@ class Function:
         Raises: InvalidType for what cannot be pickled; InvalidValue for an object that has changed here
         and there; WorkerError if a worker cannot load it.
         """
+        if self._brought:
+            return
         self._home.bring(self)
         if self._watch is None:
             self._watch = self._home.objects.watch(self)
@@ -248,16 +252,72 @@ class Function:
 
         Submitted calls run in the order submitted; those that have not begun when the session is closed
         are cancelled (``concurrent.futures.CancelledError``), or, where they were about to begin, raise
-        ``SessionClosed``.  Arrays and lists are copied now; variables and ``Data`` are read when the
-        call runs, so do not write to them before the future is done.  A function that the workers do not
-        have yet is pickled when its first call runs: ``distribute()`` sends it before.
+        ``SessionClosed``.  Arrays and lists are copied now, and the function sees its globals as they
+        are now; variables and ``Data`` are read when the call runs, so do not write to them before the
+        future is done.  A function that the workers do not have yet is sent first, which waits for the
+        call that is running.
 
         Nothing else waits for submitted calls: a plain call, a collective, ``get_value``, ``set_value``
         and ``save`` may overtake them.  At the end of the program, also after an exception, those that
         have not begun still run.
         """
         named = {name: _snapshot(value) for name, value in kwargs.items()}
-        return self._home.submit(functools.partial(self, *map(_snapshot, args), **named))
+        given = tuple(map(_snapshot, args))
+        engine = self._settled()
+        if self._watch is None:
+            with engine.lock:
+                self._bring()
+        assert self._watch is not None
+        later = functools.partial(self._run_submitted, engine, self._watch.look(), given, named)
+        return self._home.submit(later)
+
+    def _run_submitted(
+        self, engine: Engine, view: Look, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The call, of what its globals were when it was submitted."""
+        with engine.lock:
+            engine.require_ready()
+            self._bring(view)
+            self._brought = True
+            try:
+                return self(*args, **kwargs)
+            finally:
+                self._brought = False
+
+    def check(self, *args: Any, batch: Any = None, **kwargs: Any) -> Any:
+        """Call it, and compare the result with that of the plain function, run once on the same rows.
+
+        The plain function runs on the master rank, on all rows; variables, objects that functions use
+        and random generators are put back before the call.  The arguments are those of a call.
+
+        Returns the result of the call.
+
+        Raises: OutputError for an output that differs by more than rounding; UsageError for a function
+        that uses collectives or draws from ``rng()``; as a call.
+        """
+        engine = self._settled()
+        inputs = {name: value for name, value in kwargs.items() if name not in RESERVED}
+        if kwargs.get("batch_s") is not None:
+            raise InvalidValue("check() compares calls without batch_s=.")
+        master = self._home.variables.collectives.master_rank
+        with engine.lock:
+            self._bring()
+            with self._home.objects.preserved(self) as put_back:
+                subset = kwargs.get("output_subset")
+                plan = self._planner.planned(args, inputs, batch, None, 1, subset, alone=master)
+                try:
+                    with self._bridged():
+                        plain = self._run(plan)
+                except WorkerError as error:
+                    raise_refusal(error)
+                    raise
+                put_back()
+                result = self(*args, batch=batch, **kwargs)
+        modes = self.output_modes
+        if subset is not None and isinstance(modes, tuple | list | dict):
+            modes = take_subset(tuple(subset), modes, "outputs=")
+        compare(self.name, modes, result, plain)
+        return result
 
     def as_serial(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plain function once, in this process, on whole arrays; returns what it returns.

@@ -61,7 +61,7 @@ def graph_definition(
 
 def graph_function(home: Functions, *args: Any, **kwargs: Any) -> Function:
     """A ``Function`` of graph variables in one session, of the arguments of ``graph_definition``."""
-    return Function(lambda: home, graph_definition(home, *args, **kwargs))
+    return Function(lambda verb: home, graph_definition(home, *args, **kwargs))
 
 
 def compiled_graph(home: Functions, graph: Graph) -> Compiled:

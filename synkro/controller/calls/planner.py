@@ -115,8 +115,11 @@ class Planner:
         batch_s: Any,
         slices: Any,
         subset: Any,
+        alone: int | None = None,
     ) -> Planned:
         """The plan of a call, after its arguments have gone into shared memory.
+
+        *alone* is the rank that is to compute all rows, if one is to.
 
         Raises: UsageError for what cannot be called; SharedMemoryError, SessionError.
         """
@@ -126,6 +129,7 @@ class Planner:
                     arg.touch_if_shared()
         # True and 1.0 are equal to 1, but are no numbers of slices
         simple = batch is None and batch_s is None and subset is None and type(slices) is int
+        simple = simple and alone is None
         if simple:
             values = (*args, *kwargs.values()) if kwargs else args
             try:
@@ -144,7 +148,7 @@ class Planner:
         chosen = check_subset(subset)
         if chosen is not None and isinstance(self._spec.outputs, tuple | list | dict):
             take_subset(chosen, self._spec.outputs, "outputs=")
-        planned = self._plan(inputs, tuple(kwargs), form, batch, batch_s, slices, chosen)
+        planned = self._plan(inputs, tuple(kwargs), form, batch, batch_s, slices, chosen, alone)
         nested = form is not None and any(form.trees)
         reusable = simple and not nested and not self._sliced
         if self.arguments.reuse(inputs if reusable else None):
@@ -180,10 +184,14 @@ class Planner:
         batch_s: Any,
         slices: int,
         subset: tuple[Any, ...] | None,
+        alone: int | None,
     ) -> Planned:
         selection = self._select(inputs, batch)
         segments = [each.placed.segment for each in inputs if each.placed]
         spans, held = self._spans(inputs, selection, batch_s, segments)
+        if alone is not None:
+            rows = selection.count if selection else 1
+            spans = tuple((rows * (r > alone), rows * (r >= alone)) for r in range(self._engine.size))
         chosen: Strided | Picked | None
         if isinstance(selection, Indexed):
             region, segment = self._indices.put(selection.indices, "batch=", oversize=1.25)

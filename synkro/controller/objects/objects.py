@@ -8,9 +8,10 @@ send     one command to all ranks; then both sides agree
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from ...errors import InvalidType, InvalidValue
 from ...memory.segment import Segment, aligned
-from ...messages import Command, Compare, Fetch, FunctionSpec, Parcel, Renew
+from ...messages import Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
 from ...packing.kinds import (
     FUNCTION,
     NAME,
@@ -33,7 +34,7 @@ from ...packing.kinds import (
 from ...packing.pickles import Writer
 from ...plan.call import Access
 from ...values.arrays import checked_int, shortened
-from ..engine.engine import Engine
+from ..engine.engine import Engine, State
 from .explain import explain
 from .walk import Found, Known, Registry, Walk
 from .watch import Look, Watch
@@ -116,6 +117,22 @@ class Objects:
             for other in self._watches:
                 other.expire()
         return watch if watch.refresh() and not defined else self.watch(function)
+
+    @contextlib.contextmanager
+    def preserved(self, function: Any) -> Iterator[Callable[[], Any]]:
+        """A block in which the workers keep what *function* can change, for ``check``.
+
+        Yields what puts it back; after an exception it is put back, too.
+        """
+        numbers = tuple(known.number for known in reached(self._roots[function]))
+        self._engine.run(Preserve(numbers, restore=False, keep=True))
+        try:
+            yield lambda: self._engine.run(Preserve(numbers, restore=True, keep=True))
+        except BaseException:
+            if self._engine.state is State.READY:
+                self._engine.run(Preserve((), restore=True, keep=False))
+            raise
+        self._engine.run(Preserve((), restore=False, keep=False))
 
     # ── by hand ──────────────────────────────────────────────────────────────────────────────────
 
@@ -271,7 +288,8 @@ class Objects:
     def _contradiction(self, known: Known) -> str:
         users = [f.name for f, roots in self._roots.items() if known in reached(roots)]
         named = ", ".join(map(repr, sorted(users)))
-        root = known.path.split(".")[0].split("[")[0]
+        head, own, _ = known.path.partition(".__self__")
+        root = head + own if own else known.path.split(".")[0].split("[")[0]
         part = "" if root == known.path else f" (in {known.path})"
         return (
             f"the object {root!r}, which the functions {named} use, has changed here and on the workers "

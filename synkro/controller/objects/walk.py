@@ -15,6 +15,7 @@ from ...errors import InvalidType, InvalidValue, warn
 from ...packing.code import Uses, is_own, uses
 from ...packing.kinds import (
     ARRAY,
+    CLASS,
     FIXED,
     FUNCTION,
     NAME,
@@ -38,6 +39,9 @@ _LARGE = 20_000
 
 GLOBALS = object()
 """Among the entries of a function, all globals that its code names."""
+
+_TYPE = object()
+"""Among the entries of an object, its class; of a class, its bases."""
 
 
 class Known:
@@ -70,7 +74,9 @@ class Known:
         """The workers have *contents* now; *inner* are the objects in entries that were looked at."""
         self.contents = contents
         both = {**self.inner, **inner}
-        self.inner = {key: value for key, value in both.items() if key in contents or key is GLOBALS}
+        self.inner = {
+            key: value for key, value in both.items() if key in contents or key in (GLOBALS, _TYPE)
+        }
 
 
 class Found:
@@ -208,6 +214,8 @@ class Walk:
                 fn = getattr(obj, "__wrapped__", None) or getattr(obj, "py_func", None)
                 stack.append((fn, path, found.inner.setdefault(WHOLE, []), False))
             stack += self._entries(found, found.contents)
+            for cls in obj.__bases__ if kind is CLASS else (type(obj),):
+                stack.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
 
     def _entries(self, found: Found, contents: Contents) -> Iterator[Any]:
         """The *contents* of *found*, to be visited."""
@@ -217,8 +225,13 @@ class Walk:
             return
         attributes = hasattr(found.obj, "__dict__")
         for key, value in contents.items():
-            way = "" if named or key == WHOLE else f".{key}" if attributes else f"[{key!r}]"
-            yield value, found.path + way, found.inner.setdefault(key, []), named
+            if isinstance(key, int) and found.kind is FUNCTION:
+                path = found.obj.__code__.co_freevars[key]
+            elif named or key == WHOLE:
+                path = found.path
+            else:
+                path = found.path + (f".{key}" if attributes else f"[{key!r}]")
+            yield value, path, found.inner.setdefault(key, []), named
 
     def _globals(self, found: Found) -> Iterator[Any]:
         """The globals that a function names, and the user's modules that it imports."""
@@ -261,22 +274,22 @@ class Walk:
 
 
 def _check_generator(found: Found, direct: bool) -> None:
-    kind = f"{type(found.obj).__module__}.{type(found.obj).__qualname__}".replace("._generator", "")
     if direct:
-        raise InvalidType(refused_generator(f"{found.path!r}, which a function brings along,", kind))
+        what = f"{found.path!r}, which a function brings along,"
+        raise InvalidType(refused_generator(what, found.obj))
     if found.known is None:
         warn(
-            f"{found.path}, which a function brings along, is a random generator ({kind}): each rank "
+            f"{found.path}, which a function brings along, is a random generator: each rank "
             f"has a copy of it, and all copies draw the same numbers. Draw from synk.rng() in the "
             f"function for numbers that differ by rank."
         )
 
 
-def refused_generator(what: str, kind: str) -> str:
-    """Why a random generator cannot go to the workers, and what to do instead."""
+def refused_generator(what: str, generator: Any) -> str:
+    """Why a random *generator* cannot go to the workers, and what to do instead."""
     return (
-        f"{what} is a random generator ({kind}), and would draw the same numbers on every rank. Use "
-        f"synk.rng() inside the function, a generator of each rank's own; or, where all ranks are to "
-        f"draw alike, pass a seed in bcast_inputs and make the generator of it there, "
+        f"{what} is a random generator ({type(generator).__name__}), and would draw the same numbers on "
+        f"every rank. Use synk.rng() inside the function, a generator of each rank's own; or, where all "
+        f"ranks are to draw alike, pass a seed in bcast_inputs and make the generator of it there, "
         f"np.random.default_rng(seed)."
     )

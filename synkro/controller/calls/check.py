@@ -1,0 +1,111 @@
+"""``check``: a call beside the plain function on the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidValue, OutputError, UsageError, WorkerError
+from ...plan.outputs import describe, flatten, leaf_modes, leaf_paths
+from ..variables.shared import Shared
+
+_TOLERANCES = {8: 1e-7, 16: 1e-7, 4: 1e-4, 2: 1e-2}
+"""By the bytes of a float: how far, relative to the largest element, two results may be apart."""
+
+_REASONS = {
+    "mean": "it is no mean over rows: a standard deviation, a median or a ratio of sums is none",
+    "sum": "it is no sum over rows: a constant, say, is added by every rank",
+    "prod": "it is no product over rows",
+    "max": "it is no maximum over rows: the place of a maximum is none",
+    "min": "it is no minimum over rows: the place of a minimum is none",
+    "gather": "what it computes for a row depends on other rows: a sort, say, or a mean over rows that "
+    "is subtracted",
+}
+
+
+def compare(name: str, modes: Any, result: Any, plain: Any) -> None:
+    """Compare the *result* of a call, reduced by *modes*, with that of the *plain* function.
+
+    Raises: OutputError for the output of the function *name* that differs most, if one does.
+    """
+    if isinstance(modes, tuple | list | dict) and not modes:  # nothing is returned
+        return
+    if modes is None or (isinstance(modes, tuple | list) and None in modes):
+        raise InvalidValue(
+            "check() compares outputs of which there is one for all rows: with outputs=None, the list "
+            "of every rank's value, there is none."
+        )
+    (leaves, tree), (expected, shape) = flatten(_gathered(result)), flatten(_gathered(plain))
+    if tree != shape:
+        raise OutputError(
+            f"check() of the function {name!r}: the call returns {describe(tree)}, the plain function "
+            f"{describe(shape)}."
+        )
+    problems = [
+        problem
+        for path, mode, got, want in zip(
+            leaf_paths(tree), leaf_modes(modes, tree), leaves, expected, strict=True
+        )
+        if (problem := _difference(name, path, mode, np.asarray(got), np.asarray(want)))
+    ]
+    if problems:
+        raise OutputError(max(problems)[1])
+
+
+def raise_refusal(error: WorkerError) -> None:
+    """Raises: the reason why check() cannot be used, if that is why the plain run failed."""
+    original = error.original
+    if isinstance(original, UsageError) and str(original).startswith("check()"):
+        raise original from error
+
+
+def _gathered(value: Any) -> Any:
+    """*value* with the rows of outputs that were kept."""
+    if isinstance(value, Shared):
+        return value.get_value()
+    if isinstance(value, dict):
+        return {key: _gathered(each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_gathered, value))
+    return type(value)(map(_gathered, value)) if isinstance(value, tuple | list) else value
+
+
+def _difference(name: str, path: str, mode: Any, got: Any, want: Any) -> tuple[float, str] | None:
+    """How much an output differs, beside a sentence; None if it does not."""
+    head = f"check(): output{path} of the function {name!r}, reduced by {str(mode)!r}, differs from the "
+    why = f" Perhaps {_REASONS[mode]}." if mode in _REASONS else ""
+    if got.shape != want.shape:
+        sentence = f"{head}plain function's: it has the shape {got.shape} instead of {want.shape}.{why}"
+        return np.inf, sentence
+    if got.size == 0:
+        return None
+    with np.errstate(all="ignore"):
+        same = (got == want) | ((got != got) & (want != want))  # noqa: PLR0124  NaN
+        distance = np.abs(got.astype(_wide(got)) - want.astype(_wide(want)))
+    distance = np.where(same, 0, np.where(np.isnan(distance), np.inf, distance))
+    finite = np.abs(want.astype(_wide(want))[np.isfinite(want)])
+    scale = float(finite.max()) if finite.size else 0.0
+    tolerance = max(_tolerance(got), _tolerance(want))
+    worst = np.unravel_index(distance.argmax(), distance.shape)
+    if same.all() or (tolerance and distance[worst] <= tolerance * scale):
+        return None
+    where = f" at {tuple(map(int, worst))}" if worst else ""
+    sentence = (
+        f"{head}plain function's on the same rows, by up to {distance[worst]:.3g}: {got[worst]} instead "
+        f"of {want[worst]}{where}.{why}"
+    )
+    return float(distance[worst]) / (scale or 1.0), sentence
+
+
+def _wide(array: Any) -> np.dtype[Any]:
+    """The dtype to compute differences in."""
+    wide = np.result_type(array, np.float64) if array.dtype.kind in "biufc" else np.float64
+    return np.dtype(wide)
+
+
+def _tolerance(array: Any) -> float:
+    """How far an element may be off; integers are exact."""
+    if array.dtype.kind in "biu":
+        return 0.0
+    return _TOLERANCES.get(array.dtype.itemsize // (2 if array.dtype.kind == "c" else 1), 1e-7)

@@ -1,0 +1,459 @@
+"""Objects that functions bring along: each lives once on each worker."""
+
+import array
+import collections
+import functools
+import gc
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.inside import controller
+from support.sessions import current, lasting, running
+from support.waiting import wait_until
+from synkro import InvalidType, InvalidValue
+
+pytestmark = pytest.mark.quick
+
+X = np.arange(12.0).reshape(6, 2)
+
+session = lasting(2)
+
+
+class Model:
+    """A model with attributes, and an array that training changes."""
+
+    rate = 1.0
+
+    def __init__(self):
+        self.weights = np.zeros(2)
+        self.training = True
+        self.layers = [np.ones(3), {"bias": np.zeros(1)}]
+
+    def fit(self, x):
+        self.weights += x.sum(axis=0)
+        return self.training
+
+    def scored(self, x):
+        return (x @ self.weights).sum()
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "_hidden", "count")
+
+    def __init__(self):
+        self.count = 0
+        self._hidden = []
+
+
+class Stateful:
+    """It says itself what pickle takes."""
+
+    def __init__(self):
+        self.values, self.cache = [0], object()
+
+    def __getstate__(self):
+        return {"values": self.values}
+
+    def __setstate__(self, state):
+        self.__init__()
+        self.values = state["values"]
+
+
+# ── recognised ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_function_that_is_sent_later_sees_what_another_has_made(workers):
+    model = Model()
+    with running(workers) as session:
+        fit = session.function(model.fit, outputs=[])
+        for _ in range(3):
+            fit(X)
+        score = session.function(lambda x: model.scored(x), outputs="sum")
+        weights = session.function(lambda: model.weights, outputs="sum")
+        assert weights().tolist() == (3 * X.sum(axis=0)).tolist()
+        spans = np.array_split(X, workers)
+        assert score(X) == sum((part @ (3 * part.sum(axis=0))).sum() for part in spans)
+        assert model.weights.tolist() == [0, 0]
+
+
+def test_what_lies_in_an_object_is_recognised_too(session):
+    model = Model()
+    weights, layer, bias = model.weights, model.layers[0], model.layers[1]
+    first = session.function(lambda: model.weights.sum(), outputs=None)
+    first()
+
+    def change():
+        weights[...] = 7
+        layer[...] = 8
+        bias["bias"] = 9
+        return model.layers[1]["bias"] + model.layers[0][0] + model.weights[0]
+
+    assert session.function(change, outputs=None)() == [24, 24]
+    assert first() == [14, 14]
+
+
+def test_what_holds_known_objects_is_built_of_them(session):
+    part = {"n": [0]}
+    one = session.function(lambda: part["n"].append(1) or len(part["n"]), outputs=None)
+    assert one() == [2, 2]
+    whole = [part, (part["n"], part)]
+    two = session.function(
+        lambda: whole[1][0] is whole[0]["n"] and whole[1][1] is part and len(part["n"]), outputs=None
+    )
+    assert two() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        dict,
+        list,
+        set,
+        bytearray,
+        collections.deque,
+        collections.OrderedDict,
+        lambda: collections.defaultdict(list),
+        collections.Counter,
+        lambda: np.zeros(3),
+        lambda: np.zeros((0, 2), "c16"),
+        lambda: np.array([None, "a"]),
+        Model,
+        Slotted,
+        Stateful,
+        lambda: slice_like,
+    ],
+)
+def test_objects_of_every_kind_keep_their_life(session, make):
+    thing = make()
+    remember = session.function(lambda: _marks.__setitem__("id", id(thing)), outputs=[])
+    same = session.function(lambda: _marks["id"] == id(thing), outputs="min")
+    remember()
+    assert same()
+    again = session.function(lambda: _marks["id"] == id(thing), outputs="min", name="again")
+    assert again()
+
+
+_marks = {}
+
+
+def slice_like():
+    """A function is an object, too."""
+
+
+def test_an_object_that_was_dropped_is_dropped_on_the_workers(session):
+    def living():
+        gc.collect()
+        return sum(type(each).__name__ == "Model" for each in gc.get_objects())
+
+    count = session.function(living, outputs="max")
+    f = session.function(Model().scored, outputs="sum")
+    f(X)
+    assert count() == 1
+    del f
+    gc.collect()
+    assert count() == 0
+
+
+def test_a_thousand_objects_are_dropped(session):
+    f = session.function(functools.partial(len, [{"a": [i]} for i in range(3000)]), outputs="max")
+    assert f() == 3000
+    del f
+    gc.collect()
+    g = session.function(lambda: 1, outputs="sum")
+    wait_until(lambda: g() == 2 and not session.functions.engine.directory.gone)
+
+
+# ── changed ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_changed_here_it_is_new_for_all_functions(session):
+    model = Model()
+    first = session.function(lambda: model.weights.sum(), outputs="max")
+    assert first() == 0
+    model.weights[...] = 3
+    second = session.function(lambda: model.weights.sum(), outputs="max", name="second")
+    assert second() == 6
+    assert first() == 6
+
+
+def test_changed_on_both_sides_it_is_an_error_that_names_it(session):
+    memory = np.zeros(1000)
+
+    def write():
+        memory[0] += 1
+
+    write = session.function(write, outputs=[], name="write")
+    write()
+    memory[1] = 5
+    read = session.function(lambda: memory[:2], outputs=None, name="read")
+    with pytest.raises(
+        InvalidValue,
+        match=r"the object 'memory', which the functions 'write' use, has changed here and on the "
+        r"workers .*synk.push\(memory\).*memory = synk.fetch\(memory\)",
+    ):
+        read()
+    session.push(memory)
+    assert [part.tolist() for part in read()] == [[0, 5]] * 2
+
+
+def test_the_error_names_the_part(session):
+    model = Model()
+    fit = session.function(model.fit, outputs=[])
+    fit(X)
+    model.weights[...] = 1
+    with pytest.raises(InvalidValue, match=r"the object 'fit.__self__'.*\(in fit.__self__.weights\)"):
+        session.function(lambda: model.weights, outputs=None)()
+
+
+def test_changed_alike_on_both_sides_it_is_no_error(session):
+    model = Model()
+    session.function(lambda: model.weights.__iadd__(1), outputs=[])()
+    model.weights += 1
+    assert session.function(lambda: model.weights.sum(), outputs="max")() == 2
+
+
+def test_numbers_and_strings_of_one_object_change_apart(session):
+    model = Model()
+    fit = session.function(model.fit, outputs="max")
+    assert fit(X) == 1
+    model.training = False  # while the workers have other weights
+    assert fit(X) == 0
+    assert session.function(lambda: model.weights.sum(), outputs="sum")() == 2 * X.sum()
+
+
+def test_entries_of_a_small_dict_travel_with_the_next_call(session):
+    config = {"rate": 0.5, "name": "a", "nested": {"deep": 1}, "list": [1, 2]}
+
+    def look():
+        return f"{config['rate']} {config.get('name')} {config['nested']['deep']} {config['list']}"
+
+    f = session.function(lambda: np.frombuffer(look().encode(), np.uint8), outputs=None)
+
+    def there():
+        return {bytes(part).decode() for part in f()}
+
+    assert there() == {"0.5 a 1 [1, 2]"}
+    config["rate"] = 1
+    assert there() == {"1 a 1 [1, 2]"}
+    config["rate"] = 1.0  # equal, and of another type
+    assert there() == {"1.0 a 1 [1, 2]"}
+    del config["name"]
+    config["nested"]["deep"] = True
+    config["list"].append(3)
+    assert there() == {"1.0 None True [1, 2, 3]"}
+    config["list"] = [0]
+    config["nested"] = {"deep": "new"}
+    assert there() == {"1.0 None new [0]"}
+    config["nested"]["deep"] = "newer"
+    assert there() == {"1.0 None newer [0]"}
+
+
+def test_what_the_workers_changed_in_a_dict_stays(session):
+    counts = {"calls": 0, "limit": 1}
+
+    def call():
+        counts["calls"] += 1
+        return counts["calls"] * 100 + counts["limit"]
+
+    f = session.function(call, outputs="max")
+    assert f() == 101
+    counts["limit"] = 2
+    assert f() == 202
+    assert counts["calls"] == 0
+
+
+@pytest.mark.parametrize("thing", [Slotted, Stateful, Model])
+def test_attributes_travel_with_the_next_call(session, thing):
+    made = thing()
+    name = {"Slotted": "count", "Stateful": "values", "Model": "training"}[thing.__name__]
+    f = session.function(lambda: str(getattr(made, name)) == "7", outputs="min")
+    assert not f()
+    setattr(made, name, 7)
+    assert f()
+
+
+def test_class_attributes_travel_with_the_next_call(session):
+    class Config:
+        rate = 1.0
+
+    f = session.function(lambda: Config.rate, outputs="max")
+    model = Model()
+    g = session.function(lambda: model.rate, outputs="max")
+    assert (f(), g()) == (1, 1)
+    Config.rate = 2.0
+    Model.rate = 3.0
+    try:
+        assert (f(), g()) == (2, 3)
+    finally:
+        Model.rate = 1.0
+    assert g() == 1
+
+
+def test_an_object_may_contain_itself(session):
+    loop = {"n": 1}
+    loop["self"] = loop
+    items = [loop]
+    items.append(items)
+    f = session.function(lambda: loop["self"]["self"]["n"] + len(items[1][1]), outputs="max")
+    assert f() == 3
+    loop["n"] = 5
+    assert f() == 7
+
+
+def test_what_cannot_be_changed_there_says_so(session):
+    numbers = array.array("d", [1, 2])
+    f = session.function(lambda: numbers[0], outputs="max")
+    assert f() == 1
+    numbers[0] = 9
+    with pytest.raises(InvalidType, match=r"type array has changed here .* make a new one instead"):
+        session.function(lambda: numbers[1], outputs="max")()
+
+
+def test_opaque_objects_change_through_their_state(session):
+    class Odd:
+        def __init__(self, value):
+            self.value = [value]
+
+        def __reduce__(self):
+            return Odd, (0,), {"value": list(self.value)}
+
+    odd = Odd(3)
+    f = session.function(lambda: odd.value[0], outputs="max")
+    assert f() == 3
+    odd.value[0] = 4
+    assert session.function(lambda: odd.value[0] + 0, outputs="max")() == 4
+    assert f() == 4
+
+
+# ── by hand ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_push_sends_what_it_is_here(session):
+    model = Model()
+    weights = session.function(lambda: model.weights, outputs=None)
+    fit = session.function(model.fit, outputs=[])
+    fit(X)
+    assert session.push(model) is None
+    assert [each.tolist() for each in weights()] == [[0, 0]] * 2
+    model.weights[...] = 5
+    session.push(model.weights)
+    assert [each.tolist() for each in weights()] == [[5, 5]] * 2
+
+
+def test_push_of_a_dict_takes_away_what_the_workers_have_put_in(session):
+    seen = {"here": 1}
+    f = session.function(lambda: seen.update(there=2), outputs=[])
+    f()
+    session.push(seen)
+    assert session.function(lambda: len(seen), outputs="max")() == 1
+
+
+def test_fetch_brings_a_copy(session):
+    model = Model()
+
+    def fit(x):
+        model.weights[...] = synk.rank() + 1
+        model.layers.append(len(x))
+
+    fit = session.function(fit, outputs=[])
+    fit(X)
+    for rank, options in ((0, {}), (0, {"rank": 0}), (1, {"rank": 1})):
+        copy = session.fetch(model, **options)
+        assert type(copy) is Model
+        assert copy is not model
+        assert copy.weights.tolist() == [rank + 1] * 2
+        assert copy.layers[-1] == 3
+    assert model.weights.tolist() == [0, 0]
+    assert session.fetch(model.layers)[-1] == 3
+
+
+def test_a_fetched_copy_put_back_here_is_no_contradiction(session):
+    model = Model()
+    fit = session.function(model.fit, outputs=[])
+    fit(np.ones((2, 2)))
+    model.weights[...] = session.fetch(model).weights
+    assert session.function(lambda: model.weights, outputs=None)()[0].tolist() == [1, 1]
+
+
+def test_fetch_gets_long_objects(session):
+    numbers = list(range(100_000))
+    f = session.function(lambda: numbers.reverse(), outputs=[])
+    f()
+    assert session.fetch(numbers) == numbers[::-1]
+
+
+@pytest.mark.parametrize("verb", ["push", "fetch"])
+def test_what_cannot_be_pushed_or_fetched(session, verb):
+    call = getattr(session, verb)
+    with pytest.raises(InvalidType, match=rf"{verb}\(\) takes an object that .* got 5, a int"):
+        call(5)
+    with pytest.raises(
+        InvalidValue, match=rf"{verb}\(\) .*they know no list like this one: .*distribute"
+    ):
+        call([1])
+
+
+def test_fetch_of_a_rank_that_is_not_there(session):
+    log = []
+    f = session.function(lambda: len(log), outputs="max")
+    f()
+    with pytest.raises(InvalidValue, match="rank must be from 0 to 1; got 2"):
+        session.fetch(log, rank=2)
+
+
+def test_push_and_fetch_of_the_module(session):
+    log = []
+    with current(session):
+        f = synk.function(lambda: log.append(1) or len(log), outputs="max")
+        assert f() == 1
+        assert synk.fetch(log) == [1]
+        synk.push(log)
+        assert f() == 1
+
+
+# ── what it costs ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_call_sends_nothing_where_nothing_has_changed(session, monkeypatch):
+    model, config = Model(), {"a": 1, "b": [2, 3]}
+    f = session.function(lambda x: x.sum() * config["a"] + model.weights.sum(), outputs="sum")
+    x = session.data(X)
+    f(x)
+    f(x)
+    sent = []
+    really = controller(session).send
+    monkeypatch.setattr(controller(session), "send", lambda *args: sent.append(1) or really(*args))
+    f(x)
+    assert len(sent) == 1
+    config["a"] = 1  # the same
+    f(x)
+    assert len(sent) == 2
+    config["a"] = 2
+    assert f(x) == 2 * X.sum()
+    assert len(sent) == 4
+
+
+def test_after_a_failure_an_object_comes_whole(session):
+    class Fragile:
+        def __init__(self, n):
+            self.n = n
+
+        def __setstate__(self, state):
+            if state["n"] == 2 and synk.rank() == 1:
+                raise RuntimeError("not on this rank")
+            self.__dict__.update(state)
+
+        def __getstate__(self):
+            return dict(self.__dict__)
+
+    holder = {"it": Fragile(1)}
+    f = session.function(lambda: holder["it"].n, outputs=None)
+    assert f() == [1, 1]
+    holder["it"] = Fragile(2)
+    with pytest.raises(synk.WorkerError, match=r"not on this rank|main program"):
+        f()
+    holder["it"] = Fragile(3)
+    assert f() == [3, 3]
