@@ -13,7 +13,7 @@ import synkro as synk
 from support.failing import leave
 from support.sessions import per_rank
 from support.waiting import Watch
-from synkro import UsageError, WorkerError
+from synkro import NotForked, UsageError, WorkerError
 from synkro.errors import CollectiveError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -22,7 +22,9 @@ pytestmark = pytest.mark.counted_once
 
 
 def test_in_the_main_program():
-    for name in ("rank", "size", "rng", "barrier"):
+    with pytest.raises(NotForked, match=r"no workers yet for size\(\)"):
+        synk.size()
+    for name in ("rank", "rng", "barrier"):
         with pytest.raises(UsageError, match=rf"{name}\(\) is for use inside a function"):
             getattr(synk, name)()
     for call in (

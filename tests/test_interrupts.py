@@ -19,6 +19,7 @@ from support.leftovers import children
 from support.sessions import LARGE, rank, rows, total
 from support.waiting import SOON, Watch, stopped, wait_until
 from synkro import here
+from synkro.controller.calls.function import Definition
 from synkro.controller.engine.engine import Engine, State
 from synkro.errors import InvalidIndex
 from synkro.ipc.channel import Controller
@@ -368,8 +369,10 @@ def test_ctrl_c_cuts_off_no_import(where, session, tmp_path, monkeypatch):
         "time.sleep(0.3)",
     ]
     lines += ["def double(x):", "    return 2 * x.sum()"]
-    (tmp_path / f"{name}.py").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "site-packages"  # else the function travels, and is not imported
+    folder.mkdir()
+    (folder / f"{name}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(folder))
     if where == "call":
 
         def double(x):
@@ -397,8 +400,8 @@ def test_a_training_step_is_made_on_all_ranks_or_on_none(session, tmp_path):
             marker.touch()
             time.sleep(0.3)
 
-    options = dict.fromkeys(["inputs", "bcast_inputs", "updates", "sliceable_shareds", "name"])
-    f = synk.Function(session.functions, np.sum, outputs="sum", finish=finish, **options)
+    definition = Definition(np.sum, None, "sum", None, None, None, None, finish=finish)
+    f = synk.Function(lambda verb: session.functions, definition)
     ctrl_c(marker.exists, lambda: [f(np.ones(4)), time.sleep(SOON)])
     first, second = session.gather(w)
     np.testing.assert_array_equal(first, second)

@@ -378,13 +378,21 @@ class TestTorch:
     def test_what_cannot_travel_is_refused_with_advice(self, session):
         import torch
 
-        compiled = torch.compile(lambda x: x + 1, backend="eager")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             script = torch.jit.script(torch.nn.Linear(5, 2))
-        for fn, advice in ((compiled, "Send the plain function"), (script, r"torch\.jit\.save")):
-            with pytest.raises(InvalidType, match=advice):
-                session.function(fn)(ROWS)
+        with pytest.raises(InvalidType, match=r"torch\.jit\.save"):
+            session.function(script)(ROWS)
+
+    def test_compiled_functions_are_compiled_there(self, session):
+        import torch
+
+        compiled = torch.compile(lambda x: x + 1, backend="eager")
+        f = session.function(compiled, outputs="gather")
+        assert np.array_equal(f(ROWS), ROWS + 1)
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+        again = session.function(lambda x: compiled(torch.as_tensor(x.copy())), outputs="gather")
+        assert np.array_equal(again(ROWS), ROWS + 1)
 
     def test_writing_to_an_input_ends_the_worker_with_a_hint(self):
         import torch

@@ -196,7 +196,7 @@ for _ in range(2):
 
 
 EXITS = {
-    "without close": ("synk.function(lambda x: x)(np.ones(4))", 0),
+    "without close": ("synk.function(lambda x: x.sum())(np.ones(4))", 0),
     "after close": ("synk.close()", 0),
     "by an exception": ("raise ZeroDivisionError", 1),
     "in a broken session": (

@@ -21,7 +21,7 @@ class Uses(NamedTuple):
     Attributes:
         names: globals, in the order in which they first come.
         attributes: all names, also of attributes.
-        imports: modules that it imports, as the import statement has them.
+        imports: modules that it imports, as the import statement has them, with their dots.
         rebinds: a global that it assigns or deletes, or a variable that it closes over; or None.
     """
 
@@ -39,14 +39,17 @@ def uses(code: CodeType) -> Uses:
     imports: dict[str, None] = {}
     rebinds = None
     free = set(code.co_freevars)
+    before: tuple[Any, Any] = (0, 0)  # the arguments of the last two instructions
     for instruction in dis.get_instructions(code):
         op, name = instruction.opname, instruction.argval
         if op in _GLOBALS or op in _REBOUND_GLOBALS:
             names[name] = None
         elif op == "IMPORT_NAME":
-            imports[name] = None
+            level = before[0] if isinstance(before[0], int) else 0
+            imports["." * level + name] = None
         if op in _REBOUND_GLOBALS or (op in _REBOUND_CELLS and name in free):
             rebinds = name
+        before = before[1], name
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             found = uses(inner)
@@ -87,8 +90,10 @@ def is_own(module: Any) -> bool:
         folders = list(getattr(module, "__path__", ()))  # a package without __init__.py
         if folders:
             return not any(_is_installed(os.path.abspath(folder) + os.sep) for folder in folders)
-        spec = getattr(module, "__spec__", None)
-        return spec is None  # made by hand: no worker could import it
+        head = sys.modules.get(name.rpartition(".")[0])
+        if head is not None:  # made by an extension module, say
+            return is_own(head)
+        return getattr(module, "__spec__", None) is None  # made by hand: no worker could import it
     return not path.endswith((".so", ".pyd")) and not _is_installed(os.path.abspath(path))
 
 

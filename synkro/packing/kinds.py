@@ -231,8 +231,8 @@ class _Opaque(Kind):
         reduced = obj.__reduce_ex__(4)
         if isinstance(reduced, str) or len(reduced) < 3 or reduced[2] is None:
             raise InvalidType(
-                f"an object of type {type(obj).__name__} has changed here since it was sent to the workers, "
-                f"and cannot be changed there: make a new one instead."
+                f"an object of type {type(obj).__name__} has changed here since it was sent to the "
+                f"workers, and cannot be changed there: make a new one instead."
             )
         return {WHOLE: reduced[2]}
 
@@ -337,7 +337,7 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
         return None
     if is_generator(obj):
         return GENERATOR
-    if is_numba(obj):
+    if is_numba(obj) or cls.__module__.startswith(f"{__package__}."):  # a compiled graph
         return FIXED
     return _kind_of_instance(obj)
 
@@ -365,12 +365,18 @@ def _kind_of_instance(obj: Any) -> Kind:
         return FIXED if callable(obj) else OPAQUE
     if getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None):
         return INSTANCE
-    state = obj.__getstate__()
-    if not isinstance(state, dict):
-        return OPAQUE
-    again = obj.__getstate__()  # one that is made anew each time cannot be compared
-    same = state.keys() == again.keys() and all(alike(state[key], again[key]) for key in state)
-    return STATEFUL if same else OPAQUE
+    if _has_lasting_state(obj):
+        return STATEFUL
+    return FIXED if callable(obj) else OPAQUE
+
+
+def _has_lasting_state(obj: Any) -> bool:
+    """Whether ``__getstate__`` returns a dict of the same objects each time, which can be compared."""
+    try:
+        one, other = obj.__getstate__(), obj.__getstate__()
+    except Exception:  # it cannot be pickled
+        return False
+    return isinstance(one, dict) and isinstance(other, dict) and same_entries(one, other)
 
 
 def is_plain(obj: Any) -> bool:

@@ -40,19 +40,17 @@ class Compilations:
 
     def reduced(self, fn: Any) -> Any:
         """How the function *fn*, made by ``@njit`` or ``@vectorize``, is pickled."""
-        states = serialize._CustomPickled(type(fn), fn._reduce_states())
         place = f"/proc/{os.getpid()}/fd/{self._file}"
         cache = fn._dispatcher.cache if isinstance(fn, DUFunc) else fn._cache
         on_disk = isinstance(cache, caching.FunctionCache)  # the user has said cache=True
-        return _rebuilt, (states, on_disk, place, next(self._numbers))
+        return _rebuilt, (type(fn), fn._reduce_states(), on_disk, place, next(self._numbers))
 
     def close(self) -> None:
         os.close(self._file)
 
 
-def _rebuilt(pickled: Any, on_disk: bool, place: str, number: int) -> Any:
+def _rebuilt(cls: Any, states: dict[str, Any], on_disk: bool, place: str, number: int) -> Any:
     """The function on a worker."""
-    cls, states = pickled.ctor, pickled.states
     if issubclass(cls, DUFunc):
         _share(states["dispatcher"], "cache", on_disk, place, number)
         return cls._rebuild(**states)

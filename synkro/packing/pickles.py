@@ -23,7 +23,7 @@ import cloudpickle
 from ..values.foreign import is_movable, is_numba
 from .code import is_own, uses
 from .kinds import FUNCTION_PARTS, is_sent_by_value, is_sent_module, singleton
-from .refused import is_open_file
+from .refused import is_open_file, is_parallel_map
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
@@ -165,6 +165,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj) if place is None else (_singleton, place)
 
     def _function(self, fn: FunctionType) -> Any:
+        if is_parallel_map(fn):
+            raise TypeError(f"cannot send the parallel map {fn!r}")
         space = self._space_of(fn.__globals__)
         names = {
             name: value
@@ -246,6 +248,8 @@ def _complete_function(fn: FunctionType, state: Any) -> None:
         setattr(fn, name, value)
     for index, value in cells:
         (fn.__closure__ or ())[index].cell_contents = value
+    if fn.__module__ == fn.__globals__.get("__name__") and "." not in fn.__qualname__:
+        fn.__globals__.setdefault(fn.__qualname__, fn)  # where libraries look for it by its name
 
 
 def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:

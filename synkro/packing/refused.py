@@ -23,6 +23,11 @@ def is_open_file(value: Any) -> bool:
     return isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO)
 
 
+def is_parallel_map(value: Any) -> bool:
+    """Whether *value* is what ``jax.pmap`` makes: a worker has one device to map over."""
+    return _kind(value) == "pmap"
+
+
 def advice(value: Any) -> str | None:
     """What to do instead of sending *value*, a sentence; None if no more is known than of any object."""
     return _ADVICE.get(_kind(value))

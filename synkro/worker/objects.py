@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import importlib.machinery
 import io
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
+from ..packing.code import uses
 from ..packing.kinds import (
     CLASS,
     FUNCTION,
@@ -38,6 +41,8 @@ class Belongings:
         self._objects: dict[int, Any] = {}
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
+        self._unused: list[Name] = []
+        self._next_look = 0.0
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
 
     def load(
@@ -118,10 +123,28 @@ class Belongings:
         self._digests.pop(number, None)
         if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
             del self._bound[id(obj.names), obj.name]
-            obj.names.pop(obj.name, None)
+            self._unused.append(obj)
         module = self._modules.pop(number, None)
         if module is not None and sys.modules.get(module.__name__) is module:
             del sys.modules[module.__name__]
+
+    def tidy(self) -> None:
+        """Forget the values of names that no function uses any more, after all else was dropped.
+
+        Functions may live on here that the program has dropped: hooks, say.  To look for them takes a
+        while, so it is done for 2 % of the time at most.
+        """
+        start = time.monotonic()
+        if not self._unused or start < self._next_look:
+            return
+        referrers = gc.get_referrers(*{id(place.names): place.names for place in self._unused}.values())
+        living = (uses(fn.__code__).attributes for fn in referrers if isinstance(fn, FunctionType))
+        named = frozenset[str]().union(*living)
+        for place in self._unused:
+            if place.name not in named and (id(place.names), place.name) not in self._bound:
+                place.names.pop(place.name, None)
+        self._unused = [place for place in self._unused if place.name in named]
+        self._next_look = start + 50 * (time.monotonic() - start)
 
     def _space(self, number: int, name: str, packages: Any, own: Any) -> ModuleType:
         """The module *name* of the user's, in which names are bound as they come."""

@@ -99,6 +99,7 @@ class Rank:
                 self._listener.release(number)
                 del self._unmapped[number]
         if housekeeping.drop:
+            self._belongings.tidy()
             self.comm.tidy()
 
     def array(self, region: Region) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import InvalidType, UsageError
 from ...messages import FunctionSpec
+from ...packing.kinds import NAME
 from ...packing.pickles import Writer
 from ...packing.refused import advice
 from ...values.arrays import shortened
@@ -25,10 +26,12 @@ def explain(error: Exception, specs: Mapping[int, FunctionSpec], found: Iterable
         _explain_function(spec, error, found)
     if isinstance(error, UsageError):
         return
-    for each in found:
-        if each.known is None and not _pickles(each.obj):
+    failing = {id(f.obj): f for f in found if f.known is None and f.kind is not NAME}
+    failing = {ident: each for ident, each in failing.items() if not _pickles(each.obj)}
+    for each in failing.values():
+        if not any(ident in failing for some in each.inner.values() for ident in some):
             raise InvalidType(
-                f"{each.path}, {shortened(each.obj)}, which a function uses, cannot be sent to the "
+                f"{each.path!r}, {shortened(each.obj)}, which a function uses, cannot be sent to the "
                 f"workers: {_reason(error)}. {advice(each.obj) or _ADVICE}"
             ) from error
 
@@ -40,8 +43,14 @@ def _explain_function(spec: FunctionSpec, error: Exception, found: Iterable[Foun
         raise InvalidType(
             f"the function {spec.name!r} cannot be sent to the workers: {error}"
         ) from error
-    failing = ((where, part) for where, part in _parts(spec.fn) if not _pickles(part))
-    where, culprit = ("", spec.fn) if advice(spec.fn) else next(failing, ("", spec.fn))
+    where, culprit = "", spec.fn
+    while not advice(culprit):
+        failing = ((where, part) for where, part in _parts(culprit) if not _pickles(part))
+        way, part = next(failing, ("", None))
+        if part is None:
+            break
+        of = f" (of {culprit.__name__!r})" if where and inspect.isfunction(culprit) else ""
+        where, culprit = f"{way}{of}", part
     subject = f"{where}, {shortened(culprit)}," if where else "it"
     raise InvalidType(
         f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "

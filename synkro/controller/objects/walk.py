@@ -5,9 +5,11 @@ function ─▶ globals, cells, defaults ─▶ dicts, lists, instances, modules
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -43,6 +45,11 @@ GLOBALS = object()
 _TYPE = object()
 """Among the entries of an object, its class; of a class, its bases."""
 
+_WRAPPED = object()
+"""Among the entries of a compiled or cached function, the plain one."""
+
+_BESIDES = {GLOBALS, _TYPE, _WRAPPED}
+
 
 class Known:
     """An object that the workers have.
@@ -74,9 +81,7 @@ class Known:
         """The workers have *contents* now; *inner* are the objects in entries that were looked at."""
         self.contents = contents
         both = {**self.inner, **inner}
-        self.inner = {
-            key: value for key, value in both.items() if key in contents or key in (GLOBALS, _TYPE)
-        }
+        self.inner = {k: held for k, held in both.items() if k in contents or k in _BESIDES}
 
 
 class Found:
@@ -212,7 +217,7 @@ class Walk:
                 stack += self._globals(found)
             elif kind is FIXED:
                 fn = getattr(obj, "__wrapped__", None) or getattr(obj, "py_func", None)
-                stack.append((fn, path, found.inner.setdefault(WHOLE, []), False))
+                stack.append((fn, path, found.inner.setdefault(_WRAPPED, []), False))
             stack += self._entries(found, found.contents)
             for cls in obj.__bases__ if kind is CLASS else (type(obj),):
                 stack.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
@@ -252,9 +257,9 @@ class Walk:
                 yield from self._name(fn.__globals__, name, found, used)
         package = fn.__globals__.get("__package__") or ""
         for imported in used.imports:
-            for full in {imported, f"{package}.{imported}".rstrip(".")}:
-                module = sys.modules.get(full)
-                if module is not None and full != "__main__" and is_own(module):
+            with contextlib.suppress(ImportError):  # beyond the outermost package
+                module = sys.modules.get(resolve_name(imported, package))
+                if module is not None and is_own(module):
                     yield from self._module_names(module, found, used)
 
     def _name(self, names: dict[str, Any], name: str, found: Found, used: Uses) -> Iterator[Any]:

@@ -1,0 +1,306 @@
+"""A function reads what its globals, cells and defaults are now; it may not bind them itself."""
+
+import functools
+import threading
+import types
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.inside import controller
+from support.sessions import lasting, running
+from synkro import InvalidType, InvalidValue
+
+pytestmark = pytest.mark.quick
+
+X = np.arange(12.0).reshape(6, 2)
+
+session = lasting(2)
+
+scale = 1.0
+table = np.ones(2)
+
+
+def helper(x):
+    return x.sum() * scale
+
+
+def total(x):
+    return helper(x) + 0 * table.sum()
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    names = dict(globals())
+    yield
+    globals().update(names)
+
+
+def set_global(name, value):
+    globals()[name] = value
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_global_that_is_bound_anew_is_new_at_the_next_call(workers):
+    with running(workers) as session:
+        f = session.function(total, outputs="sum")
+        assert f(X) == X.sum()
+        for value in (2.0, 3, np.float32(0.5), True, 7.0):
+            set_global("scale", value)
+            assert f(X) == X.sum() * value
+
+
+def test_it_keeps_its_type(session):
+    f = session.function(lambda: np.asarray(scale).dtype.num, outputs="max")
+    for value in (1.0, 1, True, np.float32(1), 1j):
+        set_global("scale", value)
+        assert f() == np.asarray(value).dtype.num
+
+
+def test_a_helper_that_is_defined_anew(session):
+    f = session.function(total, outputs="sum")
+    assert f(X) == X.sum()
+    set_global("helper", lambda x: -x.sum())
+    assert f(X) == -X.sum()
+
+
+def test_a_helper_that_is_defined_later(session):
+    f = session.function(lambda x: unknown_helper(x), outputs="sum")  # noqa: F821
+    with pytest.raises(synk.WorkerError, match="NameError: name 'unknown_helper' is not defined"):
+        f(X)
+    set_global("unknown_helper", lambda x: x.sum())
+    try:
+        assert f(X) == X.sum()
+    finally:
+        del globals()["unknown_helper"]
+    with pytest.raises(synk.WorkerError, match="NameError: name 'unknown_helper' is not defined"):
+        f(X)
+
+
+def test_a_builtin_that_is_hidden(session):
+    f = session.function(lambda x: len(x), outputs="sum")
+    assert f(X) == 6
+    set_global("len", lambda x: 100)
+    try:
+        assert f(X) == 200
+    finally:
+        del globals()["len"]
+    assert f(X) == 6
+
+
+def test_a_cell_that_is_bound_anew(session):
+    rate, model = 0.5, {"w": np.ones(2)}
+
+    def inner(x):
+        return (x @ model["w"]).sum() * rate
+
+    f = session.function(inner, outputs="sum")
+    assert f(X) == X.sum() * 0.5
+    rate = 2
+    assert f(X) == X.sum() * 2
+    model = {"w": np.zeros(2)}
+    assert f(X) == 0
+
+
+def test_a_cell_that_is_bound_later(session):
+    f = session.function(lambda x: later(x), outputs="sum")
+    with pytest.raises(synk.WorkerError, match="later"):
+        f(X)
+
+    def later(x):
+        return x.sum()
+
+    assert f(X) == X.sum()
+
+
+def test_defaults_that_are_set_anew(session):
+    def power(x, *, n=1):
+        return (x**n).sum()
+
+    def root(x, k=1):
+        return (x / k).sum()
+
+    f, g = session.function(power, outputs="sum"), session.function(root, outputs="sum")
+    assert (f(X), g(X)) == (X.sum(), X.sum())
+    power.__kwdefaults__ = {"n": 2}
+    root.__defaults__ = (2,)
+    assert (f(X), g(X)) == ((X**2).sum(), X.sum() / 2)
+
+
+def test_code_that_is_replaced_as_by_autoreload(session):
+    def one(x):
+        return x.sum()
+
+    def other(x):
+        return x.sum() * scale * 10
+
+    f = session.function(one, outputs="sum")
+    assert f(X) == X.sum()
+    one.__code__ = other.__code__
+    assert f(X) == X.sum() * 10
+
+
+def test_attributes_of_functions(session):
+    def counted(x):
+        return x.sum() * counted.factor
+
+    counted.factor = 2
+    f = session.function(counted, outputs="sum")
+    assert f(X) == 2 * X.sum()
+
+
+@pytest.mark.parametrize("wrap", [functools.partial, functools.lru_cache, lambda fn: fn])
+def test_helpers_in_wrappers(session, wrap):
+    wrapped = wrap(lambda: scale)
+    f = session.function(lambda: wrapped(), outputs="max")
+    assert f() == 1
+
+
+def test_recursion_and_decorated_helpers(session):
+    @synk.function
+    def double(x):
+        return 2 * x
+
+    def power(x, n):
+        return x if n == 0 else power(double(x), n - 1)
+
+    f = session.function(lambda x: power(x, 3).sum(), outputs="sum")
+    assert f(X) == 8 * X.sum()
+
+
+def test_two_functions_see_the_same_global(session):
+    f = session.function(total, outputs="sum")
+    g = session.function(lambda x: x.sum() * scale, outputs="sum")
+    for value in (2.0, 3.0):
+        set_global("scale", value)
+        assert f(X) == g(X) == X.sum() * value
+    set_global("scale", 4.0)
+    assert g(X) == X.sum() * 4
+    assert f(X) == X.sum() * 4
+
+
+def test_submitted_calls_see_what_was_there_when_they_were_submitted(session):
+    config = {"add": 0.0}
+    f = session.function(lambda x: x.sum() * scale + config["add"], outputs="sum")
+    g = session.function(lambda x: x.sum() * scale, outputs="sum")
+    g(X)
+    gate = threading.Event()
+    hold = session.functions.submit(gate.wait)
+    futures = []
+    for value in (1.0, 2.0, 3.0):
+        set_global("scale", value)
+        config["add"] = value
+        futures.append(f.submit(X))
+    set_global("scale", 10.0)
+    config["add"] = 0.0
+    gate.set()
+    hold.result()
+    assert [each.result() for each in futures] == [X.sum() * v + 2 * v for v in (1, 2, 3)]
+    assert g(X) == f(X) == X.sum() * 10
+
+
+def test_a_value_that_cannot_be_sent_is_named(session):
+    f = session.function(total, outputs="sum")
+    assert f(X) == X.sum()
+    set_global("scale", threading.Lock())
+    with pytest.raises(InvalidType, match=r"'scale', <unlocked .*, a lock, .* cannot be sent .*pickle"):
+        f(X)
+    set_global("scale", 2.0)
+    assert f(X) == 2 * X.sum()
+
+
+def test_only_the_value_travels(session, monkeypatch):
+    f = session.function(total, outputs="sum")
+    f(X)
+    sizes = []
+    really = controller(session).send
+    monkeypatch.setattr(
+        controller(session), "send", lambda *args: sizes.append(len(args[0])) or really(*args)
+    )
+    set_global("scale", 2.5)
+    assert f(X) == 2.5 * X.sum()
+    assert len(sizes) == 2
+    assert sizes[0] < 400
+
+
+# ── what binds by itself ─────────────────────────────────────────────────────────────────────────
+
+
+def counting(x):
+    global scale
+    scale += 1
+    return x.sum()
+
+
+def forgetting():
+    global scale
+    del scale
+
+
+def calls_counting(x):
+    return counting(x)
+
+
+@pytest.mark.parametrize("fn", [counting, forgetting, calls_counting])
+def test_code_that_binds_a_global_is_refused(session, fn):
+    with pytest.raises(
+        InvalidValue,
+        match=r"'(counting|forgetting)', which is to run on the workers, assigns to 'scale', a name "
+        r"outside of it .*scale = synk.shared\(…\), and assign to scale.value; or return it",
+    ):
+        session.function(fn, outputs=[])(*[X] * (fn is not forgetting))
+
+
+def test_code_that_binds_a_cell_is_refused(session):
+    n = 0
+
+    def count():
+        nonlocal n
+        n += 1
+
+    def through():
+        def inner():
+            nonlocal n
+            n += 1
+
+        inner()
+
+    for fn in (count, through):
+        with pytest.raises(InvalidValue, match=r"assigns to 'n', a name outside of it"):
+            session.function(fn, outputs=[])()
+    assert n == 0
+
+
+def test_what_a_function_binds_of_its_own_is_its_business(session):
+    def running_sum(x):
+        total = 0
+
+        def add(value):
+            nonlocal total
+            total += value
+
+        for row in x:
+            add(row.sum())
+        return total
+
+    assert session.function(running_sum, outputs="sum")(X) == X.sum()
+
+
+def test_methods_of_classes_are_looked_at_too(session):
+    class Counter:
+        def go(self, x):
+            return counting(x)
+
+    with pytest.raises(InvalidValue, match="assigns to 'scale'"):
+        session.function(Counter().go)(X)
+
+
+def test_code_of_other_globals(session):
+    names = {"k": 3}
+    exec("def f(x):\n    return x.sum() * k\n", names)
+    f = session.function(names["f"], outputs="sum")
+    assert f(X) == 3 * X.sum()
+    names["k"] = 4
+    assert f(X) == 4 * X.sum()
+    assert isinstance(names["f"], types.FunctionType)
