@@ -342,13 +342,14 @@ class Failed(Reply):
     """An exception in a worker, as far as it can travel.
 
     ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
-    the exception itself, where it survives a round trip.  ``strays`` says that another rank's failure
-    was the cause.
+    the exception itself, where it survives a round trip, and ``kinds`` are its classes.  ``strays``
+    says that another rank's failure was the cause.  ``traceback`` is for ``packing.tracebacks``.
     """
 
     function: str | None
     summary: str
-    traceback: str
+    traceback: bytes
     pickled: bytes | None
+    kinds: tuple[bytes, ...]
     usage: bool
     strays: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import sys
 import threading
@@ -13,6 +14,9 @@ from typing import BinaryIO
 TAIL_LINES = 40
 """Lines of each worker's stderr that are kept for the message about its death."""
 
+_DUMP_LINES = 200  # of what faulthandler writes when a worker crashes
+
+_DUMPED = re.compile(r"$|Fatal Python error: |Current thread |Thread |  File \"|  \.\.\.|  <|Extension modules: ")
 _CHUNK = 1 << 16
 
 
