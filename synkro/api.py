@@ -22,7 +22,7 @@ from .controller.engine.engine import State
 from .controller.placement.gpus import visible
 from .controller.session import Session
 from .controller.variables.shared import Shared  # noqa: F401
-from .errors import InvalidType, NotForked, UsageError
+from .errors import InvalidType, NotForked, UsageError, check_keywords, counted
 from .worker.group import Group
 
 # ── where we are ─────────────────────────────────────────────────────────────────────────────────────
@@ -97,6 +97,9 @@ def _check_arguments(
     name: str, signature: inspect.Signature, args: Any, kwargs: Any, form: str = ""
 ) -> None:
     """Raises: InvalidType for arguments that the function *name* does not take; *form* says which."""
+    parameters = signature.parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_keywords(f"{name}()", kwargs, parameters, f"use it {form}." if form else "")
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -140,8 +143,9 @@ def fork(*args: Any, **kwargs: Any) -> int:
     if current is not None:
         if current.state is State.READY:
             raise UsageError(
-                f"fork() was called already, and {current.n_parallel} workers are running: call "
-                f"close() first, or make a second Session."
+                f"fork() was called already, and {counted(current.n_parallel, 'worker')} "
+                f"{'is' if current.n_parallel == 1 else 'are'} running: call close() "
+                f"first, or make a second Session."
             )
         current.close()
     here.session = Session(*args, **kwargs)

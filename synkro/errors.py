@@ -268,14 +268,22 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def check_keywords(called: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises: InvalidType for a keyword that *called* does not know, with the nearest of the *known*."""
+def there_are(count: int, noun: str) -> str:
+    """``there_are(1, "row") == "there is 1 row"``."""
+    return f"there {'is' if count == 1 else 'are'} {counted(count, noun)}"
+
+
+def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form: str = "") -> None:
+    """Raises: InvalidType for a keyword that *called* does not know, with the nearest of the *known*.
+
+    *form* says how it is to be called.
+    """
     known = list(known)
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             instead = f"did you mean {near[0]}=?" if near else f"it knows {', '.join(known) or 'none'}."
-            raise InvalidType(f"{called} got the unknown keyword {name}=: {instead}")
+            raise InvalidType(f"{called} got the unknown keyword {name}=: {form or instead}")
 
 
 def warn(message: str) -> None:

@@ -94,7 +94,8 @@ class Start(Command):
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
     *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
-    *profiles* are the files to which the ranks write profiles of themselves when they end, or None.
+    *profiles* are the files to which the ranks write profiles of themselves when they end, or None, and
+    *verbose* says whether they print status lines.
     """
 
     token: str
@@ -104,6 +105,7 @@ class Start(Command):
     cores: tuple[int | None, ...]
     gpus: Gpus | None
     profiles: tuple[str, ...] | None
+    verbose: bool
 
 
 class Parcel(NamedTuple):

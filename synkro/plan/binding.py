@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, check_keywords
 from ..values.foreign import library_named, library_of_function, module_of
 
 RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
@@ -91,6 +91,7 @@ class Binder:
         known = len(self._positional)
         too_many = len(args) > known and not self._variadic
         if kwargs or self._needs_keywords or too_many or len(args) < self._required:
+            self._check_keywords(kwargs)
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -106,6 +107,18 @@ class Binder:
             for index, value in enumerate(args[known:])
         ]
         return bound + [self._bound(name, value, name) for name, value in kwargs.items()]
+
+    def _check_keywords(self, kwargs: dict[str, Any]) -> None:
+        parameters = self._signature.parameters
+        if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
+            return
+        for name in kwargs:
+            if name in RESERVED:
+                raise InvalidType(
+                    f"{name}= is a keyword of a call, and as_serial() and build_inputs() take the "
+                    f"function's own arguments only: leave it out."
+                )
+        check_keywords(f"{self._name}{self._signature}", kwargs, [*parameters, *RESERVED])
 
     def _bound(self, name: str, value: Any, parameter: str) -> Bound:
         """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import CallTimeout, RemoteTraceback, SynkroError, WorkerDied, raised_in_worker
+from ...errors import CallTimeout, RemoteTraceback, SynkroError, WorkerDied, counted, raised_in_worker
 from ...messages import Failed, Phase
 from ...packing.exceptions import loaded
 from ...packing.tracebacks import shown
@@ -14,8 +14,8 @@ from ...packing.tracebacks import shown
 _DOING = {
     Phase.WAITING: "has not begun",
     Phase.LOADING: "is loading functions",
-    Phase.RUNNING: "is running the function, {} slices done",
-    Phase.MERGING: "is handing its outputs over, {} slices done",
+    Phase.RUNNING: "is running the function, {} done",
+    Phase.MERGING: "is handing its outputs over, {} done",
     Phase.STORING: "is storing outputs",
     Phase.REDUCING: "is reducing outputs",
 }
@@ -74,7 +74,7 @@ def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> 
     *standing* has the pid, the phase and the slices done of each.
     """
     where = "; ".join(
-        f"rank {rank} (pid {pid}) {_DOING[Phase(phase)].format(done)}"
+        f"rank {rank} (pid {pid}) {_DOING[Phase(phase)].format(counted(done, 'slice'))}"
         for rank, (pid, phase, done) in standing.items()
     )
     return CallTimeout(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...errors import InvalidType, InvalidValue, NotAvailable
+from ...errors import InvalidType, InvalidValue, NotAvailable, counted, warn
 from ...machine import available_cores, cpu_name
 from ...values.arrays import checked_int
 from .gpus import Gpu, Visible, visible
@@ -73,8 +72,8 @@ def choose(
         )
     if count is not None and count > len(named):
         raise InvalidValue(
-            f"{count} workers were asked for, but {source} lists {len(named)} devices: list a "
-            f"device more than once to run several workers on it."
+            f"{count} workers were asked for, but {source} lists {counted(len(named), 'device')}: list "
+            f"a device more than once to run several workers on it."
         )
     return named[:count]
 
@@ -82,11 +81,7 @@ def choose(
 def _cpu_workers(count: int | None) -> int:
     cores = available_cores()
     if count is not None and count > cores:
-        warnings.warn(
-            f"{count} CPU workers on {cores} available cores: they will take turns.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+        warn(f"{count} CPU workers on {counted(cores, 'available core')}: they will take turns.")
     return count or cores
 
 
@@ -143,8 +138,8 @@ def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
     cores = len(os.sched_getaffinity(0))
     if index and int(index) >= cores:
         raise InvalidValue(
-            f"{source} names {text!r}, but this process may use {cores} cores, cpu0 to "
-            f'cpu{cores - 1}: name one of them, or plain "cpu".'
+            f"{source} names {text!r}, but this process may use cpu0 to cpu{cores - 1} only: name one "
+            f'of them, or plain "cpu".'
         )
     return Assignment(f"cpu{index}", name)
 
