@@ -200,17 +200,24 @@ class InternalError(SynkroError):
 
 
 def raised_in_worker(
-    kind: type | None, message: str, rank: int, function: str | None, original: BaseException | None
+    kind: type | None,
+    message: str,
+    rank: int,
+    function: str | None,
+    original: BaseException | Parts | None,
 ) -> WorkerError:
     """A WorkerError that is also a *kind* of exception, with the attributes of the *original*.
 
     It is a plain one where no type can be both, and for what Python, or Synkro, would take for an end
     of something here: StopIteration, what is no ``Exception``, WorkerDied …
     """
-    both = None if kind is None else _both(kind)
-    if both is not None:
+    if isinstance(original, Parts):  # this is a copy
+        original = original.error
+    both: Any = None if kind is None else _both(kind)
+    args = (message,) if original is None else original.args
+    for new in () if both is None else (both.__new__, Exception.__new__):
         with contextlib.suppress(Exception):  # it may take what we do not know to make one
-            error: WorkerError = both.__new__(both, *([message] if original is None else original.args))
+            error: WorkerError = new(both, *args)
             if original is not None:
                 _copy_attributes(original, error)
             WorkerError.__init__(error, message, rank, function, original)
@@ -248,10 +255,10 @@ class Parts:
     """
 
     def __init__(self, error: BaseException) -> None:
-        self._error = error
+        self.error = error
 
     def __reduce__(self) -> Any:
-        return _joined, (type(self._error), self._error.args, vars(self._error))
+        return _joined, (type(self.error), self.error.args, vars(self.error))
 
 
 def _joined(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
@@ -281,7 +288,7 @@ def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form
     known = list(known)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
             instead = f"did you mean {near[0]}=?" if near else f"it knows {', '.join(known) or 'none'}."
             raise InvalidType(f"{called} got the unknown keyword {name}=: {form or instead}")
 

@@ -38,7 +38,7 @@ def sent(error: BaseException) -> bytes:
     trace = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
     try:
         stream = io.BytesIO()
-        _Pickler(stream, 5).dump(trace)
+        _TracePickler(stream, 5).dump(trace)
         if stream.tell() <= _SENT_LIMIT:
             return stream.getvalue()
     except Exception:  # a chain of a thousand exceptions
@@ -46,7 +46,7 @@ def sent(error: BaseException) -> bytes:
     return pickle.dumps("".join(trace.format())[-TEXT_LIMIT:])
 
 
-class _Pickler(pickle.Pickler):
+class _TracePickler(pickle.Pickler):
     """Pickles what a traceback shows of objects, and no objects of the user's."""
 
     def reducer_override(self, obj: Any) -> Any:

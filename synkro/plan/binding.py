@@ -112,13 +112,14 @@ class Binder:
         parameters = self._signature.parameters
         if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()):
             return
+        names = [p.name for p in parameters.values() if p.kind is not Parameter.VAR_POSITIONAL]
         for name in kwargs:
             if name in RESERVED:
                 raise InvalidType(
                     f"{name}= is a keyword of a call, and as_serial() and build_inputs() take the "
                     f"function's own arguments only: leave it out."
                 )
-        check_keywords(f"{self._name}{self._signature}", kwargs, [*parameters, *RESERVED])
+        check_keywords(f"{self._name}{self._signature}", kwargs, [*names, *RESERVED])
 
     def _bound(self, name: str, value: Any, parameter: str) -> Bound:
         """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""

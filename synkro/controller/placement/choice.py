@@ -138,8 +138,8 @@ def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
     cores = len(os.sched_getaffinity(0))
     if index and int(index) >= cores:
         raise InvalidValue(
-            f"{source} names {text!r}, but this process may use cpu0 to cpu{cores - 1} only: name one "
-            f'of them, or plain "cpu".'
+            f"{source} names {text!r}, but this process may use {counted(cores, 'core')}, cpu0 to "
+            f'cpu{cores - 1}: name one of them, or plain "cpu".'
         )
     return Assignment(f"cpu{index}", name)
 

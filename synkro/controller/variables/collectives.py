@@ -336,7 +336,7 @@ class Collectives:
             given = [values if np.ndim(values[0]) + 1 == targets[0].ndim else values[0]]
         if len(given) != len(targets):
             raise InvalidValue(
-                f"the variables are {len(targets)}, and the values {len(given)}: give one for each."
+                f"{counted(len(targets), 'variable')} got {counted(len(given), 'value')}: give one each."
             )
         arrays = []
         for target, value in zip(targets, given, strict=True):
