@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ..errors import HOME
@@ -54,9 +54,9 @@ class _TracePickler(pickle.Pickler):
             kept: dict[Any, Any] = {}  # a recursion repeats its frames: they travel once
             parts = [_parts(frame) for frame in obj]
             return _stack, ([kept.setdefault(part, part) for part in parts],)
-        if isinstance(obj, type) and obj.__module__ not in ("builtins", "traceback"):
+        if isinstance(obj, type) and issubclass(obj, BaseException) and obj.__module__ != "builtins":
             return _named, (obj.__module__, obj.__qualname__, issubclass(obj, SyntaxError))
-        if isinstance(obj, traceback.TracebackException | type) or callable(obj):
+        if isinstance(obj, traceback.TracebackException | type | FunctionType):
             return NotImplemented
         return str, (_text(obj),)  # a note may be any object
 
