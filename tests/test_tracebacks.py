@@ -171,7 +171,7 @@ def deep(n=0):
 CASES = {
     chained: ("direct cause", "    return 1 / (x - x)\n", "KeyError: 'second'"),
     in_a_handler: ("During handling", "    return 1 / (x - x)\n", "ValueError: invalid literal"),
-    deep: ("in deep", "[Previous line repeated 9", "RecursionError: maximum recursion"),
+    deep: ("in deep", "[Previous line repeated ", "RecursionError: maximum recursion"),
     lambda: compile("x = (", "<typed>", "exec"): ('File "<typed>", line 1', "    x = (", "SyntaxError"),
 }
 if sys.version_info >= (3, 11):
