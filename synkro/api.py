@@ -24,7 +24,7 @@ from .controller.engine.engine import State
 from .controller.placement.gpus import visible
 from .controller.session import Session
 from .controller.variables.shared import Shared  # noqa: F401
-from .errors import InvalidType, NotForked, UsageError
+from .errors import InvalidType, NotForked, UsageError, check_keywords
 from .machine import importing
 from .worker.group import Group
 
@@ -100,6 +100,9 @@ def _check_arguments(
     name: str, signature: inspect.Signature, args: Any, kwargs: Any, form: str = ""
 ) -> None:
     """Raises: InvalidType for arguments that the function *name* does not take; *form* says which."""
+    parameters = signature.parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_keywords(f"{name}()", kwargs, parameters, f"use it {form}." if form else "")
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

@@ -11,18 +11,32 @@ SynkroError
 │   ├── NotForked         nobody called fork() yet
 │   ├── SessionClosed     you closed it
 │   └── SessionBroken     it broke: a worker died earlier
-├── WorkerError           an exception in a worker; the session stays usable
+├── WorkerError           an exception in a worker, and of its type; the session stays usable
 ├── WorkerDied            a worker process is gone; the session is broken
 ├── CallTimeout           some worker did not answer in time; also a TimeoutError
 ├── SharedMemoryError     no memory for a segment; also a MemoryError
 ├── NotAvailable          not on this machine, or not yet; also a NotImplementedError
 └── InternalError         a bug in Synkro
+
+The end of the file has what messages have in common: counts, suggestions, and where warnings point.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import difflib
+import functools
+import os
 import sys
+import types
 import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+HOME = str(Path(__file__).resolve().parent) + os.sep
+"""The folder of the package."""
 
 
 class SynkroError(Exception):
@@ -91,6 +105,9 @@ class RemoteTraceback(Exception):
 class WorkerError(SynkroError):
     """An exception was raised in a worker.
 
+    It is also of the type of that exception, if one can be made of both, and has its attributes: so
+    ``except KeyError`` catches a worker's.
+
     Attributes:
         rank: the worker's rank (the lowest one, where several failed).
         function: the name of the function that ran, or None.
@@ -105,10 +122,27 @@ class WorkerError(SynkroError):
         function: str | None = None,
         original: BaseException | None = None,
     ) -> None:
-        super().__init__(message)
+        Exception.__init__(self, message)  # not that of the worker's exception
         self.rank = rank
         self.function = function
         self.original = original
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    __repr__ = Exception.__repr__
+
+    __setstate__ = Exception.__setstate__
+
+    def __reduce__(self) -> Any:
+        kind = None if type(self) is WorkerError else type(self).__bases__[-1]
+        original: Any = self.original
+        try:
+            copy.copy(original)  # as pickle would do it
+        except (Exception, SystemExit):
+            original = Parts(original)
+        attributes = {name: value for name, value in vars(self).items() if name != "original"}
+        return raised_in_worker, (kind, str(self), self.rank, self.function, original), attributes
 
 
 class WorkerDied(SynkroError):
@@ -162,9 +196,106 @@ class InternalError(SynkroError):
     """A bug in Synkro; please report it."""
 
 
+# ── a worker's error, of the type of the exception there ─────────────────────────────────────────────
+
+
+def raised_in_worker(
+    kind: type | None,
+    message: str,
+    rank: int,
+    function: str | None,
+    original: BaseException | Parts | None,
+) -> WorkerError:
+    """A WorkerError that is also a *kind* of exception, with the attributes of the *original*.
+
+    It is a plain one where no type can be both, and for what Python, or Synkro, would take for an end
+    of something here: StopIteration, what is no ``Exception``, WorkerDied …
+    """
+    if isinstance(original, Parts):  # this is a copy
+        original = original.error
+    both: Any = None if kind is None else _both(kind)
+    args = (message,) if original is None else original.args
+    for new in () if both is None else (both.__new__, Exception.__new__):
+        with contextlib.suppress(Exception):  # it may take what we do not know to make one
+            error: WorkerError = new(both, *args)
+            if original is not None:
+                _copy_attributes(original, error)
+            WorkerError.__init__(error, message, rank, function, original)
+            return error
+    return WorkerError(message, rank, function, original)
+
+
+_ENDS = (StopIteration, StopAsyncIteration, WorkerDied, CallTimeout, SessionError)
+
+
+@functools.lru_cache(64)
+def _both(kind: Any) -> Any:
+    """The class of errors that are a WorkerError and of another *kind*, or None."""
+    if issubclass(kind, Exception) and not issubclass(kind, _ENDS) and not issubclass(WorkerError, kind):
+        with contextlib.suppress(Exception):
+            return type(f"WorkerError[{kind.__name__}]", (WorkerError, kind), {"__module__": __name__})
+    return None
+
+
+def _copy_attributes(original: BaseException, error: BaseException) -> None:
+    """Copy the attributes of *original* that can be set: its own, and those of its type, as errno."""
+    descriptors = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    names = [name for name in vars(original) if name[:2] != "__" or name == "__notes__"]
+    for cls in type(original).__mro__:
+        names += [n for n, what in vars(cls).items() if isinstance(what, descriptors) and n[:2] != "__"]
+    for name in names:
+        with contextlib.suppress(Exception):
+            setattr(error, name, getattr(original, name))
+
+
+class Parts:
+    """Pickles an exception as its class, its args and its attributes.
+
+    That is for one whose constructor takes other arguments than its ``args``.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _joined, (type(self.error), self.error.args, vars(self.error))
+
+
+def _joined(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
+
+
+# ── what messages have in common ─────────────────────────────────────────────────────────────────────
+
+
+def counted(count: int, noun: str) -> str:
+    """``counted(1, "worker") == "1 worker"``, and ``counted(2, "worker") == "2 workers"``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def there_are(count: int, noun: str) -> str:
+    """``there_are(1, "row") == "there is 1 row"``."""
+    return f"there {'is' if count == 1 else 'are'} {counted(count, noun)}"
+
+
+def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form: str = "") -> None:
+    """Raises: InvalidType for a keyword that *called* does not know, with the nearest of the *known*.
+
+    *form* says how it is to be called.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
+            instead = f"did you mean {near[0]}=?" if near else f"it knows {', '.join(known) or 'none'}."
+            raise InvalidType(f"{called} got the unknown keyword {name}=: {form or instead}")
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the program that called Synkro: the first frame outside of the package."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "synkro":
-        frame, level = frame.f_back, level + 1
+    """Warn at the line of the program: the first one outside of the package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(HOME):
+        level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

@@ -1,11 +1,13 @@
-"""Usable cores and memory, the processor's name, and more interpreters like this one."""
+"""Usable cores and memory, the processor's name, time, and more interpreters like this one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -94,6 +96,17 @@ def readable_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TB"
+
+
+@contextlib.contextmanager
+def announcing(say: Callable[[str], None], text: str, seconds: float = 2.0) -> Iterator[None]:
+    """Say *text* once, if the block has not ended after so many seconds."""
+    timer = threading.Timer(seconds, say, [text])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def search_path() -> list[str]:

@@ -100,7 +100,8 @@ class Start(Command):
 
     *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
     *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
-    *profiles* are the files to which the ranks write profiles of themselves when they end, or None.
+    *profiles* are the files to which the ranks write profiles of themselves when they end, or None, and
+    *verbose* says whether they print status lines.
     """
 
     token: str
@@ -111,6 +112,7 @@ class Start(Command):
     cores: tuple[int | None, ...]
     gpus: Gpus | None
     profiles: tuple[str, ...] | None
+    verbose: bool
 
 
 class Parcel(NamedTuple):
@@ -404,13 +406,14 @@ class Failed(Reply):
     """An exception in a worker, as far as it can travel.
 
     ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
-    the exception itself, where it survives a round trip.  ``strays`` says that another rank's failure
-    was the cause.
+    the exception itself, where it survives a round trip, and ``kinds`` are its classes.  ``strays``
+    says that another rank's failure was the cause.  ``traceback`` is for ``packing.tracebacks``.
     """
 
     function: str | None
     summary: str
-    traceback: str
+    traceback: bytes
     pickled: bytes | None
+    kinds: tuple[bytes, ...]
     usage: bool
     strays: bool

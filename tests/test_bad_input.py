@@ -208,7 +208,7 @@ def test_devices(devices, error, message, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"n_parallel": 3, "devices": ["cpu"]}, InvalidValue, "3 workers .* lists 1 devices"),
+        ({"n_parallel": 3, "devices": ["cpu"]}, InvalidValue, "3 workers .* lists 1 device:"),
         ({"master_rank": 1}, InvalidValue, "master_rank must be from 0 to 0; got 1"),
         ({"master_rank": "0"}, InvalidType, "master_rank must be an int from 0 to 0; got '0'"),
         ({"threads_per_worker": 0}, InvalidValue, "threads_per_worker must be 1 or more; got 0"),
@@ -250,6 +250,12 @@ def test_options_of_fork(options, error, message):
             "unknown operation 'median': expected 'mean'",
         ),
         ({"fn": total, "outputs": ["sum", "avg "]}, InvalidValue, "unknown operation 'avg '"),
+        (
+            {"fn": total, "output": "sum"},
+            InvalidType,
+            r"unknown keyword output=: did you mean outputs=\?",
+        ),
+        ({"fn": total, "rows": "x"}, InvalidType, "unknown keyword rows=: it knows inputs, outputs, "),
         ({"fn": total, "outputs": np.sum}, InvalidType, "outputs= takes 'mean'"),
         ({"fn": total, "outputs": True}, InvalidType, "got True, a bool"),
         ({"fn": total, "updates": {}}, InvalidType, "updates= takes a list of variables"),
@@ -268,6 +274,50 @@ def test_making_functions(quiet, options, error, message):
 
     with pytest.raises(error, match=message):
         make() if "fn" in options else make()(total)  # without fn it is a decorator
+
+
+OPERATIONS = {  # by what they are called elsewhere
+    "average": "mean",
+    "c_avg": "mean",
+    "Mean": "mean",
+    "add": "sum",
+    "product": "prod",
+    "maximum": "max",
+    "minimum": "min",
+    "concat": "gather",
+    "concatenate": "gather",
+    "gathered": "gather",
+    "stack": None,
+    np.max: "max",
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_right_operation_is_suggested(quiet, name):
+    with pytest.raises(UsageError, match=rf"outputs= .* None.*Did you mean {OPERATIONS[name]!r}\?$"):
+        quiet.function(total, outputs=[name])
+
+
+def test_nothing_is_suggested_for_what_is_none_of_them(quiet):
+    for name in ("median", "std", "c_foo"):
+        with pytest.raises(InvalidValue, match=rf"unknown operation '{name}': expected .*, None\.$"):
+            quiet.function(total, outputs=name)
+
+
+def test_the_right_operation_of_a_collective_is_suggested(session):
+    variable = session.shared(ROWS)
+    for op, right in {"average": "'mean'", "add": "'sum'"}.items():
+        with pytest.raises(InvalidValue, match=rf"op='{op}' is .* Did you mean {right}\?$"):
+            session.all_reduce(variable, op=op)
+    with pytest.raises(InvalidValue, match=r"op='concat' is no reduce operation: .*, min\.$"):
+        session.all_reduce(variable, op="concat")
+
+
+@pytest.mark.parametrize("call", ["as_serial", "build_inputs"])
+def test_keywords_of_a_call_where_there_is_none(quiet, call):
+    f = quiet.function(total)
+    with pytest.raises(InvalidType, match=r"batch= is a keyword of a call, and as_serial\(\) and build"):
+        getattr(f, call)(ROWS, batch=3)
 
 
 class Holder:
@@ -321,9 +371,10 @@ def test_a_global_that_cannot_be_pickled(quiet, monkeypatch):
         ((), {}, InvalidType, r"two\(x, y\) was called wrongly: missing a required argument: 'x'"),
         ((ROWS,), {}, InvalidType, "missing a required argument: 'y'"),
         ((ROWS,) * 3, {}, InvalidType, "too many positional arguments"),
-        ((ROWS, ROWS), {"z": 1}, InvalidType, "unexpected keyword argument 'z'"),
+        ((ROWS, ROWS), {"z": 1}, InvalidType, "unknown keyword z=: it knows x, y, batch, batch_s"),
         ((ROWS, ROWS), {"x": ROWS}, InvalidType, "multiple values for argument 'x'"),
-        ((ROWS, ROWS), {"Batch": 1}, InvalidType, "unexpected keyword argument 'Batch'"),
+        ((ROWS,), {"bacth": 3}, InvalidType, r"unknown keyword bacth=: did you mean batch=\?"),
+        ((ROWS, ROWS), {"Batch": 1}, InvalidType, r"unknown keyword Batch=: did you mean batch=\?"),
         ((ROWS, ROWS[:5]), {}, InvalidValue, "'two' have different numbers of rows: x has 6, y has 5"),
         ((ROWS, X[:0]), {}, InvalidValue, "x has 6, y has 0"),
         ((ROWS[:0], ROWS[:0]), {}, InvalidValue, "no rows to compute on: .* 1 row, got 0 of 0"),
@@ -348,7 +399,7 @@ def test_arguments(quiet, args, kwargs, error, message):
 @pytest.mark.parametrize(
     ("batch", "error", "message"),
     [
-        (7, InvalidIndex, "first 7 rows, but there are 6: give a number from 1 to 6"),
+        (7, InvalidIndex, "first 7 rows, but there are 6 rows: give a number from 1 to 6"),
         (-1, InvalidIndex, "batch=-1"),
         (0, InvalidValue, "expected at least 1 row that batch= selects, got 0 of 6"),
         ([0, 6], InvalidIndex, "index 6, but there are 6 rows: give indices from -6 to 5"),
@@ -380,7 +431,7 @@ def test_batches(quiet, batch, error, message):
         ([8] * 7, InvalidValue, "has 6 rows.*names 7"),
         (slice(1, None), InvalidValue, "must say where it stops"),
         (0, InvalidValue, r"expected at least 1 row that batch= selects, got 0\.$"),
-        (-1, InvalidIndex, r"asks for the first -1 rows: give 1 or more\.$"),
+        (-1, InvalidIndex, r"asks for -1 rows: give 1 or more\.$"),
         (slice(0, "end"), InvalidType, "slice"),
         ("all", InvalidType, "got 'all', a str"),
         (["a"], InvalidType, "dtype <U1"),
@@ -501,7 +552,7 @@ SMALL, OTHER = np.ones(3), np.ones(4)
 @pytest.mark.parametrize(
     ("fn", "outputs", "message"),
     [
-        (lambda x: (1, 2), ["sum"], "1 entries, but its result is a tuple of 2"),
+        (lambda x: (1, 2), ["sum"], "1 entry, but its result is a tuple of 2"),
         (lambda x: 1, ["sum", "sum"], "2 entries, but its result is a single value"),
         (
             lambda x: {"a": 1},

@@ -112,7 +112,7 @@ def test_few_open_files(monkeypatch, limits, status, remedy):
 def test_too_many_threads(monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     _, out = run(capsys, "doctor", "--data", "1M", "--devices", "cpu,cpu")
-    assert "warning  threads: 2 workers start up to 64 threads each" in out
+    assert "warning  threads: 2 workers: each may start 64 threads, on " in out
     assert "→ Unset OMP_NUM_THREADS" in out
 
 

@@ -372,7 +372,7 @@ def test_alone_in_the_main_process(n):
     for refused in (lambda: synk.send(x, 0), lambda: synk.recv(0)):
         with pytest.raises(UsageError, match="this rank itself"):
             synk.function(refused).as_serial()
-    with pytest.raises(UsageError, match="root=1, but 1 ranks take part"):
+    with pytest.raises(UsageError, match="root=1, but 1 rank takes part"):
         synk.function(lambda: synk.broadcast(1, root=1)).as_serial()
     with pytest.raises(UsageError, match="this is the main program"):
         synk.rank()

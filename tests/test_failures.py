@@ -1,8 +1,10 @@
 """Whatever dies or hangs in a worker, whenever it does: the user hears of it, and can go on."""
 
 import builtins
+import copy
 import ctypes
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -244,6 +246,48 @@ def test_fork_starts_anew(by):
     assert f(synk.data(x[:])).tolist() == [0, 1, 2, 3]
 
 
+CRASHED = """
+import ctypes, resource, sys, numpy as np, synkro as synk
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+synk.fork(2, verbose=False)
+
+def crash(x):
+    print("before the crash", file=sys.stderr)
+    ctypes.string_at(0)
+
+synk.function(crash)(np.ones(2))
+"""
+
+
+def test_a_crash_is_told_once(run_python):
+    done = run_python(CRASHED, check=False)
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == 1
+    assert done.stderr.count("in crash\n") == 1
+    assert "] before the crash\n" in done.stderr
+
+
+def test_a_crash_that_no_error_tells_is_told_at_the_end(session, tmp_path, capsys):
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    when_idle(session, ending("SIGSEGV"), tmp_path)
+    assert "Fatal" not in capsys.readouterr().err
+    session.close()
+    assert capsys.readouterr().err.count("[rank 1] Fatal Python error: Segmentation fault\n") == 1
+
+
+def test_the_crash_of_a_child_of_a_worker_is_passed_on(session, capsys):
+    def shout():
+        print("Fatal Python error: of a child\n\nCurrent thread 0x1 (most recent", file=sys.stderr)
+        print("and on it goes", file=sys.stderr)
+
+    session.function(shout, outputs=[])()
+    session.close()
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[rank 1]")]
+    assert printed[0] == "[rank 1] Fatal Python error: of a child"
+    assert printed[-1] == "[rank 1] and on it goes"
+    assert len(printed) == 4
+
+
 def test_only_the_end_of_a_long_stderr_is_told(session):
     def shout():
         for line in range(5000):
@@ -326,11 +370,11 @@ CASES = {  # what fails, the type of the original where it can be brought here, 
     "plain": (raising(Plain("text", 3)), Plain, "Plain: ('text', 3)"),
     "builtin": (lambda: {}["key"], KeyError, "KeyError: 'key'"),
     "chained": (chained, Plain, "second"),
-    "odd constructor": (lambda: raising(Odd(1, 2))(), None, "Odd: 1 is not 2"),
+    "odd constructor": (lambda: raising(Odd(1, 2))(), Odd, "Odd: 1 is not 2"),
     "unpicklable": (lambda: raising(Locked("text"))(), None, "Locked: text"),
     "mute": (raising(Mute()), Mute, "Mute: "),
     "str exits": (raising(Leaver()), Leaver, "Leaver: "),
-    "trap": (lambda: raising(Trap("text"))(), None, "Trap: text"),
+    "trap": (lambda: raising(Trap("text"))(), Trap, "Trap: text"),
     "SystemExit": (lambda: sys.exit(3), SystemExit, "SystemExit: 3"),
     "KeyboardInterrupt": (raising(KeyboardInterrupt("me")), KeyboardInterrupt, "KeyboardInterrupt: me"),
     "GeneratorExit": (raising(GeneratorExit()), GeneratorExit, "GeneratorExit"),
@@ -369,6 +413,110 @@ def test_an_exception_is_told(case, lived):
     assert len(str(error)) + len(str(error.__cause__)) < 100_000
     assert total(lived) == 7
     assert lived.pids == pids
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_of_the_type_of_the_original(case, lived):
+    """… also where the original cannot be brought here; a plain one for what would end something."""
+    fail, original, text = CASES[case]
+    kind = original or {"unpicklable": Locked}.get(case, Plain)
+    ends = not issubclass(kind, Exception) or issubclass(kind, synk.WorkerDied)
+    with pytest.raises(synk.WorkerError) as caught:
+        lived.function(lambda x: fail())(np.ones(4))
+    error = caught.value
+    assert isinstance(error, kind) is not ends
+    assert (type(error) is synk.WorkerError) is ends
+    assert type(error).__name__ in ("WorkerError", f"WorkerError[{type(error).__bases__[-1].__name__}]")
+    assert text in str(error)
+    assert repr(error)
+    again = copy.copy(error)
+    assert (type(again), str(again), again.rank) == (type(error), str(error), 0)
+    assert type(again.original) is type(error.original)
+
+
+class Detailed(Exception):
+    """Has attributes, and a constructor, of its own."""
+
+    def __init__(self, left, right):
+        super().__init__(f"{left} is not {right}")
+        self.left, self.right = left, right
+        self.rank = "high"
+
+    def __str__(self):
+        return "of its own"
+
+    def both(self):
+        return self.left, self.right, scale
+
+
+scale = 1
+
+
+def missing_file():
+    os.stat("/nowhere/at/all")
+
+
+def late(iterator=iter(())):
+    next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("fail", "kind", "attributes"),
+    [
+        (missing_file, FileNotFoundError, {"errno": 2, "filename": "/nowhere/at/all"}),
+        (lambda: b"\xff".decode(), UnicodeDecodeError, {"start": 0, "object": b"\xff"}),
+        (lambda: np.linalg.inv(np.zeros((2, 2))), np.linalg.LinAlgError, {}),
+        (lambda: np.ones(2).sum(axis=3), np.exceptions.AxisError, {"axis": 3, "ndim": 1}),
+        (lambda: raising(Detailed(1, 2))(), Detailed, {"left": 1, "right": 2, "rank": 0}),
+        (lambda: synk.rank(3), TypeError, {}),
+        (lambda: synk.all_reduce(1, "median"), synk.InvalidValue, {}),
+    ],
+)
+def test_it_is_caught_as_in_a_serial_program(fail, kind, attributes, lived):
+    """It has the attributes of the original, but for those of a WorkerError's own."""
+    with pytest.raises(kind) as caught:
+        lived.function(fail, outputs=[])()
+    error = caught.value
+    assert isinstance(error, synk.WorkerError)
+    assert str(error).startswith("rank 0 failed in the function ")
+    assert {name: getattr(error, name) for name in attributes} == attributes
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+    assert {name: getattr(again, name) for name in attributes} == attributes
+
+
+def test_the_end_of_an_iterator_ends_nothing_here(lived):
+    with pytest.raises(synk.WorkerError, match="StopIteration") as caught:
+        lived.function(late, outputs=[])()
+    assert type(caught.value) is synk.WorkerError
+
+
+def test_the_users_own_class_stays_what_it_is(lived, monkeypatch):
+    """Its methods read this program's globals, also after a copy of it has come from a worker."""
+    method = Detailed.both
+    with pytest.raises(Detailed) as caught:
+        lived.function(lambda: raising(Detailed(1, 2))(), outputs=[])()
+    monkeypatch.setattr(sys.modules[__name__], "scale", 5)
+    assert Detailed.both is method
+    assert caught.value.both() == (1, 2, 5)
+
+
+def test_of_a_class_that_is_not_imported_here_it_is_of_a_base(lived, monkeypatch, tmp_path):
+    """An exception brings no module along."""
+    (tmp_path / "elsewhere.py").write_text("class Own(LookupError):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fail():
+        import elsewhere
+
+        raise elsewhere.Own("not here")
+
+    with pytest.raises(LookupError, match="Own: not here") as caught:
+        lived.function(fail, outputs=[])()
+    assert type(caught.value).__name__ == "WorkerError[LookupError]"
+    assert caught.value.original is None
+    assert "elsewhere" not in sys.modules
+    assert "elsewhere.Own: not here" in str(caught.value.__cause__)
 
 
 def test_the_remote_traceback_shows_the_line(lived):

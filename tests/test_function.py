@@ -433,7 +433,7 @@ def test_build_inputs_passes_its_options_on(session):
     x, y = f.build_inputs(X, Y, oversize=2, minibatch=[False, True])
     assert (x.minibatch, y.minibatch) == (False, True)
     with pytest.raises(
-        InvalidValue, match=r"has 1 flags for the 2 arguments of the function 'projection'"
+        InvalidValue, match=r"has 1 flag for the 2 arguments of the function 'projection'"
     ):
         f.build_inputs(X, Y, minibatch=[True])
     with pytest.raises(InvalidType, match=r"each flag of minibatch= .* must be True or False; got 1\."):

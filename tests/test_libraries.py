@@ -427,6 +427,31 @@ class TestNumba:
             assert f(rows)["total"] == pytest.approx(2 * rows[:, 0].sum(), rel=1e-5)
         assert f(ROWS)["compiled"] == 2  # for two types, on two workers
 
+    @pytest.mark.parametrize("verbose", [True, False])
+    def test_a_long_compilation_is_announced_once_by_name(self, verbose, numba, capsys):
+        @numba.njit
+        def halved(number):
+            return number / 2
+
+        @numba.njit
+        def halves(x):
+            return halved(x.sum())
+
+        def impatient():
+            from synkro.machine import announcing
+            from synkro.packing import numba
+
+            numba.announcing = lambda say, text: announcing(say, text, 0.0)
+
+        with synkro.Session(2, verbose=verbose) as session:
+            f = session.function(halves, outputs="sum")
+            session.function(lambda: impatient(), outputs=[])()
+            for _ in range(2):
+                assert f(np.ones(4)) == 2
+        printed = capsys.readouterr().err
+        lines = [line for line in printed.splitlines() if "compiling" in line]
+        assert [line[9:] for line in lines] == verbose * ["Synkro is compiling 'halves'..."]
+
     def test_arrays_of_other_libraries_come_as_those_of_numpy(self, session, numba):
         torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
 

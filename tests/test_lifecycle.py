@@ -140,6 +140,36 @@ def test_past_the_core_count_is_a_warning():
     assert caught[0].filename == __file__
 
 
+WARNED = """
+import warnings, synkro as synk
+
+class Mine(synk.Session):
+    def __init__(self):
+        super().__init__({count}, verbose=False)  # line 6
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    synk.fork({count}, verbose=False)  # line 10
+    synk.close()
+    synk.Session({count}, verbose=False).close()  # line 12
+    Mine().close()
+print([warning.lineno for warning in caught], caught[0].filename)
+"""
+
+
+def test_warnings_point_to_the_line_of_the_caller(run_python, tmp_path):
+    done = run_python(WARNED.format(count=available_cores() + 1))
+    assert done.stdout == f"[10, 12, 6] {tmp_path / 'script.py'}\n"
+
+
+def test_one_is_singular(capsys):
+    with synk.Session(1) as session:
+        assert repr(session) == "<synkro.Session of 1 worker, ready>"
+    printed = capsys.readouterr().err
+    assert "Synkro attempting to use 1 worker on " in printed
+    assert "Synkro: 1 CPU worker initialized, master rank: 0\n" in printed
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("devices", "count"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,13 @@ CELLS = {
     "call the new one": "f(x)",
     "change a global": "def helper(x):\n    return -x.sum()\nf = synk.function(f, outputs='sum')\nf(x)",
     "fail": "synk.function(lambda x: x.reshape(-1, 7))(x)",
+    "catch": "def inverse(x):\n    matrix = np.zeros((2, 2))\n    return np.linalg.inv(matrix)\n"
+    "try:\n    synk.function(inverse)(x)\nexcept np.linalg.LinAlgError as error:\n"
+    "    print(error.__cause__)",
+    "define an error": "class Own(Exception):\n    def __init__(self, left, right):\n"
+    "        super().__init__('own')\n        self.left = left",
+    "catch it": "def fail(x):\n    raise Own(1, 2)\n"
+    "try:\n    synk.function(fail)(x)\nexcept Own as error:\n    print(error.left)",
     "call after a failure": "f(x)",
     "class": "class Scale:\n    by = 3\n    def __call__(self, x):\n        return self.by * x\n"
     "synk.function(Scale(), outputs='gather')(x).tolist()",
@@ -112,10 +120,21 @@ def test_status_lines_are_shown(executed):
 
 def test_a_failure_is_shown_with_the_remote_traceback(executed):
     (error,) = [output for output in executed["fail"] if output.output_type == "error"]
-    assert error.ename == "WorkerError"
+    assert error.ename == "WorkerError[ValueError]"
     assert error.evalue.startswith("rank 0 ")
     assert "ValueError: cannot reshape" in error.evalue
     assert "RemoteTraceback" in "".join(error.traceback)
+
+
+def test_the_remote_traceback_has_the_lines_of_cells(executed):
+    shown = text(executed["catch"])
+    assert re.search(r"\.\.\. \d+ frames of Synkro \.\.\.\n  File .*, line 3, in inverse\n", shown)
+    assert "    return np.linalg.inv(matrix)\n" in shown
+    assert shown.endswith("numpy.linalg.LinAlgError: Singular matrix\n\n")
+
+
+def test_a_class_of_a_cell_catches_what_a_worker_raises(executed):
+    assert text(executed["catch it"]) == "1\n"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -285,9 +285,9 @@ def test_wrong_modes(spec, error, message):
     ("spec", "value", "message"),
     [
         (["sum", "sum"], 1, r"2 entries, but its result is a single value"),
-        (["sum"], (1, 2), r"1 entries, but its result is a tuple of 2"),
+        (["sum"], (1, 2), r"1 entry, but its result is a tuple of 2"),
         (["sum"], {"a": 1}, r"a dict with the keys \['a'\]"),
-        (["sum", ["sum"]], (1, [2, 3]), r"1 entries, but its result\[1\] is a list of 2"),
+        (["sum", ["sum"]], (1, [2, 3]), r"1 entry, but its result\[1\] is a list of 2"),
         ({"a": "sum"}, {"b": 1}, r"keys \['a'\], but its result is a dict with the keys \['b'\]"),
         ({"a": "sum"}, {"a": 1, "b": 1}, r"name exactly the keys"),
         ({"a": "sum"}, (1,), r"a tuple of 1"),
@@ -409,13 +409,18 @@ def test_arguments_find_their_parameters(fn, args, kwargs, inputs, bcast, expect
     [
         (plain, (1,), {}, r"fn\(x, y, z=3\) was called wrongly: missing a required argument: 'y'"),
         (plain, (1, 2, 3, 4), {}, r"too many positional"),
-        (plain, (1, 2), {"w": 1}, r"unexpected keyword argument 'w'"),
+        (
+            plain,
+            (1, 2),
+            {"w": 1},
+            r"\(x, y, z=3\) got the unknown keyword w=: it knows x, y, z, batch, ",
+        ),
         (plain, (1, 2), {"x": 1}, r"multiple values for argument 'x'"),
         (keyword_only, (1,), {}, r"'y'"),
         (keyword_only, (1, 2), {"y": 1}, r"too many positional"),
         (positional_only, (1,), {"y": 1}, r"'y'"),
         (star, (), {}, r"'x'"),
-        (max, (1,), {"key": 1}, r"unexpected keyword argument 'key'"),
+        (max, (1,), {"key": 1}, r"fn\(\*args\) got the unknown keyword key=: it knows batch, "),
     ],
 )
 def test_arguments_that_do_not_fit(fn, args, kwargs, message):

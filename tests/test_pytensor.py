@@ -10,13 +10,17 @@ import synkro as synk
 from support.leftovers import children
 from support.waiting import wait_until
 from synkro import extensions as ext
+from synkro.controller.calls import graphs
 from synkro.controller.engine.engine import Engine
 from synkro.controller.variables.collectives import Collectives
 from synkro.errors import InvalidIndex, InvalidValue
 from synkro.extensions import train, updates
+from synkro.machine import announcing
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
+
+from synkro.packing.pytensor import Graph  # noqa: E402
 
 ROWS = np.random.default_rng(0).standard_normal((101, 4))
 
@@ -65,6 +69,45 @@ def test_the_introductory_program():
     one, two = f.build_inputs(x_dat, y_dat)
     assert (one.dtype, two.ndim) == (np.float64, 1)
     assert np.allclose(f(one, two), f_th(x_dat, y_dat))
+
+
+def test_a_compilation_is_told_by_the_name_of_its_outputs(capsys):
+    x, y = T.matrix("x"), T.vector("y")
+    loss = x.dot(y).sum()
+    with synk.Session(1) as session:
+        assert session.function([x], (loss, "sum"), [y]).name == "graph of x"
+        assert session.function([x], (loss, "sum"), [y], name="mine").name == "mine"
+        loss.name = "loss"
+        assert session.function([x], [(loss, "sum"), x], [y]).name == "loss, x"
+    printed = capsys.readouterr().err
+    assert "Synkro compiled the graph 'loss, x' (" in printed
+    assert "compiling" not in printed
+
+
+def test_a_long_compilation_is_announced(capsys, monkeypatch):
+    said = threading.Event()
+    compiled = Graph.compiled
+
+    def long(*args):
+        assert said.wait(60)
+        return compiled(*args)
+
+    def impatient(say, text):
+        return announcing(lambda text: (say(text), said.set()), text, 0.0)
+
+    monkeypatch.setattr(Graph, "compiled", long)
+    monkeypatch.setattr(graphs, "announcing", impatient)
+    x = T.vector("x")
+    with synk.Session(1) as session:
+        session.function([x], x.sum(), name="f")
+    printed = capsys.readouterr().err
+    assert printed.count("Synkro is compiling the graph 'f'...\nSynkro compiled the graph 'f' (") == 1
+
+
+def test_unknown_keywords_are_called_unknown():
+    x = T.vector("x")
+    with pytest.raises(synk.InvalidType, match=r"unknown keyword output=: did you mean outputs=\?"):
+        synk.function([x], output=x.sum())
 
 
 def test_outputs_in_all_their_forms():
@@ -222,7 +265,7 @@ X, Y, W = T.fmatrix("x"), T.fvector("y"), pytensor.shared(np.zeros(3, "float32")
         (lambda: synk.function(inputs=[X], outputs=X.sum(), givens={"x": X}), "givens= replaces"),
         (
             lambda: synk.function(inputs=[X], outputs=W.sum(), givens={W: X}),
-            r"givens= of the function 'graph' .*another type.*Vector",
+            r"givens= of the function 'graph of x' .*another type.*Vector",
         ),
         (lambda: synk.function(lambda x: x, givens={}), "givens=, which is for graphs"),
         (lambda: synk.function(lambda x: x, mode="FAST_RUN"), "mode=, which is for graphs"),
@@ -241,7 +284,7 @@ def test_what_is_no_graph_is_refused_in_words(made, message):
             np.ones(4, "f4"),
             "'x' .* holds float32, and a cast of float64 .* allow_input_downcast=True",
         ),
-        (ROWS.astype("f4"), np.ones((4, 4), "f4"), "'y' .* has 1 dimensions in the graph, got 2"),
+        (ROWS.astype("f4"), np.ones((4, 4), "f4"), "'y' .* has 1 dimension in the graph, got 2"),
         (ROWS.astype("f4")[:, 0], np.ones(4, "f4"), "'x' .* has 2 dimensions in the graph, got 1"),
     ],
 )
@@ -364,7 +407,7 @@ def test_streams_of_every_kind_and_where_they_are_refused():
     with pytest.raises(synk.InvalidType, match=r"a collective takes variables that hold arrays; stream"):
         synk.broadcast(noise(0)[0])
     with pytest.raises(
-        synk.InvalidType, match=r"an input of the function 'graph' is .*only dense tensors"
+        synk.InvalidType, match=r"an input of the function 'graph of r' is .*only dense tensors"
     ):
         synk.function([rng.type("r")], outputs=T.constant(1.0))
 

@@ -189,7 +189,7 @@ def test_updates_that_cannot_be(two):
         synk.function(lambda: 0, updates="w")
     for value, message in [
         (lambda: 3.0, "'step' has updates=, so it returns two things"),
-        (lambda: (1.0, [1.0, 2.0]), "'step' returned 2 new values for the 1 variables in updates="),
+        (lambda: (1.0, [1.0, 2.0]), "'step' returned 2 new values for the 1 variable in updates="),
     ]:
         with pytest.raises(OutputError, match=message):
             synk.function(value, updates=[w], name="step")()

@@ -250,7 +250,7 @@ def test_values_are_cast_where_nothing_is_lost(n):
         assert synk.get_value(0, w)[0] == 3
         with pytest.raises(InvalidType, match="holds float64, and a cast of complex128"):
             put(w, np.array([1j, 2]))
-        with pytest.raises(InvalidValue, match="has 1 dimensions, got a value of 2"):
+        with pytest.raises(InvalidValue, match="has 1 dimension, got a value of 2"):
             put(w, np.zeros((2, 2)))
         assert synk.get_value(0, w)[0] == 3
 
@@ -366,7 +366,7 @@ def test_arguments_of_collectives_that_mean_nothing(two):
         synk.reduce(w, "gather")
     with pytest.raises(InvalidValue, match="nd_up must be 0"):
         synk.gather(w, nd_up=2)
-    with pytest.raises(InvalidValue, match="2 variables were given, but 3 values"):
+    with pytest.raises(InvalidValue, match="2 variables got 3 values: give one each"):
         synk.broadcast([w, v], [np.zeros(2)] * 3)
     with pytest.raises(InvalidValue, match="no value was given"):
         synk.scatter(w, None)

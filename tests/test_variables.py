@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused_inside(two):
     f = synk.function(assign, bcast_inputs=["value"], outputs=[])
     with pytest.raises(WorkerError, match="variable 'whole' holds int64, got float64"):
         f(np.ones(2))
-    with pytest.raises(WorkerError, match="variable 'whole' has 1 dimensions, got an array of 2"):
+    with pytest.raises(WorkerError, match="variable 'whole' has 1 dimension, got an array of 2"):
         f(np.ones((2, 2), int))
     assert whole.value.tolist() == [1, 2]
     f(np.array([3], "i2"))

@@ -17,7 +17,7 @@ import numpy as np
 from ..api import xp
 from ..controller.placement import gpus
 from ..controller.session import Session
-from ..errors import SharedMemoryError, SynkroError
+from ..errors import SharedMemoryError, SynkroError, counted, there_are
 from ..machine import available_cores, readable_bytes
 from ..memory.segment import SHM_FOLDER, Segment
 
@@ -52,7 +52,7 @@ def findings(nbytes: int, devices: str | None) -> Iterator[Finding]:
     yield from _with_workers(devices)
     seen = gpus.visible()
     if len(seen.gpus) < 2:
-        reason = f"{len(seen.gpus)} GPUs are visible" if seen.gpus else seen.reason
+        reason = there_are(len(seen.gpus), "visible GPU") if seen.gpus else seen.reason
         yield Finding("peer access of GPUs", "skipped", reason)
         yield Finding("NCCL between all pairs", "skipped", reason)
         return
@@ -159,13 +159,14 @@ def threads(session: Session) -> Finding:
     caps = session.function(_thread_caps, outputs=None, name="doctor")()
     most = int(max(caps))
     cores = available_cores()
+    workers = counted(session.n_parallel, "worker")
     whole = most * session.n_parallel
     if whole <= max(cores, session.n_parallel):
-        return Finding(name, "ok", f"{session.n_parallel} workers with {most} each on {cores} cores")
+        return Finding(name, "ok", f"{workers} with {most} each on {counted(cores, 'core')}")
     return Finding(
         name,
         "warning",
-        f"{session.n_parallel} workers start up to {most} threads each, on {cores} cores",
+        f"{workers}: each may start {counted(most, 'thread')}, on {counted(cores, 'core')}",
         "Unset OMP_NUM_THREADS and its like, or fork(threads_per_worker=…).",
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidValue
-from ..plan.outputs import ALIASES
+from ..plan.outputs import ALIASES, suggested
 from ..values.arrays import Array
 
 _SINGLE, _DOUBLE, _LONG = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
@@ -97,5 +97,8 @@ def operation_named(op: Any) -> Operation:
     """Raises: InvalidValue for an unknown one."""
     name = ALIASES.get(op, op) if isinstance(op, str) else None
     if name not in OPERATIONS:
-        raise InvalidValue(f"op={op!r} is no reduce operation: expected {', '.join(OPERATIONS)}.")
+        raise InvalidValue(
+            f"op={op!r} is no reduce operation: expected {', '.join(OPERATIONS)}."
+            f"{suggested(op, tuple(OPERATIONS))}"
+        )
     return OPERATIONS[name]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, counted
 from ..memory.files import file_of
 from ..memory.segment import Segment
 from ..plan.call import Access, Region
@@ -199,7 +199,7 @@ class Data(NDArrayOperatorsMixin):
         array = arrays.cast(input_data, self._dtype, force_cast, self._called())
         if array.ndim != self._ndim:
             raise InvalidValue(
-                f"{self._called()} has {self._ndim} dimensions, got an array of {array.ndim} "
+                f"{self._called()} has {counted(self._ndim, 'dimension')}, got an array of {array.ndim} "
                 f"(shape {array.shape}); the number of dimensions cannot change."
             )
         return array
@@ -220,7 +220,7 @@ class Data(NDArrayOperatorsMixin):
         wanted = arrays.checked_shape(shape)
         if len(wanted) != self._ndim:
             raise InvalidValue(
-                f"{self._called()} has {self._ndim} dimensions, got the shape {wanted} of "
+                f"{self._called()} has {counted(self._ndim, 'dimension')}, got the shape {wanted} of "
                 f"{len(wanted)}; the number of dimensions cannot change."
             )
         if wanted == self.shape and self._memory.placed is not None:

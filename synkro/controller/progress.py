@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import counted
+
 _EVERY = 5.0  # seconds between two lines, where there is no bar
 
 
@@ -50,7 +52,7 @@ class Progress:
     def _line(self, done: int) -> None:
         self._quiet = False
         self._shown = done
-        self._say(f"Synkro: {self._what}: {done} of {self._total} {self._unit}s")
+        self._say(f"Synkro: {self._what}: {done} of {counted(self._total, self._unit)}")
 
     def __enter__(self) -> Progress:
         return self

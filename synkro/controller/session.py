@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
 from ..devices.cpu import ALLOCATOR, thread_caps
-from ..errors import InvalidType, InvalidValue, NotAvailable, UsageError
+from ..errors import InvalidType, InvalidValue, NotAvailable, UsageError, counted
 from ..machine import available_cores
 from ..memory.segment import aligned
 from ..messages import Gpus, Start
@@ -170,7 +170,8 @@ class Session:
                 f"(python -m pstats FILE shows one)"
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
-        start = Start(token, seed, seeded, self.master_rank, outbox, cores, gpus, profiles)
+        verbose = engine.verbose
+        start = Start(token, seed, seeded, self.master_rank, outbox, cores, gpus, profiles, verbose)
         replies = engine.run(start, segments, timeout=start_timeout)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
@@ -212,7 +213,7 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<synkro.Session of {self.n_parallel} workers, {self.state.name.lower()}>"
+        return f"<synkro.Session of {counted(self.n_parallel, 'worker')}, {self.state.name.lower()}>"
 
     # ── data and functions ───────────────────────────────────────────────────────────────────────
 

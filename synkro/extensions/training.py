@@ -93,7 +93,7 @@ def make_train_function(
         raise InvalidType(
             f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
         )
-    check_no_options(options)
+    check_no_options(options, "make_train_function()")
     return _of_callable(loss, rule, keywords)
 
 

@@ -1,13 +1,15 @@
-"""A user's function pickled for the workers, and a callable again there.
+"""A user's function pickled for the workers, and a callable again there; tracebacks for the way back.
 
 ::
 
-    pickles   streams of functions, by cloudpickle, and of the objects that they bring along
-    kinds     what an object of each kind holds
-    code      what the code of a function names
-    pytensor  graphs of PyTensor
-    numba     functions of numba, compiled once for all workers
-    refused   what cannot be sent to the workers, and what to do instead
-    settings  settings of libraries, which the workers take over
-    place     working directory and search path, which they take over, too
+    pickles     streams of functions, by cloudpickle, and of the objects that they bring along
+    kinds       what an object of each kind holds
+    code        what the code of a function names
+    pytensor    graphs of PyTensor
+    numba       functions of numba, compiled once for all workers
+    refused     what cannot be sent to the workers, and what to do instead
+    settings    settings of libraries, which the workers take over
+    place       working directory and search path, which they take over, too
+    exceptions  exceptions of the workers, on their way to the main process
+    tracebacks  what is shown of them there
 """

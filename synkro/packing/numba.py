@@ -19,6 +19,7 @@ import itertools
 import os
 import pickle
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ from numba.core import caching, compiler, serialize
 from numba.core.compiler_lock import global_compiler_lock
 from numba.np.ufunc.dufunc import DUFunc
 
+from .. import here
+from ..machine import announcing
 from ..memory.interrupts import atomic
 
 _LENGTH = struct.Struct("q")
@@ -67,6 +70,7 @@ def _rebuilt(cls: Any, states: dict[str, Any], on_disk: bool, place: str, number
 def _share(dispatcher: Any, attribute: str, on_disk: bool, place: str, number: int) -> None:
     """Let *dispatcher*, whose cache is its *attribute*, compile while no other worker does."""
     file = _opened(place)
+    name = dispatcher.py_func.__name__
     compile_alone = dispatcher.compile
 
     def compile_or_take(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +78,7 @@ def _share(dispatcher: Any, attribute: str, on_disk: bool, place: str, number: i
             return compile_alone(*args, **kwargs)
 
     dispatcher.compile = compile_or_take
-    setattr(dispatcher, attribute, _Cache(file, number))
+    setattr(dispatcher, attribute, _Cache(file, number, name))
     if on_disk:
         with contextlib.suppress(RuntimeError):  # there is no folder to write to
             dispatcher.enable_caching()
@@ -88,6 +92,8 @@ class _File:
         self._end = 0
         self._depth = 0  # of compilations, which nest; the outermost one unlocks the file
         self._found: dict[Any, bytes | None] = {}
+        self._announcing = False
+        self._announced = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -99,7 +105,15 @@ class _File:
         finally:
             self._depth -= 1
             if not self._depth:
+                self._announced.close()
                 self.unlock()
+
+    def announce(self, name: str) -> None:
+        """Say after a while that the function *name* is compiled, unless one that calls it is told."""
+        if not self._announcing:
+            self._announcing = True
+            self._announced.callback(setattr, self, "_announcing", False)
+            self._announced.enter_context(announcing(_say, f"Synkro is compiling {name!r}..."))
 
     def lock(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -131,12 +145,18 @@ class _File:
 _opened = functools.cache(_File)
 
 
+def _say(text: str) -> None:
+    if here.rank is not None and here.rank.verbose:
+        print(text, file=sys.stderr)
+
+
 class _Cache(caching.NullCache):  # type: ignore[misc]
     """What numba asks before it compiles a function, and tells afterwards: one of its caches."""
 
-    def __init__(self, file: _File, number: int) -> None:
+    def __init__(self, file: _File, number: int, name: str) -> None:
         self._file = file
         self._number = number
+        self._name = name
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         known, code = self._file.look((self._number, str(signature)))
@@ -145,6 +165,8 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
             return compiler.CompileResult._rebuild(target_context, *pickle.loads(code))
         if known:  # its code is tied to the process that compiled it: all workers compile, at once
             self._file.unlock()
+        else:
+            self._file.announce(self._name)
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:

@@ -86,7 +86,7 @@ class Graph:
 
         Raises: InvalidType, InvalidValue unless the arguments describe a graph.
         """
-        self.name = name or "graph"
+        self.name = name or _default_name(outputs, inputs)
         self.options = dict(options or {})
         scattered, broadcast = _listed(inputs), _listed(bcast_inputs)
         places = [self._place(given) for given in (*scattered, *broadcast)]
@@ -463,6 +463,17 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
             f"got {outputs!r}."
         )
     return [_pair(output) for output in listed], single
+
+
+def _default_name(outputs: Any, inputs: Any) -> str:
+    """The names of the outputs, where they have some; else those of the inputs say which graph it is."""
+    listed = outputs if isinstance(outputs, list | tuple) and not _is_pair(outputs) else [outputs]
+    named = [getattr(each[0] if _is_pair(each) else each, "name", None) for each in listed]
+    if any(named):
+        return ", ".join(filter(None, named))
+    given = inputs if isinstance(inputs, list | tuple) else [inputs]
+    names = ", ".join(filter(None, [getattr(each, "name", None) for each in given]))
+    return f"graph of {names}" if names else "graph"
 
 
 def _is_pair(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidIndex, InvalidType, InvalidValue
+from ..errors import InvalidIndex, InvalidType, InvalidValue, counted, there_are
 
 UNKNOWN = 1 << 62
 """Stands for the number of rows where only the rows of the batch are there: more than any can name."""
@@ -51,8 +51,8 @@ def select_each(batch_s: Any, rows: Sequence[int]) -> list[Selection]:
     if _one_a_rank(batch_s):
         if len(batch_s) != len(rows):
             raise InvalidValue(
-                f"batch_s has {len(batch_s)} selections for {len(rows)} ranks: give one for all, or one "
-                f"a rank."
+                f"batch_s has {counted(len(batch_s), 'selection')} for {counted(len(rows), 'rank')}: "
+                f"give one for all, or one a rank."
             )
         each = batch_s
     selections = [select_any(batch, count, "batch_s") for batch, count in zip(each, rows, strict=True)]
@@ -132,22 +132,23 @@ def _length(batch: Any, rows: int, name: str) -> int:
         ) from None
     if not 0 <= length <= rows:
         if rows == UNKNOWN:
-            raise InvalidIndex(f"{name}={length} asks for the first {length} rows: give 1 or more.")
+            raise InvalidIndex(f"{name}={length} asks for {length} rows: give 1 or more.")
         raise InvalidIndex(
-            f"{name}={length} asks for the first {length} rows, but there are {rows}: "
-            f"give a number from 1 to {rows}."
+            f"{name}={length} asks for the first {counted(length, 'row')}, but "
+            f"{there_are(rows, 'row')}: give a number from 1 to {rows}."
         )
     return length
 
 
 def _indices(given: NDArray[Any], rows: int, name: str) -> NDArray[np.int64]:
     if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):
-        got = f"dtype {given.dtype}" if given.ndim == 1 else f"{given.ndim} dimensions"
+        got = f"dtype {given.dtype}" if given.ndim == 1 else counted(given.ndim, "dimension")
         raise InvalidType(f"{name} must be a 1-d array of ints or bools; got {got}.")
     if given.dtype.kind == "b":
         if len(given) != rows:
             raise InvalidValue(
-                f"{name} is a mask of {len(given)} bools for {rows} rows: give one bool a row."
+                f"{name} is a mask of {counted(len(given), 'bool')} for {counted(rows, 'row')}: give "
+                f"one bool a row."
             )
         return np.flatnonzero(given)
     if not given.size:
@@ -156,7 +157,7 @@ def _indices(given: NDArray[Any], rows: int, name: str) -> NDArray[np.int64]:
     if low < -rows or high >= rows:
         worst = high if high >= rows else low
         raise InvalidIndex(
-            f"{name} has the index {worst}, but there are {rows} rows: "
+            f"{name} has the index {worst}, but {there_are(rows, 'row')}: "
             f"give indices from {-rows} to {rows - 1}."
         )
     indices = given.astype(np.int64, copy=False)

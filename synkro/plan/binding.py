@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, check_keywords
 from ..values.foreign import library_named, library_of_function, module_of
 
 RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
@@ -55,6 +55,8 @@ class Binder:
         self._positional = [p.name for p in positional]
         variadic = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
         self._variadic = variadic[0] if variadic else ""
+        self._names = {p.name: p for p in parameters.values() if p.kind is not Parameter.VAR_POSITIONAL}
+        self._open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         self._required = sum(map(_is_required, positional))
         self._needs_keywords = any(
             _is_required(p) and p.kind is Parameter.KEYWORD_ONLY for p in parameters.values()
@@ -91,6 +93,8 @@ class Binder:
         known = len(self._positional)
         too_many = len(args) > known and not self._variadic
         if kwargs or self._needs_keywords or too_many or len(args) < self._required:
+            if not (self._open_ended or kwargs.keys() <= self._names.keys()):
+                self._check_keywords(kwargs)
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -106,6 +110,15 @@ class Binder:
             for index, value in enumerate(args[known:])
         ]
         return bound + [self._bound(name, value, name) for name, value in kwargs.items()]
+
+    def _check_keywords(self, kwargs: dict[str, Any]) -> None:
+        for name in kwargs:
+            if name in RESERVED:
+                raise InvalidType(
+                    f"{name}= is a keyword of a call, and as_serial() and build_inputs() take the "
+                    f"function's own arguments only: leave it out."
+                )
+        check_keywords(f"{self._name}{self._signature}", kwargs, [*self._names, *RESERVED])
 
     def _bound(self, name: str, value: Any, parameter: str) -> Bound:
         """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""

@@ -8,13 +8,14 @@ operation for a whole subtree, or a tuple, list or dict with an entry for each c
 
 from __future__ import annotations
 
+import difflib
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError
+from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError, counted
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
@@ -25,6 +26,16 @@ class Default(str):
 
 
 DEFAULT = Default("mean")
+_MEANT = {
+    **dict.fromkeys(("average", "nanmean"), "mean"),
+    **dict.fromkeys(("add", "plus", "total", "nansum"), "sum"),
+    **dict.fromkeys(("product", "mul", "multiply"), "prod"),
+    **dict.fromkeys(("maximum", "amax"), "max"),
+    **dict.fromkeys(("minimum", "amin"), "min"),
+    **dict.fromkeys(("concat", "concatenate", "cat", "append", "vstack", "hstack"), "gather"),
+    **dict.fromkeys(("stack", "list", "none", "each"), None),
+}
+"""What other libraries call these operations."""
 
 _CONTAINERS = (dict, tuple, list)
 
@@ -118,12 +129,25 @@ def check_modes(spec: Any) -> Any:
     if spec is not None and not isinstance(spec, str):
         raise InvalidType(
             f"outputs= takes {_known()}, or a tuple, list or dict of these; got {spec!r}, "
-            f"a {type(spec).__name__}."
+            f"a {type(spec).__name__}.{suggested(getattr(spec, '__name__', ''), MODES)}"
         )
     mode = ALIASES.get(spec, spec) if spec is not None else None
     if mode not in MODES:
-        raise InvalidValue(f"outputs= has the unknown operation {spec!r}: expected {_known()}.")
+        raise InvalidValue(
+            f"outputs= has the unknown operation {spec!r}: expected {_known()}.{suggested(spec, MODES)}"
+        )
     return mode
+
+
+def suggested(name: Any, known: Sequence[str | None]) -> str:
+    """A question for which of the *known* operations an unknown *name* may stand, or an empty text."""
+    if not isinstance(name, str):
+        return ""
+    name = name.strip().lower().removeprefix("c_")  # as Theano called those that concatenate
+    name = ALIASES.get(name, name)
+    near = difflib.get_close_matches(name, [*filter(None, known)], 1, cutoff=0.81)
+    meant = name if name in known else _MEANT.get(name, near[0] if near else "")
+    return f" Did you mean {meant!r}?" if meant != "" and meant in known else ""
 
 
 def _known() -> str:
@@ -143,6 +167,10 @@ def leaf_modes(spec: Any, tree: Tree, path: str = "") -> list[str | None]:
     return modes
 
 
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
+
+
 def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, ...], list[str]]:
     """The entries of *spec* beside the children of *tree* that they are for, with their paths."""
     where = f"its result{path}"
@@ -156,7 +184,7 @@ def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, .
     else:
         if tree is None or tree.kind is dict or len(tree.children) != len(spec):
             raise OutputError(
-                f"outputs= has {len(spec)} entries, but {where} is {describe(tree)}: give one "
+                f"outputs= has {_entries(len(spec))}, but {where} is {describe(tree)}: give one "
                 f"operation for all, or one for each."
             )
         entries = list(spec)
@@ -236,7 +264,8 @@ def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:
         new = (new,)
     if len(new) != count:
         raise OutputError(
-            f"the function {name!r} returned {len(new)} new values for the {count} variables in "
+            f"the function {name!r} returned {counted(len(new), 'new value')} for the "
+            f"{counted(count, 'variable')} in "
             f"updates=: return one for each, in their order."
         )
     return outputs, tuple(new)

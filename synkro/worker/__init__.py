@@ -2,11 +2,12 @@
 
 ::
 
-    loop     receive a command, do it, reply
-    rank     what one rank has and does: a handler for each command
-    call     one call of one function on this rank's rows
-    merging  the outputs of a call: merged over its slices, laid out in the outbox
-    group    the ranks of a running call, as the function sees them
-    objects  the objects that functions have brought along, on this worker
-    replica  ``Replica``: one rank's replica of a variable
+    loop      receive a command, do it, reply
+    rank      what one rank has and does: a handler for each command
+    call      one call of one function on this rank's rows
+    merging   the outputs of a call: merged over its slices, laid out in the outbox
+    group     the ranks of a running call, as the function sees them
+    objects   the objects that functions have brought along, on this worker
+    terminal  what asks for input in a worker says what to do
+    replica   ``Replica``: one rank's replica of a variable
 """

@@ -20,7 +20,7 @@ from ..comms.base import Communicator
 from ..comms.ops import Operation, operation_named
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
-from ..errors import InvalidType, InvalidValue, UsageError
+from ..errors import InvalidType, InvalidValue, UsageError, counted
 from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
@@ -301,7 +301,8 @@ class Group:
             raise InvalidType(f"{name} must be a rank, an int; got {rank!r}.") from None
         if not 0 <= place < self.size:
             raise InvalidValue(
-                f"{name}={place}, but {self.size} ranks take part in this call: give one from 0 to "
+                f"{name}={place}, but {counted(self.size, 'rank')} "
+                f"{'takes' if self.size == 1 else 'take'} part in this call: give one from 0 to "
                 f"{self.size - 1}."
             )
         return place

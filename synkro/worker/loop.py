@@ -25,11 +25,11 @@ from ..ipc.process import give_up, hold_on_to
 from ..machine import importing
 from ..memory.interrupts import atomic
 from ..messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
+from ..packing.exceptions import kinds, packed
+from ..packing.tracebacks import TEXT_LIMIT, sent
 from ..values.cache import Cache
 from .rank import Rank
-
-_TEXT_LIMIT = 20_000  # characters of a traceback that travel, from its end
-_PICKLE_LIMIT = 1 << 16  # bytes that a pickled exception may have
+from .terminal import refuse_questions
 
 
 def main(fds: str) -> None:
@@ -43,6 +43,7 @@ def main(fds: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
+    refuse_questions()
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
     listener = Listener(memory, rank, size, wake_main, wake_workers, socket.socket(fileno=sock))
@@ -142,13 +143,14 @@ class Worker:
 
     def _failure(self, error: BaseException) -> Failed:
         rank = self._rank
-        text = "".join(traceback.format_exception(error))
+        parts = sent(error)
         traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
         return Failed(
             function=rank.function,
             summary=_summary(error) + rank.device.advice(error, rank.function is not None),
-            traceback=text[-_TEXT_LIMIT:],
-            pickled=_pickled(error),
+            traceback=parts,
+            pickled=packed(error),
+            kinds=kinds(error),
             usage=isinstance(error, UsageError) and not rank.in_function,
             strays=isinstance(error, CollectiveError) and error.strays,
         )
@@ -170,14 +172,4 @@ def _summary(error: BaseException) -> str:
         text = str(error)
     except BaseException:
         text = "(its text could not be made)"
-    return f"{type(error).__name__}: {text}"[-_TEXT_LIMIT:]
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    """The exception, pickled; None if it cannot be unpickled again, or is too long."""
-    try:
-        data = cloudpickle.dumps(error)
-        again = pickle.loads(data)
-    except BaseException:
-        return None
-    return data if type(again) is type(error) and len(data) <= _PICKLE_LIMIT else None
+    return f"{type(error).__name__}: {text}"[-TEXT_LIMIT:]

@@ -54,6 +54,7 @@ class Rank:
         in_call: whether the other ranks may wait for this one in a collective.
         group: the ranks of the running call, as functions see them.
         token: the name of this session, by which its variables are recognized.
+        verbose: whether status lines are shown.
     """
 
     def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
@@ -75,6 +76,7 @@ class Rank:
         self.report = listener.report
         self.mark = listener.mark
         self.token = ""
+        self.verbose = False
         self._listener = listener
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, messages.Attach] = {}
@@ -211,7 +213,7 @@ class Rank:
     def _start(self, start: messages.Start) -> messages.Started:
         if (core := start.cores[self.number]) is not None:
             os.sched_setaffinity(0, {core})
-        self.token = start.token
+        self.token, self.verbose = start.token, start.verbose
         self._master = start.master_rank
         problem = "" if start.gpus is None else self._move_to_gpu(start.gpus)
         # mapped after the device is made, which may pin it

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..comms.base import Communicator
 from ..devices.base import Device
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, counted
 from ..values.arrays import Array, as_numeric
 from ..values.variable import Variable
 
@@ -57,8 +57,8 @@ class Replica(Variable):
             array = as_numeric(value, self.called())
         if array.ndim != self.ndim:
             raise InvalidValue(
-                f"{self.called()} has {self.ndim} dimensions, got an array of {array.ndim} (shape "
-                f"{array.shape}); the number of dimensions cannot change."
+                f"{self.called()} has {counted(self.ndim, 'dimension')}, got an array of "
+                f"{array.ndim} (shape {array.shape}); the number of dimensions cannot change."
             )
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise InvalidType(

@@ -87,7 +87,7 @@ def test_a_number_of_workers(make_believe):
     with pytest.raises(synk.InvalidValue, match="3 GPUs") as caught:
         synk.fork(4, verbose=False)
     assert "more than once" in str(caught.value)
-    with pytest.raises(synk.InvalidValue, match="lists 1 devices"):
+    with pytest.raises(synk.InvalidValue, match="lists 1 device:"):
         synk.fork(2, devices=["cuda:0"], verbose=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, counted
 from ...memory.segment import Segment
 from ...messages import FunctionSpec
 from ...plan.binding import Bound
@@ -279,8 +279,8 @@ def _typed(value: Any, wanted: Any, called: str) -> Any:
         value = cast(value, wanted.dtype, wanted.downcast, called, advice)
     if value.ndim != len(wanted.shape):
         raise InvalidValue(
-            f"{called} has {len(wanted.shape)} dimensions in the graph, got {value.ndim} (shape "
-            f"{value.shape})."
+            f"{called} has {counted(len(wanted.shape), 'dimension')} in the graph, got "
+            f"{value.ndim} (shape {value.shape})."
         )
     if any(wanted.shape) and not isinstance(value, Shared):
         pairs = zip(wanted.shape, value.shape, strict=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, NotForked, SessionClosed, WorkerError
+from ...errors import InvalidType, InvalidValue, NotForked, SessionClosed, WorkerError, counted
 from ...messages import FunctionSpec, Phase
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.outputs import check_modes, flatten, take_subset, unflatten
@@ -368,8 +368,9 @@ class Function:
             return [flag and not each.broadcast for each in bound]
         if len(given) != len(bound):
             raise InvalidValue(
-                f"minibatch= has {len(given)} flags for the {len(bound)} arguments of the function "
-                f"{self.name!r}: give one each, or one for all."
+                f"minibatch= has {counted(len(given), 'flag')} for the "
+                f"{counted(len(bound), 'argument')} of the function {self.name!r}: give one each, or "
+                f"one for all."
             )
         return [checked_bool(flag, f"each flag of minibatch= for {self.name!r}") for flag in given]
 

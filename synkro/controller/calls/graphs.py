@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, check_keywords
+from ...machine import announcing
 from ...values.foreign import is_graph_shared
 from ..variables.mirror import Bridge
 from .distribution import Functions
@@ -15,6 +16,16 @@ from .function import Definition, Function
 
 if TYPE_CHECKING:
     from ...packing.pytensor import Compiled, Graph
+
+
+KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "sliceable_shareds", "name")
+"""Keywords of ``function()``, whatever it is made of."""
+
+_OPTIONS = (
+    *("givens", "mode", "no_default_updates", "accept_inplace", "rebuild_strict", "profile"),
+    *("allow_input_downcast", "on_unused_input", "trust_input"),
+)
+"""Those that a graph has, too; the last ones are PyTensor's."""
 
 
 def graph_definition(
@@ -40,6 +51,8 @@ def graph_definition(
     without JAX, or an operation of the graph that JAX lacks.
     """
     from ...packing.pytensor import Graph  # noqa: PLC0415  whoever has graphs has imported it
+
+    check_keywords("function()", options, [*KEYWORDS, *_OPTIONS])
 
     home.engine.require_ready()
     graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name, options)
@@ -69,18 +82,20 @@ def compiled_graph(home: Functions, graph: Graph) -> Compiled:
     variables = home.variables
     replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
     replicas |= {theirs: variables.streams.shared(theirs) for theirs in graph.streams}
-    start = time.monotonic()
-    compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas)
-    compiled.warm()
-    home.engine.say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
+    start, say = time.monotonic(), home.engine.say
+    with announcing(say, f"Synkro is compiling the graph {graph.name!r}..."):
+        compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas)
+        compiled.warm()
+    say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
     return compiled
 
 
-def check_no_options(options: dict[str, Any]) -> None:
-    """Raises: InvalidType for keywords of a function that is no graph."""
+def check_no_options(options: dict[str, Any], called: str = "function()") -> None:
+    """Raises: InvalidType for keywords of a function, made by *called*, that is no graph."""
+    check_keywords(called, options, [*KEYWORDS, *_OPTIONS])
     if options:
         unknown = ", ".join(options)
-        raise InvalidType(f"function() got {unknown}=, which is for graphs of PyTensor only.")
+        raise InvalidType(f"{called} got {unknown}=, which is for graphs of PyTensor only.")
 
 
 def _check_used(given: Any, used: Container[Any], name: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from ...errors import InvalidValue, warn
+from ...errors import InvalidValue, counted, warn
 from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
@@ -317,8 +317,9 @@ class Planner:
             rows = shapes[name][0]
             if rows < selection.count:
                 raise InvalidValue(
-                    f"the minibatch {name!r} of the function {self._name!r} has {rows} rows, but batch= "
-                    f"names {selection.count}: fill it with the rows of the batch, in their order."
+                    f"the minibatch {name!r} of the function {self._name!r} has "
+                    f"{counted(rows, 'row')}, but batch= names {selection.count}: fill it with the rows "
+                    f"of the batch, in their order."
                 )
         return selection
 

@@ -29,6 +29,7 @@ from ...errors import (
     SessionBroken,
     SessionClosed,
     SessionError,
+    counted,
 )
 from ...ipc.channel import AREA
 from ...memory.interrupts import uninterrupted
@@ -114,8 +115,8 @@ class Engine:
         except (OSError, RuntimeError) as error:
             self.close()
             raise SessionError(
-                f"{self.size} workers could not be started ({error}): start fewer, or raise the limits "
-                f"of open files (ulimit -n) and processes (ulimit -u)."
+                f"{counted(self.size, 'worker')} could not be started ({error}): start fewer, or raise "
+                f"the limits of open files (ulimit -n) and processes (ulimit -u)."
             ) from error
         except BaseException:
             self.close()

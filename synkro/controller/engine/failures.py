@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import pickle
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import CallTimeout, RemoteTraceback, SynkroError, WorkerDied, WorkerError
+from ...errors import CallTimeout, RemoteTraceback, SynkroError, WorkerDied, counted, raised_in_worker
 from ...messages import Failed, Phase
+from ...packing.exceptions import loaded
+from ...packing.tracebacks import shown
 
 _DOING = {
     Phase.WAITING: "has not begun",
     Phase.LOADING: "is loading functions",
-    Phase.RUNNING: "is running the function, {} slices done",
-    Phase.MERGING: "is handing its outputs over, {} slices done",
+    Phase.RUNNING: "is running the function, {} done",
+    Phase.MERGING: "is handing its outputs over, {} done",
     Phase.STORING: "is storing outputs",
     Phase.REDUCING: "is reducing outputs",
 }
@@ -29,8 +27,7 @@ def worker_error(replies: Sequence[Any]) -> SynkroError:
     rank, first = min(failures, key=lambda failure: (failure[1].strays, failure[0]))
     original: BaseException | None = None
     if first.pickled is not None:
-        with contextlib.suppress(Exception):
-            original = _Familiar(io.BytesIO(first.pickled)).load()
+        original = loaded(first.pickled)
     if first.usage and isinstance(original, SynkroError):
         return original
     name = f" in the function {first.function!r}" if first.function else ""
@@ -40,23 +37,12 @@ def worker_error(replies: Sequence[Any]) -> SynkroError:
         hint = " (inputs are read-only inside functions: copy before you write)"
     elif "No matching definition" in first.summary and "readonly" in first.summary:
         hint = " (inputs are read-only inside functions: leave numba's signature out, or copy)"
-    error = WorkerError(
-        f"rank {rank} failed{name}: {first.summary}{hint}{others}", rank, first.function, original
-    )
-    error.__cause__ = RemoteTraceback(first.traceback)
+    kinds = map(loaded, first.kinds)  # the nearest that is known here
+    kind = type(original) if original is not None else next(filter(None, kinds), None)
+    message = f"rank {rank} failed{name}: {first.summary}{hint}{others}"
+    error = raised_in_worker(kind, message, rank, first.function, original)
+    error.__cause__ = RemoteTraceback(shown(first.traceback))
     return error
-
-
-class _Familiar(pickle.Unpickler):
-    """Loads an exception only if its modules are imported here already.
-
-    An error of CuPy's would otherwise import CuPy, and so CUDA, into the main process.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module not in sys.modules:
-            raise ImportError(f"{module} is not imported here")
-        return super().find_class(module, name)
 
 
 _HINTS: dict[int, str] = {
@@ -88,7 +74,7 @@ def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> 
     *standing* has the pid, the phase and the slices done of each.
     """
     where = "; ".join(
-        f"rank {rank} (pid {pid}) {_DOING[Phase(phase)].format(done)}"
+        f"rank {rank} (pid {pid}) {_DOING[Phase(phase)].format(counted(done, 'slice'))}"
         for rank, (pid, phase, done) in standing.items()
     )
     return CallTimeout(

@@ -1,23 +1,38 @@
-"""The workers' stdout and stderr, brought to the user's, each line with the rank before it."""
+"""The workers' stdout and stderr, brought to the user's, each line with the rank before it.
+
+What faulthandler writes to stderr when a worker crashes is held back: ``WorkerDied`` tells it, once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 TAIL_LINES = 40
 """Lines of each worker's stderr that are kept for the message about its death."""
 
+_DUMP_LINES = 200  # that are held back at most
+_FATAL = "Fatal Python error: "
+_DUMPED = re.compile(
+    rf"$|{_FATAL}|(Current t|T)hread |  (File \"|\.\.\.|<)|(Extension modules|Python .*): "
+)
 _CHUNK = 1 << 16
 
 
 class _Stream:
-    """One worker's stdout or stderr: splits what comes into lines."""
+    """One worker's stdout or stderr: splits what comes into lines.
+
+    Attributes:
+        tail: the last lines that were passed on.
+        dump: the lines of a crash that are held back; none for long, unless the worker ends.
+    """
 
     def __init__(self, pipe: BinaryIO, rank: int, target: str) -> None:
         self.pipe = pipe
@@ -25,6 +40,7 @@ class _Stream:
         self.target = target
         self.ended = threading.Event()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.dump: list[str] = []
         self._rest = b""
 
     def feed(self, chunk: bytes) -> None:
@@ -33,6 +49,21 @@ class _Stream:
         if not chunk and self._rest:
             lines.append(self._rest)
         text = [line.decode(errors="replace") for line in lines]
+        self.pass_on([*self._sifted(text)] if self.target == "stderr" else text)
+
+    def _sifted(self, lines: Sequence[str]) -> Iterator[str]:
+        """*lines* without those of a crash; with them where others follow: it was a child's crash."""
+        for line in lines:
+            crash = _DUMPED.match(line) if self.dump else line.startswith(_FATAL)
+            if crash and len(self.dump) < _DUMP_LINES:
+                self.dump.append(line)
+            else:
+                yield from self.dump
+                self.dump.clear()
+                yield line
+
+    def pass_on(self, text: Sequence[str]) -> None:
+        """Write these lines to the user's stream."""
         self.tail.extend(text)
         if text:
             stream = getattr(sys, self.target)  # the present one: a notebook replaces it
@@ -48,6 +79,7 @@ class OutputPump:
         self._selector = selectors.DefaultSelector()
         self._streams: list[_Stream] = []
         self._thread = threading.Thread(target=self._run, name="synkro-output", daemon=True)
+        self._told = False  # whether an error tells how a worker has ended
 
     def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
         """Watch the pipes of a worker; the pump closes them at their end.  Call it before ``start``."""
@@ -74,7 +106,8 @@ class OutputPump:
         """The last lines of a dead worker's stderr; waits *patience* seconds for its end."""
         stream = next(each for each in self._streams if (each.rank, each.target) == (rank, "stderr"))
         stream.ended.wait(patience)
-        return "\n".join(stream.tail)
+        self._told = True
+        return "\n".join([*stream.tail, *stream.dump]).strip("\n")
 
     def close(self, patience: float) -> None:
         """Wait until all that the ended workers left in their pipes has been written.
@@ -83,6 +116,9 @@ class OutputPump:
         """
         if self._thread.ident is not None:
             self._thread.join(patience)
+        if not self._told:
+            for stream in self._streams:
+                stream.pass_on(stream.dump)
         if not self._thread.is_alive():
             for stream in self._streams:
                 stream.pipe.close()

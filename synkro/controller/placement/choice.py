@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...errors import InvalidType, InvalidValue, NotAvailable, warn
+from ...errors import InvalidType, InvalidValue, NotAvailable, counted, warn
 from ...machine import available_cores, cpu_name
 from ...values.arrays import checked_int
 from .gpus import Gpu, Visible, visible
@@ -74,8 +74,8 @@ def choose(
         )
     if count is not None and count > len(named):
         raise InvalidValue(
-            f"{count} workers were asked for, but {source} lists {len(named)} devices: list a "
-            f"device more than once to run several workers on it."
+            f"{count} workers were asked for, but {source} lists {counted(len(named), 'device')}: list "
+            f"a device more than once to run several workers on it."
         )
     return named[:count]
 
@@ -83,7 +83,8 @@ def choose(
 def _cpu_workers(count: int | None) -> int:
     cores = available_cores()
     if count is not None and count > cores:
-        warn(f"{count} CPU workers on {cores} available cores: they will take turns.", RuntimeWarning)
+        there = counted(cores, "available core")
+        warn(f"{count} CPU workers on {there}: they will take turns.", RuntimeWarning)
     return count or cores
 
 
@@ -140,7 +141,7 @@ def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
     cores = len(os.sched_getaffinity(0))
     if index and int(index) >= cores:
         raise InvalidValue(
-            f"{source} names {text!r}, but this process may use {cores} cores, cpu0 to "
+            f"{source} names {text!r}, but this process may use {counted(cores, 'core')}, cpu0 to "
             f'cpu{cores - 1}: name one of them, or plain "cpu".'
         )
     return Assignment(f"cpu{index}", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, counted
 from ...machine import available_cores
 from .choice import Assignment
 from .gpus import Gpu, nccl_environment, visible, why_not_nccl
@@ -77,10 +77,11 @@ class Placement:
             cores = available_cores()
             if not self._asked and visible().installed:
                 yield f"Synkro uses CPUs, as {visible().reason}"
-            yield f"Synkro attempting to use {count} workers on {cores} detected CPU cores..."
+            workers, found = counted(count, "worker"), counted(cores, "detected CPU core")
+            yield f"Synkro attempting to use {workers} on {found}..."
             return
-        found = len(visible().gpus)
-        yield f"Synkro attempting to use {len(set(self.indices))} of {found} detected GPUs..."
+        found = counted(len(visible().gpus), "detected GPU")
+        yield f"Synkro attempting to use {len(set(self.indices))} of {found}..."
         if self.preallocate is not None:
             for assignment in self.assignments:
                 assert assignment.gpu is not None
@@ -98,7 +99,8 @@ class Placement:
         if problem:
             yield f"Synkro: outputs and variables are reduced through host memory, as {problem}"
         kind = "GPU" if self.gpus else "CPU"
-        yield f"Synkro: {len(self.assignments)} {kind} workers initialized, master rank: {master_rank}"
+        workers = counted(len(self.assignments), f"{kind} worker")
+        yield f"Synkro: {workers} initialized, master rank: {master_rank}"
 
 
 def _fraction(preallocate: float | None, on_gpus: bool) -> float | None:

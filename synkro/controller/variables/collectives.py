@@ -17,7 +17,7 @@ from typing import cast as cast_type
 import numpy as np
 
 from ...comms.ops import operation_named
-from ...errors import CollectiveError, InvalidValue
+from ...errors import CollectiveError, InvalidValue, counted
 from ...messages import Exchange, Fill, Generator, Inspect, Read, Write
 from ...plan.batch import Indexed, Strided, select_any
 from ...plan.call import Access, Picked, Survey
@@ -336,7 +336,7 @@ class Collectives:
             given = [values if np.ndim(values[0]) + 1 == targets[0].ndim else values[0]]
         if len(given) != len(targets):
             raise InvalidValue(
-                f"{len(targets)} variables were given, but {len(given)} values: one for each."
+                f"{counted(len(targets), 'variable')} got {counted(len(given), 'value')}: give one each."
             )
         arrays = []
         for target, value in zip(targets, given, strict=True):
@@ -347,8 +347,8 @@ class Collectives:
             array = cast(plain, target.dtype, False, target.called(), advice)
             if array.ndim != target.ndim:
                 raise InvalidValue(
-                    f"{target.called()} has {target.ndim} dimensions, got a value of {array.ndim} "
-                    f"(shape {array.shape}); the number of dimensions cannot change."
+                    f"{target.called()} has {counted(target.ndim, 'dimension')}, got a value of "
+                    f"{array.ndim} (shape {array.shape}); the number of dimensions cannot change."
                 )
             arrays.append(array)
         return arrays

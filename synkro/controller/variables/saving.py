@@ -18,7 +18,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, counted
 from ...values.arrays import Array, same_bits
 from .registry import Variables
 from .shared import Shared
@@ -88,8 +88,8 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
         raise InvalidValue(f"{source} is no file that synkro.save() wrote, or damaged.") from error
     if ranks != collectives.size:
         raise InvalidValue(
-            f"{source} was saved by {ranks} workers, and this session has {collectives.size}: "
-            f"fork as many."
+            f"{source} was saved by {counted(ranks, 'worker')}, and this session has "
+            f"{collectives.size}: fork as many."
         )
     known = _by_name(variables)
     if set(known) != set(stored):
@@ -150,8 +150,8 @@ def _fitting(variable: Shared, value: Array) -> Array:
         value = value.view(variable.dtype)  # one that NumPy's files have no name for
     if value.dtype != variable.dtype or value.ndim != variable.ndim:
         raise InvalidValue(
-            f"{variable.called()} holds {variable.dtype} in {variable.ndim} dimensions, the file "
-            f"{value.dtype} in {value.ndim}: make it as it was when it was saved."
+            f"{variable.called()} holds {variable.dtype} in {counted(variable.ndim, 'dimension')}, "
+            f"the file {value.dtype} in {value.ndim}: make it as it was when it was saved."
         )
     return value
 

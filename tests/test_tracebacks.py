@@ -1,0 +1,298 @@
+"""What a worker's traceback shows: the user's frames and their source, wherever that was typed."""
+
+import re
+import sys
+import traceback
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.programs import ROOT
+from support.sessions import lasting
+from synkro.errors import HOME
+from synkro.packing.tracebacks import TEXT_LIMIT, sent, shown
+
+PROGRAM = """
+import numpy as np, synkro as synk
+
+synk.fork(2, verbose=False)
+
+def divide(x):
+    return 1 // int(0 * x[0])
+
+def half(x):
+    return synk.all_reduce(divide(x))
+
+synk.function(half)(np.ones(2))
+"""
+
+
+def remote(text):
+    """The worker's part of a traceback, without the lines that point to columns."""
+    head, _, _ = text.partition("The above exception was the direct cause")
+    return [line.strip() for line in head.splitlines() if line.strip(" ~^")]
+
+
+def expected(file, source=True):
+    lines = [
+        "... N frames of Synkro ...",
+        f'File "{file}", line 10, in half',
+        "return synk.all_reduce(divide(x))",
+        f'File "{file}", line 7, in divide',
+        "return 1 // int(0 * x[0])",
+        "ZeroDivisionError: integer division or modulo by zero",
+    ]
+    return [line for line in lines if source or not line.startswith("return")]
+
+
+def told(done):
+    assert done.returncode == 1
+    header, first, *lines = remote(done.stderr)
+    assert header == "synkro.errors.RemoteTraceback:"
+    assert first == "Traceback (most recent call last):"
+    return [re.sub(r"\d+ frames", "N frames", line) for line in lines]
+
+
+def test_of_a_script(run_python, tmp_path):
+    assert told(run_python(PROGRAM, check=False)) == expected(tmp_path / "script.py")
+
+
+def test_of_a_command(run_python):
+    assert told(run_python("-c", PROGRAM, check=False)) == expected("<string>")
+
+
+def test_of_standard_input_out_of_a_file(run_python, tmp_path):
+    (tmp_path / "program").write_text(PROGRAM)
+    command = f"import os; os.execv({sys.executable!r}, [{sys.executable!r}, '-'])"
+    code = f"import os; os.dup2(os.open('program', os.O_RDONLY), 0); {command}"
+    assert told(run_python("-c", code, check=False)) == expected("<stdin>")
+
+
+def test_of_standard_input_through_a_pipe_which_nobody_keeps(run_python):
+    done = run_python("-", input=PROGRAM, check=False)
+    assert told(done) == expected("<stdin>", source=False)
+
+
+EXECUTED = """
+import linecache
+source = '''{}'''
+linecache.cache["<cell 1>"] = len(source), None, source.splitlines(True), "<cell 1>"
+exec(compile(source, "<cell 1>", "exec"))
+"""
+
+
+def test_of_code_whose_source_the_main_process_alone_knows(run_python):
+    done = run_python(EXECUTED.format(PROGRAM), check=False)
+    assert told(done) == expected("<cell 1>")
+
+
+def test_the_source_of_another_program_is_not_shown(run_python):
+    """Code that is executed has the name <string>, as a command has."""
+    done = run_python("-c", f"\n\n\n\n\n\n\n\n\n\n\nexec('''{PROGRAM}''')", check=False)
+    assert told(done) == expected("<string>", source=False)
+
+
+# ── all that a traceback can show ────────────────────────────────────────────────────────────────────
+
+TYPED = "def cell(x):\n    return 1 / (x - x)\n"
+SPACE = {}
+exec(compile(TYPED, "/tmp/ipykernel_1/2.py", "exec"), SPACE)
+exec(compile("def house(f, *args):\n    return f(*args)\n", f"{HOME}worker/room.py", "exec"), SPACE)
+cell, house = SPACE["cell"], SPACE["house"]
+
+
+@pytest.fixture
+def told_of(monkeypatch):
+    """What the main process shows of what a worker has raised, which lacks the source of a cell."""
+    import linecache
+
+    def tell(fn):
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            fn()
+        parts = sent(caught.value)
+        with monkeypatch.context() as patch:
+            lines = TYPED.splitlines(True)
+            patch.setitem(linecache.cache, "/tmp/ipykernel_1/2.py", (len(TYPED), None, lines, "2"))
+            text = shown(parts)
+            if not any(name in text for name in ("house", "Synkro", "unprintable")):
+                assert text == "".join(traceback.format_exception(caught.value))
+        return text
+
+    return tell
+
+
+def failing(fn, *args):
+    try:
+        fn(*args)
+    except Exception as error:
+        return error
+
+
+def test_runs_of_our_frames_are_one_line(told_of):
+    text = told_of(lambda: house(house, house, cell, 1))
+    assert "  ... 3 frames of Synkro ...\n" in text
+    assert "room.py" not in text
+    assert "    return 1 / (x - x)\n" in text
+    assert "  ... 1 frame of Synkro ...\n" in told_of(lambda: house(cell, 1))
+
+
+def test_where_all_frames_are_ours_they_are_shown():
+    error = failing(house, 3)
+    text = shown(sent(error.with_traceback(error.__traceback__.tb_next)))
+    assert 'room.py", line 2, in house' in text
+
+
+def chained():
+    raise KeyError("second") from failing(cell, 1)
+
+
+def in_a_handler():
+    try:
+        cell(1)
+    except ZeroDivisionError:
+        int("x")
+
+
+def noted():
+    error = ValueError("bad")
+    error.__notes__ = ["a note", 3]
+    raise error
+
+
+def grouped():
+    raise ExceptionGroup("two", [failing(cell, 1), failing(house, cell, 1)])  # noqa: F821
+
+
+def deep(n=0):
+    return deep(n + 1)
+
+
+CASES = {
+    chained: ("direct cause", "    return 1 / (x - x)\n", "KeyError: 'second'"),
+    in_a_handler: ("During handling", "    return 1 / (x - x)\n", "ValueError: invalid literal"),
+    deep: ("in deep", "[Previous line repeated ", "RecursionError: maximum recursion"),
+    lambda: compile("x = (", "<typed>", "exec"): ('File "<typed>", line 1', "    x = (", "SyntaxError"),
+}
+if sys.version_info >= (3, 11):
+    CASES[noted] = ("ValueError: bad\na note\n3\n",)
+    CASES[grouped] = (
+        "  + Exception Group Traceback",
+        "    |     return 1 / (x - x)",
+        "1 frame of Synkro",
+    )
+
+
+@pytest.mark.parametrize("fail", CASES)
+def test_it_looks_as_pythons_own(fail, told_of):
+    text = told_of(fail)
+    for part in CASES[fail]:
+        assert part in text
+
+
+class Strange(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+
+class Unknown(Exception):
+    """No class of the user's is needed where the traceback is shown."""
+
+    __module__ = "nowhere"
+
+
+@pytest.mark.parametrize(
+    ("error", "end"), [(Strange(), "Strange: <"), (Unknown("x"), "nowhere.Unknown: x")]
+)
+def test_of_classes_that_are_not_there(error, end):
+    assert end in shown(sent(failing(lambda: exec("raise error", {"error": error}))))
+
+
+def endless():
+    error = None
+    for number in range(3000):
+        following = ValueError(number)
+        following.__cause__ = error
+        error = following
+    raise error
+
+
+def wordy():
+    raise ValueError("x" * 10_000_000)
+
+
+@pytest.mark.parametrize("fail", [endless, wordy], ids=["chain", "text"])
+def test_it_is_bounded(fail):
+    error = failing(fail)
+    parts = sent(error)
+    assert len(parts) < 50 * TEXT_LIMIT
+    assert len(shown(parts)) <= TEXT_LIMIT
+    assert shown(parts).endswith(traceback.format_exception_only(error)[-1][-100:])
+
+
+# ── questions to a worker ────────────────────────────────────────────────────────────────────────────
+
+workers = lasting(2)
+
+
+def stops():
+    breakpoint()
+
+
+def stops_by_pdb():
+    import pdb
+
+    pdb.set_trace()
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (stops, r"breakpoint\(\) was called"),
+        (stops_by_pdb, r"a debugger, or input\(\), was called"),
+        (lambda: input("name? "), r"a debugger, or input\(\), was called"),
+    ],
+)
+def test_what_would_ask_in_a_worker_says_what_to_do(ask, what, workers):
+    words = rf"UsageError: {what} in a worker, .*: call the function as f.as_serial\(…\)"
+    with pytest.raises(synk.WorkerError, match=words):
+        workers.function(ask, outputs=[])()
+    assert workers.function(np.sum, outputs="sum")(np.ones(3)) == 3
+
+
+DEBUGGED = """
+import numpy as np, synkro as synk
+
+synk.fork(2, verbose=False)
+
+@synk.function(outputs="sum")
+def total(x):
+    number = 40 + 2
+    breakpoint()
+    return x.sum()
+
+print("it is", total{}(np.ones(3)))
+"""
+
+
+def test_as_serial_stops_in_the_debugger(run_python):
+    done = run_python("-c", DEBUGGED.format(".as_serial"), input="p number\nc\n")
+    assert "(Pdb) 42\n" in done.stdout
+    assert done.stdout.endswith("it is 3.0\n")
+
+
+def test_a_breakpoint_can_be_switched_off(run_python):
+    done = run_python("-c", DEBUGGED.format(""), env={"PYTHONBREAKPOINT": "0"})
+    assert done.stdout == "it is 3.0\n"
+
+
+def test_another_debugger_is_called(run_python, tmp_path):
+    (tmp_path / "mine.py").write_text("def stop():\n    raise ValueError('my own')\n")
+    done = run_python(
+        "-c",
+        DEBUGGED.format(""),
+        env={"PYTHONBREAKPOINT": "mine.stop", "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        check=False,
+    )
+    assert "ValueError: my own" in done.stderr
