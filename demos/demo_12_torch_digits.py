@@ -52,7 +52,7 @@ def right(x, t):
 
 
 parameters = synk.function(lambda: list(model.parameters()), outputs=None)  # those of every worker
-synk.distribute()  # all functions at once: they share one module on each worker
+synk.distribute()  # all functions at once
 
 alone = torch.optim.SGD(mine.parameters(), lr=RATE, momentum=0.9)
 rng = np.random.default_rng(0)

@@ -262,11 +262,11 @@ class Session:
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet, pickled together.
 
-        What they share in this process (an array that two of them use) they share on every worker.  A
-        function that was not distributed is sent alone, at its first call, with copies of its own.  What
-        this process changes in globals and objects after that, the workers do not see.
+        A function that was not distributed is sent alone, at its first call.  What functions share in
+        this process (a model that two of them use) they share on every worker.
 
-        Raises: InvalidType for a function that cannot be pickled; WorkerError if a worker cannot load
+        Raises: InvalidType for a function that cannot be pickled; InvalidValue for one that binds names
+        outside of it, or an object that has changed here and there; WorkerError if a worker cannot load
         it.
         """
         self.functions.distribute()

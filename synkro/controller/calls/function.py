@@ -223,6 +223,8 @@ class Function:
         self._home.bring(self)
         if self._watch is None:
             self._watch = self._home.objects.watch(self)
+            if view is None:
+                return
         if view is not None or not self._watch.same():
             self._watch = self._home.objects.renew(self, self._watch, view)
 
@@ -268,7 +270,9 @@ class Function:
             with engine.lock:
                 self._bring()
         assert self._watch is not None
-        later = functools.partial(self._run_submitted, engine, self._watch.look(), given, named)
+        later = functools.partial(
+            self._run_submitted, engine, self._watch.look(arrays=False), given, named
+        )
         return self._home.submit(later)
 
     def _run_submitted(

@@ -26,10 +26,16 @@ def explain(error: Exception, specs: Mapping[int, FunctionSpec], found: Iterable
         _explain_function(spec, error, found)
     if isinstance(error, UsageError):
         return
-    failing = {id(f.obj): f for f in found if f.known is None and f.kind is not NAME}
-    failing = {ident: each for ident, each in failing.items() if not _pickles(each.obj)}
+    new = {id(each.obj): each for each in found if each.known is None}
+    failing = {
+        ident: each
+        for ident, each in new.items()
+        if not _pickles(each.contents if each.kind is NAME else each.obj)
+    }
     for each in failing.values():
-        if not any(ident in failing for some in each.inner.values() for ident in some):
+        if each.kind is not NAME and not any(
+            ident in failing for some in each.inner.values() for ident in some
+        ):
             raise InvalidType(
                 f"{each.path!r}, {shortened(each.obj)}, which a function uses, cannot be sent to the "
                 f"workers: {_reason(error)}. {advice(each.obj) or _ADVICE}"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, warn
 from ...memory.segment import Segment, aligned
 from ...messages import Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
 from ...packing.kinds import (
@@ -38,6 +38,8 @@ from ..engine.engine import Engine, State
 from .explain import explain
 from .walk import Found, Known, Registry, Walk
 from .watch import Look, Watch
+
+_LOOKED_AT = 1 << 24  # bytes of an array that is compared at the second call of a function
 
 _NO_SPECS: Mapping[int, FunctionSpec] = {}
 
@@ -92,9 +94,9 @@ class Objects:
         for number, function in functions.items():
             self._roots[function] = [known[each] for each in roots[number] if each in known]
 
-    def watch(self, function: Any) -> Watch:
-        """What the calls of *function* are to compare."""
-        watch = Watch(self._roots[function])
+    def watch(self, function: Any, due: bool = True) -> Watch:
+        """What the calls of *function* are to compare; the first one all that it uses, if *due*."""
+        watch = Watch(self._roots[function], due)
         self._watches.add(watch)
         return watch
 
@@ -103,6 +105,8 @@ class Objects:
 
         *view* is what the call is to see, where that is not what is there now.
         """
+        if watch.due and view is None:
+            return self._look_again(function, watch)
         walk = Walk(self._registry)
         defined = watch.defined()
         for known, contents in watch.look() if view is None else view:
@@ -116,7 +120,31 @@ class Objects:
         if view is not None and walk.found:
             for other in self._watches:
                 other.expire()
-        return watch if watch.refresh() and not defined else self.watch(function)
+        return watch if watch.refresh() and not defined else self.watch(function, watch.due)
+
+    def _look_again(self, function: Any, watch: Watch) -> Watch:
+        """At the second call of *function*: compare all that it uses, and send what has changed.
+
+        A program that changes in a loop what is too large to be compared at each call hears of it.
+        """
+        walk = Walk(self._registry, most=_LOOKED_AT)
+        walk.visit(function.spec.fn, function.name)
+        walk.visit(function.spec.finish, function.name)
+        changes = [c for c in (change_of(f, False) for f in walk.found.values()) if c is not None]
+        for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
+            changes.remove(change)  # it has a life of its own there, and goes on with it
+            walk.found[id(change.known.obj)].look(change.known.contents)
+        self._deliver(walk, Renew)
+        compared = set(watch.watched())
+        unseen = [change.known for change in changes if change.known not in compared]
+        if unseen:
+            path = unseen[0].path
+            warn(
+                f"{path!r}, which the function {function.name!r} uses, has changed here since it was "
+                f"sent. It was sent again, but is too large to be compared at each call: call "
+                f"synk.push({path}) when you have changed it, or pass it as an argument."
+            )
+        return self.watch(function, due=False)
 
     @contextlib.contextmanager
     def preserved(self, function: Any) -> Iterator[Callable[[], Any]]:
@@ -203,7 +231,8 @@ class Objects:
         """Bring the workers up to date; returns all that they have of what was walked, by id."""
         changes = [c for c in (change_of(f, forced) for f in walk.found.values()) if c is not None]
         if not forced:
-            self._compare([change for change in changes if _is_doubtful(change)])
+            for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
+                raise InvalidValue(self._contradiction(change.known))
         new = {ident: found for ident, found in walk.found.items() if found.known is None}
         has = {ident: f.known for ident, f in walk.found.items() if f.known is not None}
         if command is Renew and not (changes or new):
@@ -266,10 +295,10 @@ class Objects:
         writer.write(placed)
         return known
 
-    def _compare(self, changes: Sequence[Change]) -> None:
-        """Raises: InvalidValue if a worker has changed what has changed here, and not alike."""
+    def _contradicted(self, changes: Sequence[Change]) -> list[Change]:
+        """Those of *changes* that are of what a worker has changed, too, and not alike."""
         if not changes:
-            return
+            return []
         inner = (each for change in changes for some in change.known.inner.values() for each in some)
         registry = self._registry
         writer = Writer(
@@ -281,9 +310,8 @@ class Objects:
         writer.write([(c.known.number, c.before, _comparable(c), c.gone) for c in changes])
         parcel, segments = self._parcel(writer)
         replies = self._engine.run(Compare(parcel), segments)
-        for index, change in enumerate(changes):
-            if any(reply.differs[index] for reply in replies):
-                raise InvalidValue(self._contradiction(change.known))
+        differ = zip(*(reply.differs for reply in replies), strict=True)
+        return [change for change, each in zip(changes, differ, strict=True) if any(each)]
 
     def _contradiction(self, known: Known) -> str:
         users = [f.name for f, roots in self._roots.items() if known in reached(roots)]

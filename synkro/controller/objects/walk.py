@@ -35,6 +35,8 @@ from ...packing.kinds import (
 from ...packing.pickles import Space
 from ...values.foreign import is_generator
 
+_HEAVY = (ARRAY, TENSOR, OPAQUE)  # what takes long to look at
+
 _LARGE = 20_000
 """A container with so many objects directly in it is not looked into: pickle takes it as a whole."""
 
@@ -166,8 +168,10 @@ class Walk:
         found: what it has found, by id.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, most: int | None = None) -> None:
+        """Arrays of more bytes than *most*, which the workers have, are taken to be as they were."""
         self.found: dict[int, Found] = {}
+        self._most = most
         self._registry = registry
         self._modules: set[tuple[int, Uses]] = set()
 
@@ -208,8 +212,8 @@ class Walk:
             self.found[id(obj)] = found
             if is_generator(obj):
                 _check_generator(found, direct)
-            before = found.known.contents if light and found.known else None
-            if kind in (ARRAY, TENSOR, OPAQUE) and before is not None:
+            before = found.known.contents if found.known else None
+            if before is not None and (light or self._is_heavy(obj)) and kind in _HEAVY:
                 found.look(before)
                 continue
             found.look()
@@ -221,6 +225,10 @@ class Walk:
             stack += self._entries(found, found.contents)
             for cls in obj.__bases__ if kind is CLASS else (type(obj),):
                 stack.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
+
+    def _is_heavy(self, obj: Any) -> bool:
+        """Whether *obj*, an array or opaque, takes too long to look at."""
+        return self._most is not None and getattr(obj, "nbytes", self._most + 1) > self._most
 
     def _entries(self, found: Found, contents: Contents) -> Iterator[Any]:
         """The *contents* of *found*, to be visited."""

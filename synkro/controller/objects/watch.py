@@ -1,7 +1,7 @@
 """``Watch``: what a function's calls compare, to see what the program has changed since the last one.
 
 Compared by identity, in a microsecond: the values of all globals, defaults and cells of the function and
-of the functions that came with it, and the entries of small dicts, lists and instances.
+of the functions that came with it, the entries of small dicts, lists and instances, and small arrays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from ...packing.code import uses
 from ...packing.kinds import (
+    ARRAY,
     CLASS,
     DICT,
     FUNCTION,
@@ -29,8 +30,8 @@ from ...packing.kinds import (
 from .walk import GLOBALS, Known
 
 _BUDGET = 80
-"""What may be compared of dicts, lists and instances: an entry counts 1, each of them 14 more; 80 take
-about 2 us."""
+"""What may be compared of dicts, lists, instances and arrays: an entry, or 128 bytes, counts 1, each
+object 14 more.  80 take about 2 us."""
 
 _parts = attrgetter(*FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
@@ -51,9 +52,14 @@ _GONE = object()
 
 
 class Watch:
-    """What the calls of one function compare."""
+    """What the calls of one function compare.
 
-    def __init__(self, roots: Sequence[Known]) -> None:
+    Attributes:
+        due: whether the next call is to look at all that the function uses, once.
+    """
+
+    def __init__(self, roots: Sequence[Known], due: bool) -> None:
+        self.due = due
         self._roots = roots
         self._names: list[tuple[dict[str, Any], Callable[..., Any], list[Known]]] = []
         self._missing: list[tuple[dict[str, Any], set[str]]] = []
@@ -77,15 +83,17 @@ class Watch:
             return False
         return True
 
-    def look(self) -> Look:
-        """All that is compared, as it is now."""
-        return [(known, known.kind.look(known.obj)) for known in self._watched()]
+    def look(self, arrays: bool = True) -> Look:
+        """All that is compared, with or without *arrays*, as it is now."""
+        found = (known for known in self.watched() if arrays or known.kind is not ARRAY)
+        return [(known, known.kind.look(known.obj)) for known in found]
 
     def defined(self) -> bool:
         """Whether a global was defined that the code of a function names, and that was not there."""
         return any(not names.keys().isdisjoint(missing) for names, missing in self._missing)
 
-    def _watched(self) -> Iterator[Known]:
+    def watched(self) -> Iterator[Known]:
+        """All that is compared."""
         yield from chain.from_iterable(knowns for _, _, knowns in self._names)
         yield from self._functions
         yield from self._small
@@ -115,7 +123,10 @@ class Watch:
             keys = [known.obj.name for known in knowns]
             self._names.append((namespace, itemgetter(*keys, keys[0]), knowns))
         self._missing = [entry for entry in missing.values() if entry[1]]
-        self.refresh()
+        if self.due:
+            self.expire()
+        else:
+            self.refresh()
 
     def _reached(self) -> Iterator[tuple[Known, int]]:
         """All objects, those first that fewest others lie in front of, and how many these are."""
@@ -146,7 +157,7 @@ class Watch:
         )
 
     def expire(self) -> None:
-        """The workers have something else now than this compares with."""
+        """The next call is to look closer."""
         self._last = [(iter, (), 1, ())]
 
     def _places(self) -> Iterator[Place]:
@@ -178,6 +189,10 @@ class Watch:
 
 def _small_place(known: Known) -> Iterator[Place]:
     obj = known.obj
+    if known.kind is ARRAY:
+        there = obj.tobytes() if known.contents == known.kind.look(obj) else None
+        yield lambda array: (array.tobytes() == there,), obj, -1, [True]
+        return
     if known.kind is SEQUENCE:
         values = _entry(known, WHOLE)
         yield iter, obj, len(obj), values if isinstance(values, tuple) else [_GONE]
@@ -211,6 +226,8 @@ def _keys(known: Known) -> list[Any]:
 
 def _cost(known: Known, depth: int) -> int:
     """What it costs to compare an object, of the budget; 0: it is not to be compared."""
+    if known.kind is ARRAY:
+        return 14 + int(known.obj.nbytes) // 128
     if known.kind is SEQUENCE:
         held = (known.contents or {}).get(WHOLE, ())
         return 14 + len(held) if depth <= _NEAR or any(map(is_plain, held)) else 0
