@@ -91,19 +91,19 @@ def test_what_is_drawn_from_rng_changes_nothing_for_the_others():
 
 
 def test_a_rank_can_be_seeded_anew():
-    def reseed(seed):
-        from synkro import here
-
-        here.rank.reseed(seed)
-
     def both():
         return np.array([*from_globals(), *synk.rng().random(4)])
 
-    with running(2, seed=7):
-        wanted = synk.function(both, outputs=None)()
-    with running(2, seed=8):
-        synk.function(reseed, bcast_inputs=["seed"], outputs=[])(7)
-        assert np.array_equal(synk.function(both, outputs=None)(), wanted)
+    with running(2, seed=8) as session:
+        draw = synk.function(both, outputs=None)
+        other = draw()
+        session.reseed(7)
+        first, second = draw(), draw()
+        session.reseed(7)
+        assert np.array_equal(draw(), first)
+        assert np.array_equal(draw(), second)
+    assert not np.intersect1d(other, first).size
+    assert np.array_equal(np.array(first)[:, 3:], drawn(7)[0])
 
 
 def test_the_recipe_of_scattered_seeds_is_equal_for_any_number_of_workers():

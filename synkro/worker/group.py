@@ -88,6 +88,10 @@ class Group:
             self._ranks = ranks
             self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
 
+    def check(self, checking: bool) -> None:
+        """From now on the calls are those of ``Function.check``, or not."""
+        self.checking = checking
+
     @property
     def rng(self) -> np.random.Generator:
         if self.checking:

@@ -9,12 +9,13 @@ import importlib.machinery
 import io
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
+from ..messages import Ack, Parcel, Preserve
 from ..packing.code import uses
 from ..packing.kinds import (
     CLASS,
@@ -31,7 +32,9 @@ from ..packing.kinds import (
     kind_of,
 )
 from ..packing.pickles import Reader
+from ..values.arrays import Array
 from ..values.foreign import in_host_memory
+from .replica import Replica
 
 
 class Belongings:
@@ -41,18 +44,21 @@ class Belongings:
         self._objects: dict[int, Any] = {}
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
+        self._kept: list[tuple[Kind, Any, Contents]] = []
+        self._values: list[tuple[Replica, Array]] = []
         self._unused: list[Name] = []
         self._next_look = 0.0
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
 
     def load(
-        self, stream: bytes, buffers: Sequence[memoryview], loading: Callable[[int], None]
+        self, parcel: Parcel, memory: memoryview, loading: Callable[[int], None]
     ) -> tuple[dict[int, Any], list[Any]]:
         """Take a delivery over; returns its functions, and PyTorch's modules and optimizers in it.
 
-        *loading* is called before each function, with the number of those that are loaded.
+        *memory* is that of the parcel's segment.  *loading* is called before each function, with the
+        number of those that are loaded.
         """
-        reader = Reader(stream, buffers, self._objects, self._space)
+        reader = self._reader(parcel, memory)
         specs = {}
         for done in range(reader.load()):
             loading(done)
@@ -86,10 +92,14 @@ class Belongings:
         if kind is OPAQUE:
             self._digests[number] = OPAQUE.look(obj)[WHOLE]
 
-    def compare(self, stream: bytes, buffers: Sequence[memoryview]) -> tuple[bool, ...]:
+    def _reader(self, parcel: Parcel, memory: memoryview) -> Reader:
+        buffers = [memory[start:stop] for start, stop in parcel.buffers]
+        return Reader(parcel.stream, buffers, self._objects, self._space)
+
+    def compare(self, parcel: Parcel, memory: memoryview) -> tuple[bool, ...]:
         """For each object of a list, whether it is neither what it was when it came nor is to be."""
         found = []
-        for number, came, after, gone in Reader(stream, buffers, self._objects, self._space).load():
+        for number, came, after, gone in self._reader(parcel, memory).load():
             obj = self._objects[number]
             kind = kind_of(obj)
             assert kind is not None
@@ -105,11 +115,21 @@ class Belongings:
             )
         return tuple(found)
 
-    def kept(self, numbers: Iterable[int]) -> list[tuple[Kind, Any, Contents]]:
-        """What objects hold, and this process's random generators, for ``put_back``."""
-        found = [(kind_of(self._objects[number]), self._objects[number]) for number in numbers]
-        found += [(GENERATOR, generator) for generator in global_generators()]
-        return [(kind, obj, kind.kept(obj)) for kind, obj in found if kind is not None]
+    def preserve(self, command: Preserve, variables: Iterable[Replica]) -> Ack:
+        """Put back what was kept, or keep what objects, *variables* and random generators hold."""
+        if command.restore:
+            for kind, obj, contents in self._kept:
+                gone = tuple(key for key in kind.look(obj) if key not in contents) if kind.apart else ()
+                kind.change(obj, contents, gone)
+            for variable, value in self._values:
+                variable.value = value
+        self._kept, self._values = [], []
+        if command.keep:
+            objects = [self._objects[number] for number in command.objects] + global_generators()
+            kinds = [(kind_of(obj) or GENERATOR, obj) for obj in objects]
+            self._kept = [(kind, obj, kind.kept(obj)) for kind, obj in kinds]
+            self._values = [(variable, variable.whole.copy()) for variable in variables]
+        return Ack()
 
     def copy(self, number: int) -> bytes:
         """An object, pickled; its arrays are in host memory."""
@@ -173,13 +193,6 @@ def _in_place(package: str, folders: list[str]) -> None:
         module = sys.modules[package] = OwnModule(package)
         module.__path__ = folders
         module.__spec__ = importlib.machinery.ModuleSpec(package, None, is_package=True)
-
-
-def put_back(kept: Iterable[tuple[Kind, Any, Contents]]) -> None:
-    """Let objects hold again what was ``kept``."""
-    for kind, obj, contents in kept:
-        gone = tuple(key for key in kind.look(obj) if key not in contents) if kind.apart else ()
-        kind.change(obj, contents, gone)
 
 
 class OwnModule(ModuleType):

@@ -39,7 +39,7 @@ from ..values.random import generator, seed_globals, seed_torch
 from .call import PreparedCall, taken
 from .group import Group, fitted
 from .merging import Layout, Merger
-from .objects import Belongings, put_back
+from .objects import Belongings
 from .replica import Replica
 
 
@@ -67,8 +67,6 @@ class Rank:
         self.functions: dict[int, FunctionSpec] = {}
         self.variables: dict[int, Replica] = {}
         self._belongings = Belongings()
-        self._preserved: list[Any] = []  # what objects held, and variables
-        self._values: list[tuple[Replica, Array]] = []
         self.function: str | None = None
         self.in_function = False
         self.in_call = False
@@ -190,7 +188,7 @@ class Rank:
                 return Ack
         handlers: dict[type, Callable[[Any], Reply]] = {
             messages.Distribute: self._load,
-            messages.Renew: self._renew,
+            messages.Renew: lambda command: self._take(command.parcel),
             messages.Compare: self._compare,
             messages.Fetch: self._copy,
             messages.Preserve: self._preserve,
@@ -253,12 +251,9 @@ class Rank:
         settings.apply(command.settings)
         return self._take(command.parcel)
 
-    def _renew(self, command: messages.Renew) -> Ack:
-        return self._take(command.parcel)
-
     def _take(self, parcel: messages.Parcel) -> Ack:
         functions, movable = self._belongings.load(
-            parcel.stream, self._buffers(parcel), lambda done: self.report(Phase.LOADING, done)
+            parcel, self._memory(parcel), lambda done: self.report(Phase.LOADING, done)
         )
         self.device.welcome(movable)
         self.functions |= functions
@@ -267,29 +262,18 @@ class Rank:
 
     def _compare(self, command: messages.Compare) -> messages.Compared:
         parcel = command.parcel
-        return messages.Compared(self._belongings.compare(parcel.stream, self._buffers(parcel)))
+        return messages.Compared(self._belongings.compare(parcel, self._memory(parcel)))
 
     def _copy(self, command: messages.Fetch) -> messages.Copied:
         mine = self.number == command.rank
         return messages.Copied(self._belongings.copy(command.number) if mine else b"")
 
     def _preserve(self, command: messages.Preserve) -> Ack:
-        if command.restore:
-            put_back(self._preserved)
-            for variable, value in self._values:
-                variable.value = value
-        self._preserved, self._values = [], []
-        if command.keep:
-            self._preserved = self._belongings.kept(command.objects)
-            self._values = [(v, v.whole.copy()) for v in self.variables.values()]
-        self.group.checking = command.keep
-        return Ack()
+        self.group.check(command.keep)
+        return self._belongings.preserve(command, self.variables.values())
 
-    def _buffers(self, parcel: messages.Parcel) -> list[memoryview]:
-        if parcel.segment is None:
-            return []
-        memory = self._segment(parcel.segment).base.data
-        return [memory[start:stop] for start, stop in parcel.buffers]
+    def _memory(self, parcel: messages.Parcel) -> memoryview:
+        return memoryview(b"") if parcel.segment is None else self._segment(parcel.segment).base.data
 
     def keep(self, leaves: list[list[Array]]) -> None:
         """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""

@@ -55,8 +55,10 @@ def _explain_function(spec: FunctionSpec, error: Exception, found: Iterable[Foun
         way, part = next(failing, ("", None))
         if part is None:
             break
-        of = f" (of {culprit.__name__!r})" if where and inspect.isfunction(culprit) else ""
+        of = f" (of {culprit.__name__!r})" if where else ""
         where, culprit = f"{way}{of}", part
+        if not inspect.isfunction(part):
+            break
     subject = f"{where}, {shortened(culprit)}," if where else "it"
     raise InvalidType(
         f"the function {spec.name!r} cannot be sent to the workers: {subject} cannot be pickled "
