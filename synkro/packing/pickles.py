@@ -95,7 +95,7 @@ class Writer:
         self.buffers: list[memoryview] = []
         self.movable: list[Any] = []
         self._pickler = _Pickler(
-            self._stream, self._keep_in_band, numbers, space_of, current, compiled, self.movable
+            self._stream, _kept_apart(self.buffers), numbers, space_of, current, compiled, self.movable
         )
 
     def write(self, value: Any) -> None:
@@ -110,15 +110,21 @@ class Writer:
     def stream(self) -> bytes:
         return self._stream.getvalue()
 
-    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+
+def _kept_apart(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """What tells pickle which buffers stay in the stream; the others are added to *buffers*."""
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
         try:
             raw = buffer.raw()
         except BufferError:  # not contiguous
             return True
         if raw.nbytes < OUT_OF_BAND:
             return True
-        self.buffers.append(raw)
+        buffers.append(raw)
         return False
+
+    return stays
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -8,7 +8,7 @@ plan     split the rows over ranks and slices; pickle the plan
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -36,6 +36,21 @@ from .distribution import Functions
 _region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
 
 
+class Doubt:
+    """A warning, once, of outputs that look like rows and are averaged as nobody said otherwise."""
+
+    def __init__(self, of_graph: bool) -> None:
+        self._of_graph = of_graph
+        self._said = False
+
+    def look(self, collection: Collection) -> None:
+        """See what was made of new replies."""
+        problem = "" if self._said else collection.doubt(self._of_graph)
+        if problem:
+            self._said = True
+            warn(problem)
+
+
 class Planned:
     """A plan, pickled, with what the workers still need for it.
 
@@ -49,9 +64,8 @@ class Planned:
         segments: Sequence[Segment],
         home: Functions,
         spec: FunctionSpec,
-        doubt: Callable[[Collection], None],
+        doubt: Doubt,
     ) -> None:
-        """*doubt* sees what is made of replies that are new."""
         self.plan = plan
         # a form may have classes of the user's, which only cloudpickle takes
         self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
@@ -75,7 +89,7 @@ class Planned:
             collection = self._collection = Collection(
                 home.outputs, spec.name, spec.outputs, self.plan, replies, home.variables.keep
             )
-            self._doubt(collection)
+            self._doubt.look(collection)
         return collection.result()
 
 
@@ -105,7 +119,7 @@ class Planner:
         self._known: Cache[CallPlan, Planned] = Cache()
         self._found: Cache[tuple[Any, ...], Planned] = Cache()  # by the cache keys of calls
         self._key: tuple[Any, ...] | None = None  # of the last call; None if it has none
-        self._doubted = False
+        self._doubt = Doubt(of_graph=hasattr(spec.fn, "input_types"))
 
     def planned(
         self,
@@ -165,15 +179,6 @@ class Planner:
         self._known[planned.plan] = planned
         if self._key is not None:
             self._found[self._key] = planned
-
-    def _doubt(self, collection: Collection) -> None:
-        """Warn, once, of outputs that look like rows and are averaged because nobody said otherwise."""
-        if self._doubted:
-            return
-        problem = collection.doubt(of_graph=hasattr(self._spec.fn, "input_types"))
-        if problem:
-            self._doubted = True
-            warn(problem)
 
     def _plan(
         self,
