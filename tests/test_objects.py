@@ -4,6 +4,7 @@ import array
 import collections
 import functools
 import gc
+import random
 
 import numpy as np
 import pytest
@@ -457,3 +458,92 @@ def test_after_a_failure_an_object_comes_whole(session):
         f()
     holder["it"] = Fragile(3)
     assert f() == [3, 3]
+
+
+# ── arrays that change in place ──────────────────────────────────────────────────────────────────
+
+
+def test_a_small_array_that_changes_in_place_is_new_at_the_next_call(session):
+    weights = np.zeros(3)
+    f = session.function(lambda x: x.sum() + weights.sum(), outputs="max")
+    for turn in range(4):
+        assert f(np.zeros(4)) == 3 * turn
+        weights += 1
+    weights[0] = np.nan
+    assert np.isnan(f(np.zeros(4)))
+
+
+def test_a_large_one_is_new_at_the_second_call_with_a_warning(session):
+    table = np.zeros(100_000)
+    f = session.function(lambda: table[0], outputs="max", name="look")
+    assert f() == 0
+    table += 1
+    with pytest.warns(
+        UserWarning, match=r"'table', which the function 'look' uses, .*synk.push\(table\)"
+    ):
+        assert f() == 1
+    table += 1
+    assert f() == 1  # as was said
+    session.push(table)
+    assert f() == 2
+
+
+def test_what_both_have_changed_by_the_second_call_lives_on(session):
+    table = np.zeros(100_000)
+
+    def count():
+        table[0] += 1
+        return table[0]
+
+    f = session.function(count, outputs="max")
+    assert f() == 1
+    table[1] = 5
+    assert [f(), f()] == [2, 3]
+
+
+# ── random generators ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "make", [np.random.default_rng, np.random.RandomState, random.Random], ids=lambda make: make.__name__
+)
+def test_a_generator_that_all_ranks_would_share_is_refused(session, make):
+    generator = make()
+    words = (
+        r"is a random generator \(.*\), and would draw the same numbers on every rank. Use synk.rng\(\)"
+    )
+    with pytest.raises(InvalidType, match=rf"'generator', which a function brings along, {words}"):
+        session.function(lambda: generator.random(), outputs=None)()
+    with pytest.raises(InvalidType, match=words):
+        session.function(functools.partial(lambda g: g.random(), generator), outputs=None)()
+    with pytest.raises(
+        InvalidType, match=rf"the argument 'g' of the function 'f' {words}.*bcast_inputs"
+    ):
+        session.function(lambda x, g: x, bcast_inputs=["g"], name="f")(X, generator)
+
+
+def test_a_generator_deep_in_an_object_is_warned_of(session):
+    class Sampler:
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def draw(self):
+            return self.rng.random()
+
+    sampler = Sampler()
+    f = session.function(lambda: sampler.draw(), outputs=None)
+    with pytest.warns(
+        UserWarning, match=r"sampler.rng, .*each rank has a copy .*Draw from synk.rng\(\)"
+    ):
+        first, second = f()
+    assert first == second
+    f()  # once
+
+
+def test_the_generators_of_the_process_are_each_ranks_own(session):
+    from random import gauss
+
+    draw = np.random.normal
+    f = session.function(lambda: (draw(), gauss(0, 1), random.random()), outputs=None)
+    one, other = f()
+    assert not set(one) & set(other)

@@ -300,7 +300,7 @@ FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 _CLASS_OWN = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl"),
     *("__slots__", "__annotations__", "__annotate_func__", "__annotations_cache__", "__match_args__"),
-    *("__static_attributes__", "__firstlineno__", "__dataclass_params__"),
+    *("__static_attributes__", "__firstlineno__", "__dataclass_params__", "__slotnames__"),
 }
 
 _PLAIN = (

@@ -1,0 +1,160 @@
+"""``f.check``: a call beside the plain function on the same rows."""
+
+import random
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.sessions import lasting, running
+from synkro import InvalidValue, OutputError, UsageError, WorkerError
+
+pytestmark = pytest.mark.quick
+
+X = np.random.default_rng(0).standard_normal((101, 3))
+
+session = lasting(2)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("fn", "outputs"),
+    [
+        (lambda x: x.mean(axis=0), "mean"),
+        (lambda x: x.sum(axis=0), "sum"),
+        (lambda x: x.max(), "max"),
+        (lambda x: x * 2, "gather"),
+        (lambda x: x * 2, "keep"),
+        (lambda x: None, []),
+        (lambda x: (x.sum(), {"m": x.mean(0), "n": len(x)}), ("sum", {"m": "mean", "n": "sum"})),
+        (lambda x: (x > 0).sum(), "sum"),
+        (lambda x: np.where(x > 0, np.nan, x).max(axis=0), "max"),
+        (lambda x: x.astype("c8").sum(), "sum"),
+    ],
+)
+def test_what_is_right_comes_back(workers, fn, outputs):
+    with running(workers) as session:
+        f = session.function(fn, outputs=outputs)
+        got, want = f.check(X), f(X)
+        if outputs == "keep":
+            got, want = got.get_value(), want.get_value()
+        np.testing.assert_equal(got, want)
+
+
+def test_options_of_a_call(session):
+    f = session.function(lambda x: (x.mean(axis=0), x.sum()), outputs=("mean", "sum"))
+    rows = [5, 3, 99, 7, 7]
+    got = f.check(X, batch=rows, num_slices=2, output_subset=[1])
+    assert got == (pytest.approx(X[rows].sum()),)
+    with pytest.raises(InvalidValue, match="without batch_s="):
+        f.check(X, batch_s=3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "outputs", "why"),
+    [
+        (lambda x: x.std(axis=0), "mean", "a standard deviation, a median or a ratio of sums is none"),
+        (lambda x: x.sum() + 1, "sum", "a constant, say, is added by every rank"),
+        (lambda x: x.argmax(), "max", "the place of a maximum is none"),
+        (lambda x: x.argmin(), "min", "the place of a minimum is none"),
+        (lambda x: x - x.mean(axis=0), "gather", "a mean over rows that is subtracted"),
+        (lambda x: np.sort(x[:, 0]), "gather", "a sort, say"),
+        (lambda x: (x + 3).prod() + 1, "prod", "no product"),
+    ],
+)
+def test_what_is_wrong_is_named(session, fn, outputs, why):
+    f = session.function(fn, outputs=outputs, name="wrong")
+    with pytest.raises(
+        OutputError,
+        match=rf"check\(\): output of the function 'wrong', reduced by '{outputs}', differs from the "
+        rf"plain function's on the same rows, by up to .* instead of .*Perhaps .*{why}",
+    ):
+        f.check(X)
+
+
+def test_the_worst_of_several_outputs_is_named(session):
+    f = session.function(
+        lambda x: {"good": x.sum(), "off": x.std() * 1e-3, "bad": x.std()}, outputs="mean", name="f"
+    )
+    with pytest.raises(OutputError, match=r"output\['good'\]"):  # a sum as a mean is worst
+        f.check(X)
+    g = session.function(lambda x: {"good": x.mean(), "bad": x.std()}, name="g")
+    with pytest.raises(OutputError, match=r"output\['bad'\] of the function 'g'"):
+        g.check(X)
+
+
+def test_integers_are_exact(session):
+    big = np.array([2**60, 1, 2, 3])
+    assert session.function(lambda x: x.sum(), outputs="sum").check(big) == 2**60 + 6
+    with pytest.raises(OutputError, match="differs"):
+        session.function(lambda x: x.sum() + len(x) // 4, outputs="sum").check(big)
+
+
+def test_shapes_that_differ(session):
+    with pytest.raises(OutputError, match=r"it has the shape \(6,\) instead of \(3,\)"):
+        session.function(lambda x: x.sum(axis=0), outputs="gather").check(X)
+    with pytest.raises(OutputError, match=r"the call returns a dict .*the plain function a dict"):
+        session.function(lambda x: {f"n{len(x) // 60}": 1.0}, outputs="sum").check(X)
+
+
+def test_what_cannot_be_compared_is_refused(session):
+    with pytest.raises(InvalidValue, match=r"outputs=None, the list of every rank's value"):
+        session.function(lambda x: x.sum(), outputs=None).check(X)
+    for fn, what in (
+        (lambda x: synk.all_reduce(x.sum()), "uses collectives"),
+        (lambda x: x.sum() + synk.rng().normal(), r"draws from rng\(\)"),
+    ):
+        f = session.function(fn)
+        with pytest.raises(UsageError, match=rf"check\(\) compares .*this function {what}"):
+            f.check(X)
+        f(X)  # as ever
+
+
+def test_variables_objects_and_generators_are_put_back_in_between(session):
+    w = session.shared(np.zeros(3))
+    log, counts = [], {"calls": 0}
+    array = np.zeros(2)
+
+    def step(x):
+        w.value += x.sum(axis=0)
+        log.append(len(x))
+        counts["calls"] += 1
+        array[0] += 1
+        return random.random() * 0 + w.value
+
+    f = session.function(step, outputs="sum")
+    np.testing.assert_allclose(f.check(X), X.sum(axis=0))
+    assert session.fetch(log) == [51]
+    assert session.fetch(counts) == {"calls": 1}
+    assert session.fetch(array).tolist() == [1, 0]
+    np.testing.assert_allclose(w.get_value(), X[:51].sum(axis=0))
+
+
+def test_after_a_failure_all_is_as_before(session):
+    log = []
+
+    def fail(x):
+        log.append(1)
+        if len(x) == len(X):
+            raise RuntimeError("only whole")
+        return x.sum()
+
+    f = session.function(fail, outputs="sum")
+    f(X)
+    with pytest.raises(WorkerError, match="only whole"):
+        f.check(X)
+    assert session.fetch(log) == [1]
+    assert f(X) == pytest.approx(X.sum())
+
+
+def test_functions_without_rows(session):
+    assert session.function(lambda: 3, outputs="max").check() == 3
+    with pytest.raises(OutputError, match="by up to 3: 6 instead of 3"):
+        session.function(lambda: 3, outputs="sum").check()
+
+
+def test_updates_are_undone_in_between(session):
+    w = session.shared(0.0)
+    f = session.function(lambda x: (x.sum(), [w.value + 1]), outputs="sum", updates=[w])
+    f.check(X)
+    assert w.get_value() == 1
