@@ -134,7 +134,8 @@ class Belongings:
     def copy(self, number: int) -> bytes:
         """An object, pickled; its arrays are in host memory."""
         stream = io.BytesIO()
-        _Copier(stream, protocol=5).dump(self._objects[number])
+        numbers = {id(o): n for n, o in self._objects.items() if isinstance(o, type | FunctionType)}
+        _Copier(stream, numbers).dump(self._objects[number])
         return stream.getvalue()
 
     def drop(self, number: int) -> None:
@@ -209,6 +210,15 @@ class OwnModule(ModuleType):
 
 
 class _Copier(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles a copy for the main process, which has the user's classes, functions and modules."""
+
+    def __init__(self, file: io.BytesIO, numbers: dict[int, int]) -> None:
+        super().__init__(file, protocol=5)
+        self._numbers = numbers
+
+    def persistent_id(self, obj: Any) -> Any:
+        return obj.__name__ if isinstance(obj, OwnModule) else self._numbers.get(id(obj))
+
     def reducer_override(self, obj: Any) -> Any:
         host = in_host_memory(obj)
         return super().reducer_override(obj) if host is None else host.__reduce_ex__(5)

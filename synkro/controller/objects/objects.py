@@ -9,7 +9,9 @@ send     one command to all ranks; then both sides agree
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -202,7 +204,8 @@ class Objects:
             self._engine.require_ready()
             known = self._require_known(obj, "fetch")
             replies = self._engine.run(Fetch(known.number, place))
-        return pickle.loads(replies[place].pickle)
+        there = reached(chain.from_iterable(self._roots.values()))
+        return _Copy(replies[place].pickle, {one.number: one.obj for one in there}).load()
 
     def _require_known(self, obj: Any, verb: str) -> Known:
         if kind_of(obj) is None:
@@ -356,6 +359,17 @@ class Objects:
         if self._numba is not None:
             self._numba.close()
             self._numba = None
+
+
+class _Copy(pickle.Unpickler):
+    """Loads a copy from a worker; the classes, functions and modules in it are those of this process."""
+
+    def __init__(self, stream: bytes, objects: Mapping[int, Any]) -> None:
+        super().__init__(io.BytesIO(stream))
+        self._objects = objects
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._objects[pid] if isinstance(pid, int) else sys.modules[pid]
 
 
 def change_of(found: Found, forced: bool) -> Change | None:
