@@ -337,7 +337,7 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
         return None
     if is_generator(obj):
         return GENERATOR
-    if is_numba(obj) or cls.__module__.startswith(f"{__package__}."):  # a compiled graph
+    if is_numba(obj) or _home_of(cls).startswith(f"{__package__}."):  # a compiled graph
         return FIXED
     return _kind_of_instance(obj)
 
@@ -381,7 +381,13 @@ def _has_lasting_state(obj: Any) -> bool:
 
 def is_plain(obj: Any) -> bool:
     """Whether *obj* never changes, and holds no other objects that could."""
-    return isinstance(obj, _PLAIN) or type(obj).__module__.partition(".")[0] in _PLAIN_HOMES
+    return isinstance(obj, _PLAIN) or _home_of(type(obj)).partition(".")[0] in _PLAIN_HOMES
+
+
+def _home_of(cls: type) -> str:
+    """The name of the module of a class, which a class may say wrongly."""
+    home: Any = cls.__module__
+    return home if isinstance(home, str) else ""
 
 
 def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
@@ -409,8 +415,13 @@ def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
     return None
 
 
+_HEAP = 1 << 9  # a flag of types that are made by a class statement, say, and not in C
+
+
 def is_sent_by_value(obj: Any) -> bool:
     """Whether a function or a class travels itself, and is not imported by its name on a worker."""
+    if isinstance(obj, type) and not obj.__flags__ & _HEAP:
+        return False
     name = getattr(obj, "__module__", None)
     if name == "__main__" or is_own_name(name):
         return True

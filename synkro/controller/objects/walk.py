@@ -63,12 +63,14 @@ class Known:
         path: what it is called in errors: a name, and the way from there.
         contents: what the workers took over of it last; None if nobody knows.
         inner: the objects in each entry, which live on the workers as long as this.
+        space: of a function the space of its globals, which lives as long, too.
     """
 
-    __slots__ = ("__weakref__", "contents", "inner", "kind", "number", "obj", "path")
+    __slots__ = ("__weakref__", "contents", "inner", "kind", "number", "obj", "path", "space")
 
-    def __init__(self, number: int, obj: Any, kind: Kind, path: str) -> None:
+    def __init__(self, number: int, obj: Any, kind: Kind, path: str, space: Space | None) -> None:
         self.number = number
+        self.space = space
         self.obj = obj
         self.kind = kind
         self.path = path
@@ -129,7 +131,8 @@ class Registry:
 
     def add(self, found: Found) -> Known:
         """What stands for *found*, which the workers are to have; until nothing here holds it."""
-        known = Known(self._number(), found.obj, found.kind, found.path)
+        space = self.space(found.obj.__globals__) if found.kind is FUNCTION else None
+        known = Known(self._number(), found.obj, found.kind, found.path, space)
         self._watch(known, known.number)
         return known
 
