@@ -23,7 +23,7 @@ import cloudpickle
 import numpy as np
 
 from ..errors import InvalidType
-from ..values.foreign import is_generator, is_numba, is_tensor, tensor_bytes
+from ..values.foreign import is_generator, is_numba, is_tensor, put_into_tensor, tensor_bytes
 from ..values.random import put_state, state_of
 from ..values.variable import Variable
 from .code import is_own, is_own_name
@@ -102,7 +102,18 @@ class _Array(Kind):
         return {WHOLE: np.array(obj)}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        obj[...] = contents[WHOLE]
+        new = contents[WHOLE]
+        if (new.shape, new.dtype) != (obj.shape, obj.dtype):
+            raise InvalidType(
+                f"an array that functions use has changed in place, from {obj.dtype} of shape "
+                f"{obj.shape} to {new.dtype} of shape {new.shape}: make a new one instead."
+            )
+        frozen = not obj.flags.writeable
+        if frozen:
+            obj.flags.writeable = True
+        obj[...] = new
+        if frozen:
+            obj.flags.writeable = False
 
 
 class _Tensor(Kind):
@@ -110,13 +121,13 @@ class _Tensor(Kind):
         return {WHOLE: digest_of_tensor(obj)}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
-        return {WHOLE: obj.detach()}
+        return {WHOLE: (obj.detach(), obj.requires_grad)}
 
     def kept(self, obj: Any) -> Contents:
-        return {WHOLE: obj.detach().clone()}
+        return {WHOLE: (obj.detach().clone(), obj.requires_grad)}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        obj.detach().copy_(contents[WHOLE])
+        put_into_tensor(obj, *contents[WHOLE])
 
 
 class _Instance(Kind):
@@ -221,9 +232,11 @@ class _Opaque(Kind):
     """An object that only pickle can look into."""
 
     def look(self, obj: Any) -> Contents:
+        buffers: list[Any] = []
         try:
-            bits = _hash(cloudpickle.dumps(obj, 5))
-        except Exception:  # it will not be sent
+            stream = cloudpickle.dumps(obj, 5, buffer_callback=buffers.append)
+            bits = _hash(stream, *(buffer.raw() for buffer in buffers))
+        except Exception:  # it will not be sent, or has arrays with gaps
             bits = b""
         return {WHOLE: Digest(type(obj).__qualname__, bits)}
 
@@ -451,7 +464,7 @@ def alike(one: Any, other: Any) -> bool:  # noqa: PLR0911
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, float | complex | np.generic):
-        return bool(one == other or (np.isnan(one) and np.isnan(other)))
+        return repr(one) == repr(other)  # which tells NaN and -0.0, too
     if isinstance(one, types.MethodType):
         return one.__self__ is other.__self__ and one.__func__ is other.__func__
     if isinstance(one, functools.partial):
@@ -483,10 +496,13 @@ def digest_of_tensor(tensor: Any) -> Digest:
     return Digest(form, _hash(array.data))
 
 
-def _hash(data: Any) -> bytes:
+def _hash(*parts: Any) -> bytes:
     import hashlib  # noqa: PLC0415  it takes a while, and few workers need it
 
-    return hashlib.sha1(data, usedforsecurity=False).digest()
+    found = hashlib.sha1(usedforsecurity=False)
+    for part in parts:
+        found.update(part)
+    return found.digest()
 
 
 def _slots_of(obj: Any) -> tuple[str, ...]:

@@ -76,15 +76,16 @@ class Belongings:
             self._objects[number] = obj
             if opaque:
                 self._digests[number] = OPAQUE.look(obj)[WHOLE]
-        for number, contents, gone, forced in changes:
-            self._change(number, contents, gone, forced)
+        for number, contents, gone, whole in changes:
+            self._change(number, contents, gone, whole)
         return specs, movable
 
-    def _change(self, number: int, contents: Any, gone: tuple[Any, ...], forced: bool) -> None:
+    def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
+        """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
         obj = self._objects[number]
         kind = NAME if isinstance(obj, Name) else kind_of(obj)
         assert kind is not None
-        if forced and kind.apart and kind not in (FUNCTION, CLASS):
+        if whole and kind.apart and kind not in (FUNCTION, CLASS):
             gone = tuple(key for key in kind.look(obj) if key not in contents)
         elif kind is NAME and not contents:
             gone = (WHOLE,)

@@ -252,6 +252,8 @@ class Objects:
         except BaseException:
             for change in changes:  # some ranks may have them
                 change.known.doubt()
+            for watch in self._watches:
+                watch.expire()
             raise
         known |= has
         for ident, one in known.items():
@@ -287,7 +289,10 @@ class Objects:
             else:
                 others[ident] = one
         writer.write(names)
-        writer.write([(c.known.number, _travelling(c), c.gone, forced) for c in changes])
+        whole = [forced or change.known.contents is None for change in changes]
+        writer.write(
+            [(c.known.number, _travelling(c), c.gone, w) for c, w in zip(changes, whole, strict=True)]
+        )
         writer.write(writer.movable)
         placed = []
         places = writer.places(one.obj for one in others.values())
@@ -302,14 +307,7 @@ class Objects:
         """Those of *changes* that are of what a worker has changed, too, and not alike."""
         if not changes:
             return []
-        inner = (each for change in changes for some in change.known.inner.values() for each in some)
-        registry = self._registry
-        writer = Writer(
-            {id(known.obj): known.number for known in inner},
-            registry.space,
-            registry.current,
-            self._compiled,
-        )
+        writer = self._writer(numbers_of(change.known for change in changes))
         writer.write([(c.known.number, c.before, _comparable(c), c.gone) for c in changes])
         parcel, segments = self._parcel(writer)
         replies = self._engine.run(Compare(parcel), segments)

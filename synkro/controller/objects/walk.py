@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
@@ -194,19 +195,20 @@ class Walk:
         before = known.contents or {}
         changed = {k: v for k, v in contents.items() if k not in before or not alike(before[k], v)}
         if known.kind is FUNCTION:
-            self._walk(list(self._globals(found)), light=False)
-        self._walk(list(self._entries(found, changed)), light=False)
+            self._walk(self._globals(found), light=False)
+        self._walk(self._entries(found, changed), light=False)
         if known.kind not in (FUNCTION, NAME):
             rest = {key: value for key, value in contents.items() if key not in changed}
-            self._walk(list(self._entries(found, rest)), light=True)
+            self._walk(self._entries(found, rest), light=True)
 
-    def _walk(self, stack: list[Any], light: bool) -> None:
-        while stack:
-            obj, path, above, direct = stack.pop()
+    def _walk(self, first: Iterable[Any], light: bool) -> None:
+        queue = deque(first)  # what is near comes first, and gets the shorter path
+        while queue:
+            obj, path, above, direct = queue.popleft()
             kind = kind_of(obj)
             if kind is None:
                 parts = inside(obj)
-                stack += [(part, path + way, above, direct) for way, part in parts or ()]
+                queue += [(part, path + way, above, direct) for way, part in parts or ()]
                 continue
             above.append(id(obj))
             if id(obj) in self.found:
@@ -221,13 +223,13 @@ class Walk:
                 continue
             found.look()
             if kind is FUNCTION:
-                stack += self._globals(found)
+                queue += self._globals(found)
             elif kind is FIXED:
                 fn = getattr(obj, "__wrapped__", None) or getattr(obj, "py_func", None)
-                stack.append((fn, path, found.inner.setdefault(_WRAPPED, []), False))
-            stack += self._entries(found, found.contents)
+                queue.append((fn, path, found.inner.setdefault(_WRAPPED, []), False))
+            queue += self._entries(found, found.contents)
             for cls in obj.__bases__ if kind is CLASS else (type(obj),):
-                stack.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
+                queue.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
 
     def _is_heavy(self, obj: Any) -> bool:
         """Whether *obj*, an array or opaque, takes too long to look at."""
