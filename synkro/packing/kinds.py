@@ -7,6 +7,8 @@ look at contents: the main process to see what has changed, a worker to take it 
 
 from __future__ import annotations
 
+import array
+import contextlib
 import copy
 import copyreg
 import enum
@@ -30,7 +32,15 @@ from .code import is_own, is_own_name
 
 Contents = dict[Any, Any]
 
-WHOLE = ""
+
+class _Whole:
+    """A key that no dict of the user's has."""
+
+    def __reduce__(self) -> str:
+        return "WHOLE"
+
+
+WHOLE = _Whole()
 """The key of the one entry of an object that holds no entries."""
 
 
@@ -39,6 +49,7 @@ class Digest(NamedTuple):
 
     form: Any
     bits: bytes
+    nbytes: int = 0
 
 
 class Kind(ABC):
@@ -75,20 +86,25 @@ class _Dict(Kind):
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         for key in gone:
-            obj.pop(key, None)
-        obj.update(contents)
+            if key in obj:
+                del obj[key]
+        for key, value in contents.items():  # update() of a Counter adds
+            obj[key] = value
 
 
 class _Sequence(Kind):
     def look(self, obj: Any) -> Contents:
-        return {WHOLE: tuple(obj)}
+        return {WHOLE: frozenset(obj) if isinstance(obj, set) else tuple(obj)}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        new = contents[WHOLE]
         if isinstance(obj, list | bytearray):
-            obj[:] = contents[WHOLE]
-            return
-        obj.clear()
-        (obj.extend if isinstance(obj, deque) else obj.update)(contents[WHOLE])
+            obj[:] = new
+        elif isinstance(obj, deque | set):
+            obj.clear()
+            (obj.extend if isinstance(obj, deque) else obj.update)(new)
+        else:
+            obj[:] = type(obj)(obj.typecode, new)
 
 
 class _Array(Kind):
@@ -136,14 +152,14 @@ class _Instance(Kind):
     apart = True
 
     def look(self, obj: Any) -> Contents:
-        found = dict(getattr(obj, "__dict__", ()))
+        found = dict(attributes_of(obj) or ())
         for name in _slots_of(obj):
-            if hasattr(obj, name):
-                found[name] = getattr(obj, name)
+            with contextlib.suppress(AttributeError):  # nothing was assigned yet
+                found[name] = object.__getattribute__(obj, name)
         return found
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        own = getattr(obj, "__dict__", {})
+        own = attributes_of(obj) or {}
         slots = _slots_of(obj)
         for name in gone:
             own.pop(name, None)
@@ -162,7 +178,7 @@ class _Stateful(Kind):
         return dict(state)
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        if hasattr(obj, "__setstate__"):
+        if hasattr(type(obj), "__setstate__"):
             obj.__setstate__(contents)
         else:
             obj.__dict__.clear()
@@ -175,7 +191,11 @@ class _Class(Kind):
     apart = True
 
     def look(self, obj: Any) -> Contents:
-        return {name: value for name, value in vars(obj).items() if name not in _CLASS_OWN}
+        return {
+            name: value
+            for name, value in vars(obj).items()
+            if name not in _CLASS_OWN and not isinstance(value, _DESCRIPTORS)
+        }
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         own = vars(obj)
@@ -234,20 +254,29 @@ class _Opaque(Kind):
     def look(self, obj: Any) -> Contents:
         buffers: list[Any] = []
         try:
-            stream = cloudpickle.dumps(obj, 5, buffer_callback=buffers.append)
-            bits = _hash(stream, *(buffer.raw() for buffer in buffers))
+            parts = [cloudpickle.dumps(obj, 5, buffer_callback=buffers.append)]
+            parts += [buffer.raw() for buffer in buffers]
         except Exception:  # it will not be sent, or has arrays with gaps
-            bits = b""
-        return {WHOLE: Digest(type(obj).__qualname__, bits)}
+            parts = [b""]
+        nbytes = sum(memoryview(part).nbytes for part in parts)
+        return {WHOLE: Digest(type(obj).__qualname__, _hash(*parts), nbytes)}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         reduced = obj.__reduce_ex__(4)
-        if isinstance(reduced, str) or len(reduced) < 3 or reduced[2] is None:
+        if isinstance(reduced, str) or not any(each is not None for each in reduced[2:5]):
             raise InvalidType(
                 f"an object of type {type(obj).__name__} has changed here since it was sent to the "
                 f"workers, and cannot be changed there: make a new one instead."
             )
-        return {WHOLE: reduced[2]}
+        return {WHOLE: (reduced[2], *(list(items or ()) for items in (*reduced, None, None)[3:5]))}
+
+    def can_travel(self, obj: Any) -> bool:
+        """Whether another object can take its state over."""
+        try:
+            self.travelling(obj, {})
+        except Exception:
+            return False
+        return True
 
     def kept(self, obj: Any) -> Contents:
         try:
@@ -258,10 +287,20 @@ class _Opaque(Kind):
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         if WHOLE not in contents:
             return
-        state = contents[WHOLE]
-        if hasattr(obj, "__setstate__"):
+        state, items, pairs = contents[WHOLE]
+        if isinstance(obj, list | dict):
+            obj.clear()
+            for item in items:
+                obj.append(item)  # type: ignore[union-attr]
+            for key, value in pairs:
+                obj[key] = value
+        if state is None:
+            return
+        if hasattr(type(obj), "__setstate__"):
             obj.__setstate__(state)
             return
+        if attributes_of(obj):
+            obj.__dict__.clear()
         state, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
         for name, value in {**(state or {}), **(slots or {})}.items():
             object.__setattr__(obj, name, value)
@@ -318,14 +357,15 @@ _CLASS_OWN = {
 
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range),
-    *(slice, types.BuiltinFunctionType, types.CodeType, types.MemberDescriptorType, np.dtype),
+    *(slice, types.CodeType, types.MemberDescriptorType, np.dtype),
     *(types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, re.Pattern),
     *(np.generic, np.ufunc, Variable, types.GenericAlias, types.UnionType, memoryview),
 )
 _PLAIN_HOMES = {"datetime", "decimal", "fractions", "pathlib", "uuid", "zoneinfo"}
 """Modules of the standard library whose objects never change."""
 
-_SEQUENCES = (list, set, deque, bytearray)
+_SEQUENCES = (list, set, deque, bytearray, array.array)
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _CONTAINERS = (dict, *_SEQUENCES)
 _CLOUDPICKLE = cloudpickle.Pickler.dispatch_table
 
@@ -340,9 +380,11 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
         return FUNCTION if is_sent_by_value(obj) else None
     if isinstance(obj, type):
         return CLASS if is_sent_by_value(obj) else None
-    if isinstance(obj, types.ModuleType) or is_plain(obj) or inside(obj) is not None:
+    if isinstance(obj, types.ModuleType | types.BuiltinMethodType) or is_plain(obj):
         return None
-    if isinstance(obj, np.ndarray):
+    if inside(obj) is not None:
+        return None
+    if type(obj) is np.ndarray:
         return OPAQUE if obj.dtype.hasobject else ARRAY
     if is_tensor(obj):
         return TENSOR
@@ -358,12 +400,20 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
 _BY_TYPE: dict[Any, tuple[Kind | None]] = dict.fromkeys((*_PLAIN, tuple, frozenset), (None,))
 _BY_TYPE |= dict.fromkeys(_SEQUENCES, (SEQUENCE,))
 _BY_TYPE |= {dict: (DICT,), Name: (NAME,)}
+KINDS = (
+    *(DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE, STATEFUL, CLASS, FUNCTION, NAME, OPAQUE, FIXED),
+    GENERATOR,
+)
+"""All kinds; both sides know them by their places in here."""
 
 
-def _kind_of_instance(obj: Any) -> Kind:
+def _kind_of_instance(obj: Any) -> Kind:  # noqa: PLR0911
     cls = type(obj)
-    with_attributes = bool(getattr(obj, "__dict__", None))
-    if isinstance(obj, dict) and not with_attributes:
+    attributes = attributes_of(obj)
+    with_attributes = bool(attributes)
+    if isinstance(obj, types.SimpleNamespace):
+        return INSTANCE
+    if isinstance(obj, dict) and (not with_attributes or attributes is obj):
         return DICT
     if isinstance(obj, _SEQUENCES) and not with_attributes:
         return SEQUENCE
@@ -375,12 +425,12 @@ def _kind_of_instance(obj: Any) -> Kind:
         or cls in copyreg.dispatch_table
         or cls in cloudpickle.Pickler.dispatch_table
     ):
-        return FIXED if callable(obj) else OPAQUE
+        return FIXED if callable(obj) and not is_own_name(_home_of(cls)) else OPAQUE
     if getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None):
         return INSTANCE
     if _has_lasting_state(obj):
         return STATEFUL
-    return FIXED if callable(obj) else OPAQUE
+    return FIXED if callable(obj) and not is_own_name(_home_of(cls)) else OPAQUE
 
 
 def _has_lasting_state(obj: Any) -> bool:
@@ -394,7 +444,9 @@ def _has_lasting_state(obj: Any) -> bool:
 
 def is_plain(obj: Any) -> bool:
     """Whether *obj* never changes, and holds no other objects that could."""
-    return isinstance(obj, _PLAIN) or _home_of(type(obj)).partition(".")[0] in _PLAIN_HOMES
+    if isinstance(obj, _PLAIN):
+        return type(obj) in _BY_TYPE or not (isinstance(obj, np.void) or attributes_of(obj))
+    return _home_of(type(obj)).partition(".")[0] in _PLAIN_HOMES
 
 
 def _home_of(cls: type) -> str:
@@ -415,6 +467,8 @@ def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
             return iter([*parts, *((f"[{key!r}]", value) for key, value in obj.keywords.items())])
         case types.MethodType():
             return iter([(".__self__", obj.__self__), ("", obj.__func__)])
+        case types.BuiltinMethodType() if not isinstance(obj.__self__, types.ModuleType | type | None):
+            return iter([(".__self__", obj.__self__)])
         case staticmethod() | classmethod():
             return iter([("", obj.__func__)])
         case property():
@@ -429,6 +483,20 @@ def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
 
 
 _HEAP = 1 << 9  # a flag of types that are made by a class statement, say, and not in C
+
+
+def inside_of_opaque(obj: Any) -> Contents:
+    """What an object that only pickle can look into holds, as far as it shows."""
+    found: Contents = INSTANCE.look(obj)
+    if isinstance(obj, np.ndarray):
+        return {**found, WHOLE: tuple(obj.flat)} if obj.dtype.hasobject else found
+    if isinstance(obj, dict):
+        found[WHOLE] = tuple(dict.values(obj))
+    elif isinstance(obj, list | set | deque):
+        found[WHOLE] = tuple(obj)
+    elif isinstance(obj, BaseException):
+        found[WHOLE] = obj.args
+    return found
 
 
 def is_sent_by_value(obj: Any) -> bool:
@@ -461,10 +529,12 @@ def alike(one: Any, other: Any) -> bool:  # noqa: PLR0911
         return True
     if type(one) is not type(other):
         return False
+    if isinstance(one, _EXACT):
+        return bool(one == other)
+    if isinstance(one, frozenset):
+        return bool(one == other)
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, float | complex | np.generic):
-        return repr(one) == repr(other)  # which tells NaN and -0.0, too
     if isinstance(one, types.MethodType):
         return one.__self__ is other.__self__ and one.__func__ is other.__func__
     if isinstance(one, functools.partial):
@@ -473,7 +543,11 @@ def alike(one: Any, other: Any) -> bool:  # noqa: PLR0911
             and alike(one.args, other.args)
             and (same_entries(one.keywords, other.keywords))
         )
-    return is_plain(one) and not isinstance(one, Variable | np.ufunc) and bool(one == other)
+    plain = is_plain(one) and not isinstance(one, Variable | np.ufunc)
+    return plain and repr(one) == repr(other)  # which tells NaN, -0.0 and Decimal("1.00"), too
+
+
+_EXACT = (bool, int, str, bytes)
 
 
 def same_entries(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
@@ -503,6 +577,15 @@ def _hash(*parts: Any) -> bytes:
     for part in parts:
         found.update(part)
     return found.digest()
+
+
+def attributes_of(obj: Any) -> dict[str, Any] | None:
+    """The dict of an object's attributes; None if it has none."""
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _slots_of(obj: Any) -> tuple[str, ...]:

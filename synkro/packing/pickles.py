@@ -152,7 +152,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return obj.record
         return self._numbers.get(id(obj))
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911
         if isinstance(obj, FunctionType):
             return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
         if isinstance(obj, type):
@@ -167,6 +167,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._compiled(obj)
         if isinstance(obj, functools._lru_cache_wrapper):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, functools.cached_property):  # before Python 3.12 it has a lock
+            return _cached_property, (obj.func, obj.attrname)
         place = singleton(obj)
         return super().reducer_override(obj) if place is None else (_singleton, place)
 
@@ -254,12 +256,17 @@ def _complete_function(fn: FunctionType, state: Any) -> None:
         setattr(fn, name, value)
     for index, value in cells:
         (fn.__closure__ or ())[index].cell_contents = value
-    if fn.__module__ == fn.__globals__.get("__name__") and "." not in fn.__qualname__:
-        fn.__globals__.setdefault(fn.__qualname__, fn)  # where libraries look for it by its name
 
 
 def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(fn)
+
+
+def _cached_property(fn: Callable[..., Any], name: str | None) -> Any:
+    made: Any = functools.cached_property(fn)
+    if name is not None:
+        made.__set_name__(None, name)
+    return made
 
 
 def _singleton(module: str, name: str) -> Any:

@@ -54,6 +54,7 @@ def is_generator(value: Any) -> bool:
         _is(value, module, name)
         for module, name in (
             ("numpy.random", "Generator"),
+            ("numpy.random", "BitGenerator"),
             ("numpy.random", "RandomState"),
             ("torch", "Generator"),
         )

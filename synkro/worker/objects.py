@@ -21,6 +21,7 @@ from ..packing.kinds import (
     CLASS,
     FUNCTION,
     GENERATOR,
+    KINDS,
     NAME,
     OPAQUE,
     WHOLE,
@@ -29,7 +30,6 @@ from ..packing.kinds import (
     Name,
     alike,
     global_generators,
-    kind_of,
 )
 from ..packing.pickles import Reader
 from ..values.arrays import Array
@@ -42,6 +42,7 @@ class Belongings:
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
+        self._kinds: dict[int, Kind] = {}
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
         self._kept: list[tuple[Kind, Any, Contents]] = []
@@ -66,15 +67,16 @@ class Belongings:
             specs[number] = spec
         for number, module, name, contents in reader.load():
             place = self._objects[number] = Name(vars(module), name, module)
+            self._kinds[number] = NAME
             self._bound[id(place.names), name] = number
             NAME.change(place, contents, ())
         changes = reader.load()
         movable = reader.load()
         placed = reader.load()
         found = reader.placed(place for place, _, _ in placed)
-        for (_, number, opaque), obj in zip(placed, found, strict=True):
-            self._objects[number] = obj
-            if opaque:
+        for (_, number, kind), obj in zip(placed, found, strict=True):
+            self._objects[number], self._kinds[number] = obj, KINDS[kind]
+            if KINDS[kind] is OPAQUE:
                 self._digests[number] = OPAQUE.look(obj)[WHOLE]
         for number, contents, gone, whole in changes:
             self._change(number, contents, gone, whole)
@@ -82,9 +84,7 @@ class Belongings:
 
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
         """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
-        obj = self._objects[number]
-        kind = NAME if isinstance(obj, Name) else kind_of(obj)
-        assert kind is not None
+        obj, kind = self._objects[number], self._kinds[number]
         if whole and kind.apart and kind not in (FUNCTION, CLASS):
             gone = tuple(key for key in kind.look(obj) if key not in contents)
         elif kind is NAME and not contents:
@@ -100,13 +100,10 @@ class Belongings:
     def compare(self, parcel: Parcel, memory: memoryview) -> tuple[bool, ...]:
         """For each object of a list, whether it is neither what it was when it came nor is to be."""
         found = []
-        for number, came, after, gone in self._reader(parcel, memory).load():
-            obj = self._objects[number]
-            kind = kind_of(obj)
-            assert kind is not None
+        for number, came, after, keys in self._reader(parcel, memory).load():
+            obj, kind = self._objects[number], self._kinds[number]
             now = kind.look(obj)
             before = {WHOLE: self._digests[number]} if kind is OPAQUE else came
-            keys = {*before, *gone, *(after or ())} if kind.apart else {WHOLE, *before}
             found.append(
                 not any(
                     expected is not None
@@ -127,8 +124,9 @@ class Belongings:
         self._kept, self._values = [], []
         if command.keep:
             objects = [self._objects[number] for number in command.objects] + global_generators()
-            kinds = [(kind_of(obj) or GENERATOR, obj) for obj in objects]
-            self._kept = [(kind, obj, kind.kept(obj)) for kind, obj in kinds]
+            kinds = [self._kinds[number] for number in command.objects] + [GENERATOR] * len(objects)
+            pairs = zip(kinds, objects, strict=False)
+            self._kept = [(kind, obj, kind.kept(obj)) for kind, obj in pairs]
             self._values = [(variable, variable.whole.copy()) for variable in variables]
         return Ack()
 
@@ -143,6 +141,7 @@ class Belongings:
         """No function uses it any more."""
         obj = self._objects.pop(number, None)
         self._digests.pop(number, None)
+        self._kinds.pop(number, None)
         if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
             del self._bound[id(obj.names), obj.name]
             self._unused.append(obj)

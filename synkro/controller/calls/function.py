@@ -225,8 +225,7 @@ class Function:
             self._watch = self._home.objects.watch(self)
             if view is None:
                 return
-        if view is not None or not self._watch.same():
-            self._watch = self._home.objects.renew(self, self._watch, view)
+        self._watch = self._home.objects.renew(self, self._watch, view)
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -270,9 +269,7 @@ class Function:
             with engine.lock:
                 self._bring()
         assert self._watch is not None
-        later = functools.partial(
-            self._run_submitted, engine, self._watch.look(arrays=False), given, named
-        )
+        later = functools.partial(self._run_submitted, engine, self._watch.look(), given, named)
         return self._home.submit(later)
 
     def _run_submitted(

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,9 @@ from ...errors import InvalidType, InvalidValue, warn
 from ...memory.segment import Segment, aligned
 from ...messages import Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
 from ...packing.kinds import (
+    DICT,
     FUNCTION,
+    KINDS,
     NAME,
     OPAQUE,
     Contents,
@@ -54,12 +57,14 @@ class Change(NamedTuple):
         contents: its new contents, or the entries that are new.
         gone: the entries to delete.
         before: what the workers took over last, for the same entries.
+        whole: whether the object is to hold nothing else.
     """
 
     known: Known
     contents: Contents
     gone: tuple[Any, ...]
     before: Contents
+    whole: bool = False
 
 
 class Objects:
@@ -96,11 +101,9 @@ class Objects:
         for number, function in functions.items():
             self._roots[function] = [known[each] for each in roots[number] if each in known]
 
-    def watch(self, function: Any, due: bool = True) -> Watch:
-        """What the calls of *function* are to compare; the first one all that it uses, if *due*."""
-        watch = Watch(self._roots[function], due)
-        self._watches.add(watch)
-        return watch
+    def watch(self, function: Any) -> Watch:
+        """What the calls of *function* are to compare."""
+        return self._listed(Watch(self._roots[function]))
 
     def renew(self, function: Any, watch: Watch, view: Look | None = None) -> Watch:
         """Send what has changed of what a call of *function* compares; returns its watch from now on.
@@ -109,44 +112,50 @@ class Objects:
         """
         if watch.due and view is None:
             return self._look_again(function, watch)
-        walk = Walk(self._registry)
         defined = watch.defined()
-        for known, contents in watch.look() if view is None else view:
-            if (
-                known.contents is None
-                or not same_entries(known.contents, contents)
-                or (defined and known.kind is FUNCTION)
-            ):
+        changed = watch.changed() if view is None else view
+        changed += [(known, known.kind.look(known.obj)) for known in defined]
+        there = reached(self._roots[function], dict(changed))
+        walk = Walk(self._registry)
+        for known, contents in changed:
+            before = known.contents
+            same = before is not None and known not in defined and same_entries(before, contents)
+            if known in there and not same:
                 walk.revisit(known, contents)
         self._deliver(walk, Renew)
-        if view is not None and walk.found:
+        if walk.found:
             for other in self._watches:
-                other.expire()
-        return watch if watch.refresh() and not defined else self.watch(function, watch.due)
+                if other is not watch or view is not None:
+                    other.expire()
+        return watch if watch.refresh() and not defined else self._listed(watch.again())
+
+    def _listed(self, watch: Watch) -> Watch:
+        self._watches.add(watch)
+        return watch
 
     def _look_again(self, function: Any, watch: Watch) -> Watch:
-        """At the second call of *function*: compare all that it uses, and send what has changed.
-
-        A program that changes in a loop what is too large to be compared at each call hears of it.
-        """
+        """Compare all that *function* uses, and send what has changed, with a warning of what is not
+        compared at each call."""
         walk = Walk(self._registry, most=_LOOKED_AT)
         walk.visit(function.spec.fn, function.name)
         walk.visit(function.spec.finish, function.name)
         changes = [c for c in (change_of(f, False) for f in walk.found.values()) if c is not None]
         for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
-            changes.remove(change)  # it has a life of its own there, and goes on with it
-            walk.found[id(change.known.obj)].look(change.known.contents)
+            if not watch.covers(change.known):
+                changes.remove(change)  # it has a life of its own there, and goes on with it
+                walk.found[id(change.known.obj)].look(change.known.contents)
         self._deliver(walk, Renew)
-        compared = set(watch.watched())
-        unseen = [change.known for change in changes if change.known not in compared]
+        unseen = [change.known for change in changes if not watch.covers(change.known)]
         if unseen:
-            path = unseen[0].path
+            root = root_of(unseen[0].path)
+            part = "" if root == unseen[0].path else f" (in {unseen[0].path})"
             warn(
-                f"{path!r}, which the function {function.name!r} uses, has changed here since it was "
-                f"sent. It was sent again, but is too large to be compared at each call: call "
-                f"synk.push({path}) when you have changed it, or pass it as an argument."
+                f"{root!r}, which the function {function.name!r} uses, has changed here since it was "
+                f"sent{part}. The workers have it now as it is, but may have missed it in the last "
+                f"calls: it is large, and compared only now and then. Call synk.push({root}) when you "
+                f"have changed it, or pass it as an argument."
             )
-        return self.watch(function, due=False)
+        return self._listed(watch.after_look())
 
     @contextlib.contextmanager
     def preserved(self, function: Any) -> Iterator[Callable[[], Any]]:
@@ -214,6 +223,10 @@ class Objects:
                 f"optimizer, an instance, a dict, a list, an array); got {shortened(obj)}."
             )
         known = self._registry.known(obj)
+        if known is None:  # a name may be bound to it since the last call
+            for function, roots in list(self._roots.items()):
+                self.renew(function, Watch(roots))
+            known = self._registry.known(obj)
         if known is None:
             raise InvalidValue(
                 f"{verb}() takes an object that a function uses which the workers have; they know no "
@@ -240,9 +253,16 @@ class Objects:
         has = {ident: f.known for ident, f in walk.found.items() if f.known is not None}
         if command is Renew and not (changes or new):
             return has
-        writer = self._writer(numbers_of(has.values()))
+        writer = self._writer()
         try:
-            known = self._write(writer, walk, new, changes, specs, forced)
+            known = self._write(writer, walk, new, changes, specs)
+        except (RecursionError, pickle.PicklingError) as error:
+            if "recursion" not in str(error):
+                raise
+            raise InvalidValue(
+                "an object that functions use is nested too deeply to be pickled: pass what it is made "
+                "of as arrays, or make it in the function."
+            ) from None
         except Exception as error:
             explain(error, specs, walk.found.values())
             raise
@@ -272,7 +292,6 @@ class Objects:
         new: dict[int, Found],
         changes: Sequence[Change],
         specs: Mapping[int, FunctionSpec],
-        forced: bool,
     ) -> dict[int, Known]:
         """Write the stream of a delivery; returns the objects that are new to the workers, by id."""
         writer.write(len(specs))
@@ -289,17 +308,14 @@ class Objects:
             else:
                 others[ident] = one
         writer.write(names)
-        whole = [forced or change.known.contents is None for change in changes]
-        writer.write(
-            [(c.known.number, _travelling(c), c.gone, w) for c, w in zip(changes, whole, strict=True)]
-        )
+        writer.write([(c.known.number, _travelling(c), c.gone, c.whole) for c in changes])
         writer.write(writer.movable)
         placed = []
         places = writer.places(one.obj for one in others.values())
         for (ident, one), place in zip(others.items(), places, strict=True):
             if place is not None:
                 known[ident] = one
-                placed.append((place, one.number, one.kind is OPAQUE))
+                placed.append((place, one.number, KINDS.index(one.kind)))
         writer.write(placed)
         return known
 
@@ -307,8 +323,10 @@ class Objects:
         """Those of *changes* that are of what a worker has changed, too, and not alike."""
         if not changes:
             return []
-        writer = self._writer(numbers_of(change.known for change in changes))
-        writer.write([(c.known.number, c.before, _comparable(c), c.gone) for c in changes])
+        writer = self._writer()
+        writer.write(
+            [(c.known.number, c.before, _comparable(c), (*c.contents, *c.gone)) for c in changes]
+        )
         parcel, segments = self._parcel(writer)
         replies = self._engine.run(Compare(parcel), segments)
         differ = zip(*(reply.differs for reply in replies), strict=True)
@@ -317,8 +335,7 @@ class Objects:
     def _contradiction(self, known: Known) -> str:
         users = [f.name for f, roots in self._roots.items() if known in reached(roots)]
         named = ", ".join(map(repr, sorted(users)))
-        head, own, _ = known.path.partition(".__self__")
-        root = head + own if own else known.path.split(".")[0].split("[")[0]
+        root = root_of(known.path)
         part = "" if root == known.path else f" (in {known.path})"
         return (
             f"the object {root!r}, which the functions {named} use, has changed here and on the workers "
@@ -326,9 +343,9 @@ class Objects:
             f"with what it is there, take a copy, {root} = synk.fetch({root})."
         )
 
-    def _writer(self, numbers: Mapping[int, int]) -> Writer:
+    def _writer(self) -> Writer:
         registry = self._registry
-        return Writer(numbers, registry.space, registry.current, self._compiled)
+        return Writer(registry.numbers, registry.space, registry.current, self._compiled)
 
     def _compiled(self, fn: Any) -> Any:
         """How a function of numba's is pickled."""
@@ -376,8 +393,10 @@ def change_of(found: Found, forced: bool) -> Change | None:
     if known is None:
         return None
     before, now = known.contents, found.contents
-    if forced or before is None:
-        return Change(known, now, (), before or {})
+    if forced and known.kind is OPAQUE and before == now and not known.kind.can_travel(known.obj):
+        return None
+    if forced or before is None or _is_reordered(known, before, now):
+        return Change(known, now, (), before or {}, whole=True)
     if not known.kind.apart:
         return None if same_entries(before, now) else Change(known, now, (), before)
     changed = {k: v for k, v in now.items() if k not in before or not alike(before[k], v)}
@@ -388,13 +407,17 @@ def change_of(found: Found, forced: bool) -> Change | None:
     return Change(known, changed, gone, old)
 
 
-def numbers_of(knowns: Iterable[Known]) -> dict[int, int]:
-    """The numbers of objects, and of those in them, by id."""
-    numbers = {}
-    for known in knowns:
-        for one in (known, *chain.from_iterable(known.inner.values())):
-            numbers[id(one.obj)] = one.number
-    return numbers
+def root_of(path: str) -> str:
+    """The outermost object of a path: a name, or the object of a method."""
+    head, own, _ = path.partition(".__self__")
+    return head + own if own else path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+
+
+def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:
+    """Whether a dict has equal keys as before, and in another order, or of another type."""
+    if known.kind is not DICT or before.keys() != now.keys():
+        return False
+    return not all(map(alike, before, now)) and [*map(id, before)] != [*map(id, now)]
 
 
 def _is_doubtful(change: Change) -> bool:
@@ -424,12 +447,21 @@ def _is_flat(value: Any) -> bool:
     )
 
 
-def reached(roots: Iterable[Known]) -> set[Known]:
-    """All objects that *roots* hold, and these."""
+def reached(
+    roots: Iterable[Known], changed: Mapping[Known, Contents] = MappingProxyType({})
+) -> set[Known]:
+    """All objects that *roots* hold, and these; of what is *changed* only the entries that stay."""
     found = set(roots)
     stack = list(found)
     while stack:
-        inner = set(chain.from_iterable(stack.pop().inner.values())) - found
+        known = stack.pop()
+        now, before = changed.get(known), known.contents or {}
+        entries = known.inner
+        if now is not None:
+            entries = {
+                k: v for k, v in entries.items() if k not in before or alike(before[k], now.get(k))
+            }
+        inner = set(chain.from_iterable(entries.values())) - found
         found |= inner
         stack += inner
     return found

@@ -19,6 +19,7 @@ from ...packing.code import Uses, is_own, uses
 from ...packing.kinds import (
     ARRAY,
     CLASS,
+    DICT,
     FIXED,
     FUNCTION,
     NAME,
@@ -31,6 +32,7 @@ from ...packing.kinds import (
     Name,
     alike,
     inside,
+    inside_of_opaque,
     kind_of,
 )
 from ...packing.pickles import Space
@@ -51,7 +53,8 @@ _TYPE = object()
 _WRAPPED = object()
 """Among the entries of a compiled or cached function, the plain one."""
 
-_BESIDES = {GLOBALS, _TYPE, _WRAPPED}
+_KEYS = object()
+"""Among the entries of a dict, its keys."""
 
 
 class Known:
@@ -86,7 +89,11 @@ class Known:
         """The workers have *contents* now; *inner* are the objects in entries that were looked at."""
         self.contents = contents
         both = {**self.inner, **inner}
-        self.inner = {k: held for k, held in both.items() if k in contents or k in _BESIDES}
+        self.inner = {
+            k: held
+            for k, held in both.items()
+            if k in contents or self.kind is OPAQUE or type(k) is object
+        }
 
 
 class Found:
@@ -124,6 +131,7 @@ class Registry:
         self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
+        self.numbers: dict[int, int] = {}  # of the objects that the workers have, by id
 
     def known(self, obj: Any) -> Known | None:
         """What the workers have of *obj*; None if they do not have it."""
@@ -139,7 +147,10 @@ class Registry:
 
     def keep(self, known: Known) -> None:
         """The workers have it."""
-        self._known[id(known.obj)] = known
+        if self._known.get(id(known.obj)) is not known:
+            self._known[id(known.obj)] = known
+            self.numbers[id(known.obj)] = known.number
+            weakref.finalize(known, _forget, self.numbers, id(known.obj), known.number).atexit = False
 
     def space(self, names: dict[str, Any]) -> Space:
         """The space of these names: of a module's ``vars``, or of a function's globals."""
@@ -163,6 +174,19 @@ class Registry:
         known = None if found is None else self.known(found)
         contents: Contents = (known.contents if known else None) or {}
         return WHOLE in contents and contents[WHOLE] is value
+
+
+def _forget(numbers: dict[int, int], ident: int, number: int) -> None:
+    if numbers.get(ident) == number:
+        del numbers[ident]
+
+
+def _plain_function(obj: Any) -> Any:
+    """The plain function of one that is compiled or cached, or None."""
+    for name in ("__wrapped__", "py_func"):
+        with contextlib.suppress(Exception):
+            return getattr(obj, name)
+    return None
 
 
 class Walk:
@@ -218,22 +242,23 @@ class Walk:
             if is_generator(obj):
                 _check_generator(found, direct)
             before = found.known.contents if found.known else None
-            if before is not None and (light or self._is_heavy(obj)) and kind in _HEAVY:
+            if before is not None and kind in _HEAVY and (light or self._is_heavy(obj, kind, before)):
                 found.look(before)
                 continue
             found.look()
             if kind is FUNCTION:
                 queue += self._globals(found)
             elif kind is FIXED:
-                fn = getattr(obj, "__wrapped__", None) or getattr(obj, "py_func", None)
-                queue.append((fn, path, found.inner.setdefault(_WRAPPED, []), False))
+                queue.append((_plain_function(obj), path, found.inner.setdefault(_WRAPPED, []), False))
             queue += self._entries(found, found.contents)
             for cls in obj.__bases__ if kind is CLASS else (type(obj),):
                 queue.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
 
-    def _is_heavy(self, obj: Any) -> bool:
+    def _is_heavy(self, obj: Any, kind: Kind, before: Contents) -> bool:
         """Whether *obj*, an array or opaque, takes too long to look at."""
-        return self._most is not None and getattr(obj, "nbytes", self._most + 1) > self._most
+        if self._most is None:
+            return False
+        return bool((before[WHOLE].nbytes if kind is OPAQUE else obj.nbytes) > self._most)
 
     def _entries(self, found: Found, contents: Contents) -> Iterator[Any]:
         """The *contents* of *found*, to be visited."""
@@ -241,11 +266,16 @@ class Walk:
         held = contents.get(WHOLE, ()) if found.kind is SEQUENCE else contents
         if len(held) > _LARGE:
             return
-        attributes = hasattr(found.obj, "__dict__")
+        attributes = found.kind is not DICT
+        if found.kind is OPAQUE:
+            contents = inside_of_opaque(found.obj)
+        elif found.kind is DICT:  # objects may be keys
+            keys = tuple(key for key in contents if kind_of(key) is not None or isinstance(key, tuple))
+            yield keys, found.path, found.inner.setdefault(_KEYS, []), False
         for key, value in contents.items():
             if isinstance(key, int) and found.kind is FUNCTION:
                 path = found.obj.__code__.co_freevars[key]
-            elif named or key == WHOLE:
+            elif named or key is WHOLE:
                 path = found.path
             else:
                 path = found.path + (f".{key}" if attributes else f"[{key!r}]")

@@ -1,146 +1,159 @@
 """``Watch``: what a function's calls compare, to see what the program has changed since the last one.
 
-Compared by identity, in a microsecond: the values of all globals, defaults and cells of the function and
-of the functions that came with it, the entries of small dicts, lists and instances, and small arrays.
+Compared at each call, by identity: the values of all globals, defaults and cells of the function and of
+the functions that came with it, and what they hold: dicts, lists, instances, small arrays, up to some
+hundred entries.  What is more is looked at in call number 2, 4, 8 …
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from types import CellType
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...packing.code import uses
+import numpy as np
+
+from ...packing.code import is_own_name, uses
 from ...packing.kinds import (
     ARRAY,
     CLASS,
     DICT,
+    FIXED,
     FUNCTION,
     FUNCTION_PARTS,
+    GENERATOR,
     INSTANCE,
     NAME,
+    OPAQUE,
     SEQUENCE,
     STATEFUL,
+    TENSOR,
     WHOLE,
     Contents,
+    attributes_of,
     is_plain,
+    same_entries,
 )
 from .walk import GLOBALS, Known
 
-_BUDGET = 80
-"""What may be compared of dicts, lists, instances and arrays: an entry, or 128 bytes, counts 1, each
-object 14 more.  80 take about 2 us."""
+_BUDGET = 400
+"""What may be compared at each call, in units of some 25 ns: the entry of a list."""
+
+_MANY = 256
+"""Containers with more entries are not compared at each call."""
 
 _parts = attrgetter(*FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
-
-_MANY = 24
-"""Of objects with more entries, only numbers, strings and the like are compared."""
-
-_NEAR = 2
-"""Objects that a name or a cell holds are so near, and are compared even if they hold other objects."""
+_version = attrgetter("_version", "requires_grad")
 
 Look = list[tuple[Known, Contents]]
 """What is compared, as it was at some moment."""
 
-Place = tuple[Callable[[Any], Any], Any, int, Sequence[Any]]
-"""How to look, where, how many entries there are (-1: it does not matter), and what was there."""
-
 _GONE = object()
+
+
+class Place(NamedTuple):
+    """Things that are compared in one go: how to look at *holder*, and what was there."""
+
+    look: Callable[[Any], Iterable[Any]]
+    holder: Any
+    last: Sequence[Any]
 
 
 class Watch:
     """What the calls of one function compare.
 
     Attributes:
-        due: whether the next call is to look at all that the function uses, once.
+        partial: whether the function uses more than is compared at each call.
     """
 
-    def __init__(self, roots: Sequence[Known], due: bool) -> None:
-        self.due = due
+    def __init__(self, roots: Sequence[Known], calls: int = 1) -> None:
+        """*calls* is the number of calls of the function so far."""
         self._roots = roots
+        self._calls = calls
+        self._next_look = 2
+        while self._next_look <= calls:
+            self._next_look *= 2
         self._names: list[tuple[dict[str, Any], Callable[..., Any], list[Known]]] = []
         self._missing: list[tuple[dict[str, Any], set[str]]] = []
         self._functions: list[Known] = []
-        self._small: list[Known] = []
+        self._dicts: list[Known] = []  # and instances, with their attributes
+        self._sequences: list[Known] = []
+        self._others: list[Known] = []
+        self._arrays: list[Known] = []
+        self._tensors: list[Known] = []
         self._last: list[Place] = []
-        self._build()
+        self.partial = self._build()
+        self.refresh()
 
     def same(self) -> bool:
         """Whether all is as the workers have it."""
+        if self.partial:
+            self._calls += 1
+            if self._calls >= self._next_look:
+                return False
         try:
-            for look, holder, length, last in self._last:
-                if length >= 0 and len(holder) != length:
-                    return False
+            for look, holder, last in self._last:
                 if not all(map(is_, look(holder), last)):
                     return False
             for names, missing in self._missing:
                 if not names.keys().isdisjoint(missing):
                     return False
-        except (KeyError, ValueError, AttributeError):  # something was deleted
+        except (KeyError, ValueError, AttributeError, RuntimeError):  # something was deleted
             return False
         return True
 
-    def look(self, arrays: bool = True) -> Look:
-        """All that is compared, with or without *arrays*, as it is now."""
-        found = (known for known in self.watched() if arrays or known.kind is not ARRAY)
-        return [(known, known.kind.look(known.obj)) for known in found]
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look at all that the function uses."""
+        return self.partial and self._calls >= self._next_look
 
-    def defined(self) -> bool:
-        """Whether a global was defined that the code of a function names, and that was not there."""
-        return any(not names.keys().isdisjoint(missing) for names, missing in self._missing)
+    def after_look(self) -> Watch:
+        """A watch of what the function uses now, after all of it was looked at."""
+        return Watch(self._roots, max(self._calls, self._next_look))
 
-    def watched(self) -> Iterator[Known]:
-        """All that is compared."""
-        yield from chain.from_iterable(knowns for _, _, knowns in self._names)
-        yield from self._functions
-        yield from self._small
+    def again(self) -> Watch:
+        """A watch of what the function uses now."""
+        return Watch(self._roots, self._calls)
 
-    # ── built ────────────────────────────────────────────────────────────────────────────────────
+    def look(self) -> Look:
+        """All that is compared but arrays, as it is now."""
+        knowns = chain(self._named(), self._functions, self._dicts, self._sequences, self._others)
+        return [(known, known.kind.look(known.obj)) for known in knowns]
 
-    def _build(self) -> None:
-        by_space: dict[int, tuple[dict[str, Any], list[Known]]] = {}
-        missing: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        left = _BUDGET
-        for known, depth in self._reached():
-            obj = known.obj
-            if known.kind is NAME:
-                by_space.setdefault(id(obj.names), (obj.names, []))[1].append(known)
-            elif known.kind is FUNCTION:
-                self._functions.append(known)
-                if GLOBALS not in known.inner:  # of an installed module
-                    continue
-                names = {n for n in uses(obj.__code__).names if n not in obj.__globals__}
-                missing.setdefault(id(obj.__globals__), (obj.__globals__, set()))[1].update(names)
-            else:
-                cost = _cost(known, depth)
-                if cost and cost <= left:
-                    left -= cost
-                    self._small.append(known)
-        for namespace, knowns in by_space.values():
-            keys = [known.obj.name for known in knowns]
-            self._names.append((namespace, itemgetter(*keys, keys[0]), knowns))
-        self._missing = [entry for entry in missing.values() if entry[1]]
-        if self.due:
-            self.expire()
-        else:
-            self.refresh()
+    def changed(self) -> Look:
+        """What is not as the workers have it, of what is compared."""
+        found = [
+            (known, contents)
+            for known, contents in self.look()
+            if known.contents is None or not same_entries(known.contents, contents)
+        ]
+        heavy = self._arrays + [
+            known
+            for known, last in zip(self._tensors, self._versions, strict=True)
+            if _version(known.obj) != last
+        ]
+        for known in heavy:
+            contents = known.kind.look(known.obj)
+            if contents != known.contents:
+                found.append((known, contents))
+        return found
 
-    def _reached(self) -> Iterator[tuple[Known, int]]:
-        """All objects, those first that fewest others lie in front of, and how many these are."""
-        seen = set(map(id, self._roots))
-        level, depth = list(self._roots), 0
-        while level:
-            following = []
-            for known in level:
-                yield known, depth
-                for inner in chain.from_iterable(known.inner.values()):
-                    if id(inner) not in seen:
-                        seen.add(id(inner))
-                        following.append(inner)
-            level, depth = following, depth + 1
+    def defined(self) -> list[Known]:
+        """Functions of whose globals one is there now that was not."""
+        spaces = [id(names) for names, missing in self._missing if not names.keys().isdisjoint(missing)]
+        return [known for known in self._functions if id(known.obj.__globals__) in spaces]
+
+    def covers(self, known: Known) -> bool:
+        """Whether an object is compared at each call."""
+        kinds = (self._functions, self._dicts, self._sequences, self._others, self._arrays)
+        return known.kind is NAME or any(known in some for some in (*kinds, self._tensors))
+
+    def expire(self) -> None:
+        """The next call is to look closer."""
+        self._last = [Place(iter, (None,), (_GONE,))]
 
     def refresh(self) -> bool:
         """Compare from now on with what the workers have now, at the same places.
@@ -148,112 +161,187 @@ class Watch:
         Returns False if objects are in other places than before: another watch has to be built.
         """
         places = list(self._places())
-        before = [value for place in self._last for value in place[-1]]
-        now = [value for place in places for value in place[-1]]
+        before = [value for place in self._last for value in place.last]
+        now = [value for place in places for value in place.last]
         self._last = places
         return len(before) == len(now) and all(
-            one is other or (is_plain(one) and is_plain(other))
+            one is other or (_is_flat(one) and _is_flat(other))
             for one, other in zip(before, now, strict=True)
         )
 
-    def expire(self) -> None:
-        """The next call is to look closer."""
-        self._last = [(iter, (), 1, ())]
+    # ── built ────────────────────────────────────────────────────────────────────────────────────
+
+    def _named(self) -> Iterator[Known]:
+        return chain.from_iterable(knowns for _, _, knowns in self._names)
+
+    def _build(self) -> bool:
+        """Sort what the function uses; returns whether there is more than is compared."""
+        by_space: dict[int, tuple[dict[str, Any], list[Known]]] = {}
+        missing: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        chosen: tuple[list[tuple[int, Known]], ...] = ([], [], [])
+        for known, foreign in self._reached():
+            obj = known.obj
+            if known.kind is NAME:
+                by_space.setdefault(id(obj.names), (obj.names, []))[1].append(known)
+            elif known.kind is FUNCTION:
+                self._functions.append(known)
+                if GLOBALS in known.inner:  # else it is of an installed module
+                    names = {n for n in uses(obj.__code__).names if n not in obj.__globals__}
+                    missing.setdefault(id(obj.__globals__), (obj.__globals__, set()))[1].update(names)
+            elif known.kind not in (FIXED, GENERATOR):
+                cost = _cost(known)
+                chosen[_rank(known, foreign, cost)].append((cost, known))
+        left, more = _BUDGET, bool(chosen[2])
+        for cost, known in chain(*chosen[:2]):
+            if cost > left:
+                more = True
+                continue
+            left -= cost
+            self._list_for(known).append(known)
+        for namespace, knowns in by_space.values():
+            keys = [known.obj.name for known in knowns]
+            self._names.append((namespace, itemgetter(*keys, keys[0]), knowns))
+        self._missing = [entry for entry in missing.values() if entry[1]]
+        return more
+
+    def _list_for(self, known: Known) -> list[Known]:
+        if known.kind is SEQUENCE:
+            return self._sequences
+        if known.kind is ARRAY:
+            return self._arrays
+        if known.kind is TENSOR:
+            return self._tensors
+        return self._others if _dict_of(known) is None else self._dicts
+
+    def _reached(self) -> Iterator[tuple[Known, bool]]:
+        """All objects, those first that fewest others lie in front of, and whether one of these is of an
+        installed package."""
+        seen = set(map(id, self._roots))
+        level = [(known, False) for known in self._roots]
+        while level:
+            following = []
+            for known, foreign in level:
+                yield known, foreign
+                inside = foreign or (
+                    known.kind in (INSTANCE, STATEFUL, OPAQUE)
+                    and not is_own_name(type(known.obj).__module__)
+                )
+                for inner in chain.from_iterable(known.inner.values()):
+                    if id(inner) not in seen:
+                        seen.add(id(inner))
+                        following.append((inner, inside))
+            level = following
 
     def _places(self) -> Iterator[Place]:
         for names, look, knowns in self._names:
             values = [_entry(known, WHOLE) for known in knowns]
-            yield look, names, -1, [*values, values[0]]
+            yield Place(look, names, [*values, values[0]])
         functions = [known.obj for known in self._functions]
         if functions:
-            yield (
-                lambda fns: chain.from_iterable(map(_parts, fns)),
-                functions,
-                -1,
-                [_entry(known, part) for known in self._functions for part in FUNCTION_PARTS],
-            )
+            last = [_entry(known, part) for known in self._functions for part in FUNCTION_PARTS]
+            yield Place(lambda fns: chain.from_iterable(map(_parts, fns)), functions, last)
+        yield from self._cells()
+        if self._dicts:
+            dicts = [_dict_of(known) for known in self._dicts]
+            entries = [_entries(known) for known in self._dicts]
+            yield Place(lambda given: map(len, given), dicts, [len(each) for each in entries])
+            yield Place(chain.from_iterable, dicts, [key for each in entries for key, _ in each])
+            last = [value for each in entries for _, value in each]
+            yield Place(lambda given: chain.from_iterable(map(dict.values, given)), dicts, last)
+        if self._sequences:
+            sequences = [known.obj for known in self._sequences]
+            held = [tuple(_entry(known, WHOLE, ())) for known in self._sequences]
+            yield Place(lambda given: map(len, given), sequences, [len(each) for each in held])
+            yield Place(chain.from_iterable, sequences, [value for each in held for value in each])
+        for known in self._others:
+            keys = list(known.contents or ())
+            if keys:
+                look = itemgetter(*keys, keys[0]) if known.kind is CLASS else attrgetter(*keys, keys[0])
+                holder = vars(known.obj) if known.kind is CLASS else known.obj
+                yield Place(look, holder, [_entry(known, key) for key in (*keys, keys[0])])
+        if self._arrays:
+            arrays = [known.obj for known in self._arrays]
+            bits = [
+                known.obj.tobytes() if known.contents == known.kind.look(known.obj) else None
+                for known in self._arrays
+            ]
+            yield Place(lambda given: ([*map(np.ndarray.tobytes, given)] == bits,), arrays, [True])
+        self._versions = [_version(known.obj) for known in self._tensors]
+        if self._tensors:
+            tensors = [known.obj for known in self._tensors]
+            versions = self._versions
+            yield Place(lambda given: ([*map(_version, given)] == versions,), tensors, [True])
+
+    def _cells(self) -> Iterator[Place]:
         cells: list[CellType] = []
         contents: list[Any] = []
         for known in self._functions:
             for index, cell in enumerate(known.obj.__closure__ or ()):
-                if known.contents and index not in known.contents:  # it was empty, and is, perhaps
-                    yield _count_filled, [cell], -1, [0]
+                if known.contents and index not in known.contents:  # it was empty
+                    yield Place(_count_filled, cell, [0])
                     continue
                 cells.append(cell)
                 contents.append(_entry(known, index))
         if cells:
-            yield lambda given: map(_contents, given), cells, -1, contents
-        for known in self._small:
-            yield from _small_place(known)
+            yield Place(lambda given: map(_contents, given), cells, contents)
 
 
-def _small_place(known: Known) -> Iterator[Place]:
-    obj = known.obj
-    if known.kind is ARRAY:
-        there = obj.tobytes() if known.contents == known.kind.look(obj) else None
-        yield lambda array: (array.tobytes() == there,), obj, -1, [True]
-        return
-    if known.kind is SEQUENCE:
-        values = _entry(known, WHOLE)
-        yield iter, obj, len(obj), values if isinstance(values, tuple) else [_GONE]
-        return
-    keys = _keys(known)
+def _dict_of(known: Known) -> dict[Any, Any] | None:
+    """The dict whose entries are compared: the object itself, or its attributes."""
     if known.kind is DICT:
-        holder: Any = obj
-    elif hasattr(obj, "__dict__"):
-        holder = vars(obj)
-    else:
-        yield attrgetter(*keys, keys[0]), obj, -1, [_entry(known, key) for key in (*keys, keys[0])]
-        return
-    length = -1 if known.kind is CLASS or len(holder) > _MANY else len(holder)
-    if known.kind is STATEFUL:
-        values = [holder.get(key, _GONE) for key in (*keys, keys[0])] if keys else []
-    else:
-        values = [_entry(known, key) for key in (*keys, keys[0])] if keys else []
-    yield (itemgetter(*keys, keys[0]) if keys else _nothing), holder, length, values
+        return known.obj  # type: ignore[no-any-return]
+    return attributes_of(known.obj) if known.kind in (INSTANCE, STATEFUL, OPAQUE) else None
 
 
-def _keys(known: Known) -> list[Any]:
-    """The entries of a small object that are compared."""
-    if known.kind is STATEFUL:
-        entries = dict(getattr(known.obj, "__dict__", ()))
-    else:
-        entries = known.contents or {}
-    if len(entries) <= _MANY and known.kind is not CLASS:
-        return list(entries)
-    return [key for key, value in entries.items() if is_plain(value)]
+def _entries(known: Known) -> list[tuple[Any, Any]]:
+    """The entries of ``_dict_of``, as the workers have them; where that is not known, as they are."""
+    found = _dict_of(known) or {}
+    if known.kind in (STATEFUL, OPAQUE):
+        return list(found.items())
+    return [(key, _entry(known, key)) for key in found]
 
 
-def _cost(known: Known, depth: int) -> int:
-    """What it costs to compare an object, of the budget; 0: it is not to be compared."""
+def _cost(known: Known) -> int:
+    """What it costs to compare an object at each call; 0: it cannot be done."""
     if known.kind is ARRAY:
-        return 14 + int(known.obj.nbytes) // 128
+        return 8 + int(known.obj.nbytes) // 256
+    if known.kind is TENSOR:
+        return 8
     if known.kind is SEQUENCE:
-        held = (known.contents or {}).get(WHOLE, ())
-        return 14 + len(held) if depth <= _NEAR or any(map(is_plain, held)) else 0
-    if known.kind not in (DICT, INSTANCE, STATEFUL, CLASS):
-        return 0
-    keys = _keys(known)
-    entries = known.contents or {}
-    if known.kind is STATEFUL and not hasattr(known.obj, "__dict__"):
-        return 0
-    plain = any(is_plain(entries.get(key, _GONE)) for key in keys)
-    if known.kind is CLASS or (depth > _NEAR and not plain):
-        return 14 + len(keys) if plain else 0
-    return 14 + len(keys) if keys or known.kind is DICT else 0
+        return 4 + len(known.obj) if len(known.obj) <= _MANY else 0
+    found = _dict_of(known)
+    if found is None:
+        return 14 + len(known.contents or ()) if known.kind in (CLASS, INSTANCE) else 0
+    return 5 + 2 * len(found) if len(found) <= _MANY else 0
 
 
-def _entry(known: Known, key: Any) -> Any:
+def _rank(known: Known, foreign: bool, cost: int) -> int:
+    """Whether an object is compared first (0), where there is room (1), or not at each call (2).
+
+    Objects inside of those of installed packages come later, and only if they hold numbers and the like,
+    or are tensors.
+    """
+    if not cost or (known.kind is OPAQUE and not _dict_of(known)):
+        return 2
+    if not foreign:
+        return 0
+    if known.kind is TENSOR:
+        return 1
+    held = (known.contents or {}).values()
+    return 1 if any(is_plain(value) and value is not None for value in held) else 2
+
+
+def _is_flat(value: Any) -> bool:
+    return is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value)))
+
+
+def _entry(known: Known, key: Any, otherwise: Any = _GONE) -> Any:
     """What the workers have as an entry."""
-    return _GONE if known.contents is None else known.contents.get(key, _GONE)
+    return otherwise if known.contents is None else known.contents.get(key, otherwise)
 
 
-def _count_filled(cells: Sequence[CellType]) -> Iterator[int]:
+def _count_filled(cell: CellType) -> Iterator[int]:
     try:
-        return iter([len([cells[0].cell_contents])])
+        return iter([len([cell.cell_contents])])
     except ValueError:
         return iter([0])
-
-
-def _nothing(holder: Any) -> Sequence[Any]:
-    return ()
