@@ -159,7 +159,8 @@ class _Instance(Kind):
         return found
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        own = attributes_of(obj) or {}
+        own = attributes_of(obj)
+        own = {} if own is None else own
         slots = _slots_of(obj)
         for name in gone:
             own.pop(name, None)

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from numba.core import caching, compiler, serialize
+from numba.core import bytecode, caching, compiler, serialize
 from numba.core.compiler_lock import global_compiler_lock
 from numba.np.ufunc.dufunc import DUFunc
 
@@ -88,6 +88,8 @@ class _File:
     """The file on a worker: records of a key and machine code, each preceded by its length."""
 
     def __init__(self, place: str) -> None:
+        # symbols of machine code have these numbers: no two workers may use the same
+        bytecode.FunctionIdentity._unique_ids = itertools.count(os.getpid() << 20)
         self._file = os.open(place, os.O_RDWR | os.O_CLOEXEC)
         self._end = 0
         self._depth = 0  # of compilations, which nest; the outermost one unlocks the file

@@ -80,6 +80,8 @@ class Belongings:
                 self._digests[number] = OPAQUE.look(obj)[WHOLE]
         for number, contents, gone, whole in changes:
             self._change(number, contents, gone, whole)
+        for number in {number for number, *_ in changes} & self._digests.keys():
+            self._digests[number] = OPAQUE.look(self._objects[number])[WHOLE]
         return specs, movable
 
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
@@ -90,8 +92,6 @@ class Belongings:
         elif kind is NAME and not contents:
             gone = (WHOLE,)
         kind.change(obj, contents, gone)
-        if kind is OPAQUE:
-            self._digests[number] = OPAQUE.look(obj)[WHOLE]
 
     def _reader(self, parcel: Parcel, memory: memoryview) -> Reader:
         buffers = [memory[start:stop] for start, stop in parcel.buffers]

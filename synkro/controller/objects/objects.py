@@ -245,6 +245,7 @@ class Objects:
         forced: bool = False,
     ) -> dict[int, Known]:
         """Bring the workers up to date; returns all that they have of what was walked, by id."""
+        self._forget_parts(walk)
         changes = [c for c in (change_of(f, forced) for f in walk.found.values()) if c is not None]
         if not forced:
             for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
@@ -284,6 +285,17 @@ class Objects:
             one.agree(found.contents, inner)
             self._registry.keep(one)
         return known
+
+    def _forget_parts(self, walk: Walk) -> None:
+        """Let what cannot be changed there be made anew, as a part of what is sent anew itself."""
+        opaque = [found for found in walk.found.values() if found.kind is OPAQUE]
+        for outer in opaque:
+            changed = outer.known is not None and outer.contents != outer.known.contents
+            for ident in chain.from_iterable(outer.inner.values()) if changed else ():
+                part = walk.found[ident]
+                if part.kind is OPAQUE and part.known and not OPAQUE.can_travel(part.obj):
+                    self._registry.forget(part.obj)
+                    part.forget()
 
     def _write(
         self,

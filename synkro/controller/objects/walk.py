@@ -116,6 +116,10 @@ class Found:
         self.contents: Contents = {}
         self.inner: dict[Any, list[int]] = {}
 
+    def forget(self) -> None:
+        """The workers are to get another one in its place."""
+        self.known = None
+
     def look(self, contents: Contents | None = None) -> None:
         """See what it holds, or take *contents* for it."""
         self.contents = self.kind.look(self.obj) if contents is None else contents
@@ -151,6 +155,11 @@ class Registry:
             self._known[id(known.obj)] = known
             self.numbers[id(known.obj)] = known.number
             weakref.finalize(known, _forget, self.numbers, id(known.obj), known.number).atexit = False
+
+    def forget(self, obj: Any) -> None:
+        """Have *obj* sent anew when it comes again."""
+        self._known.pop(id(obj), None)
+        self.numbers.pop(id(obj), None)
 
     def space(self, names: dict[str, Any]) -> Space:
         """The space of these names: of a module's ``vars``, or of a function's globals."""
