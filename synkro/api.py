@@ -148,7 +148,7 @@ def fork(*args: Any, **kwargs: Any) -> int:
     _check_arguments("fork", signature, args, kwargs)
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
-    asked = {name: value for name, value in given.arguments.items() if name != "seed"}
+    asked = {n: value for n, value in given.arguments.items() if n not in ("seed", "verbose")}
     current = here.session
     if current is not None:
         if current.state is State.READY:

@@ -123,12 +123,13 @@ class WorkerError(SynkroError):
         original: BaseException | None = None,
     ) -> None:
         Exception.__init__(self, message)  # not that of the worker's exception
+        self._message = message
         self.rank = rank
         self.function = function
         self.original = original
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return self._message
 
     __repr__ = Exception.__repr__
 
@@ -221,6 +222,7 @@ def raised_in_worker(
             if original is not None:
                 _copy_attributes(original, error)
             WorkerError.__init__(error, message, rank, function, original)
+            error.args = args
             return error
     return WorkerError(message, rank, function, original)
 

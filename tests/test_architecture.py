@@ -252,7 +252,8 @@ def stores(file):
 
 
 FOREIGN = {
-    *("writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit", "cell_contents")
+    *("writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit", "cell_contents"),
+    *("args", "_unique_ids"),
 }
 """Attributes of other libraries' objects that are there to be set."""
 

@@ -51,7 +51,7 @@ def test_fork_twice_is_an_error_and_harms_nothing():
     synk.fork(1, verbose=False)
     f = synk.function(lambda x: x.sum(), outputs="sum")
     with pytest.raises(synk.UsageError, match="already"):
-        synk.fork(1)
+        synk.fork(1, timeout=9)
     assert f(np.ones(3)) == 3
 
 

@@ -44,6 +44,9 @@ WHOLE = _Whole()
 """The key of the one entry of an object that holds no entries."""
 
 
+_GRADIENT = "requires_grad"
+
+
 class Digest(NamedTuple):
     """What stands for the contents of an array, or of an object that cannot be looked into."""
 
@@ -133,17 +136,21 @@ class _Array(Kind):
 
 
 class _Tensor(Kind):
+    """One of PyTorch's tensors: its elements, and whether gradients are asked of it."""
+
+    apart = True
+
     def look(self, obj: Any) -> Contents:
-        return {WHOLE: digest_of_tensor(obj)}
+        return {WHOLE: digest_of_tensor(obj), _GRADIENT: obj.requires_grad}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
-        return {WHOLE: (obj.detach(), obj.requires_grad)}
+        return contents | ({WHOLE: obj.detach()} if WHOLE in contents else {})
 
     def kept(self, obj: Any) -> Contents:
-        return {WHOLE: (obj.detach().clone(), obj.requires_grad)}
+        return {WHOLE: obj.detach().clone(), _GRADIENT: obj.requires_grad}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        put_into_tensor(obj, *contents[WHOLE])
+        put_into_tensor(obj, contents.get(WHOLE), contents.get(_GRADIENT, obj.requires_grad))
 
 
 class _Instance(Kind):
@@ -536,6 +543,11 @@ def alike(one: Any, other: Any) -> bool:  # noqa: PLR0911
         return bool(one == other)
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, staticmethod | classmethod):
+        return one.__func__ is other.__func__
+    if isinstance(one, property):
+        parts = ("fget", "fset", "fdel")
+        return all(getattr(one, part) is getattr(other, part) for part in parts)
     if isinstance(one, types.MethodType):
         return one.__self__ is other.__self__ and one.__func__ is other.__func__
     if isinstance(one, functools.partial):

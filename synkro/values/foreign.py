@@ -69,7 +69,7 @@ def is_tensor(value: Any) -> bool:
 def tensor_bytes(tensor: Any) -> tuple[Any, Any]:
     """The form of one of PyTorch's tensors, and its elements, as an array of bytes."""
     torch = sys.modules["torch"]
-    form = (tuple(tensor.shape), str(tensor.dtype), str(tensor.layout), tensor.requires_grad)
+    form = (tuple(tensor.shape), str(tensor.dtype), str(tensor.layout))
     if tensor.is_meta or tensor.layout is not torch.strided:
         return form, np.frombuffer(repr(tensor.detach()).encode(), np.uint8)
     host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -77,8 +77,11 @@ def tensor_bytes(tensor: Any) -> tuple[Any, Any]:
 
 
 def put_into_tensor(tensor: Any, values: Any, requires_grad: bool) -> None:
-    """Let one of PyTorch's tensors have other *values*; it stays the same object, where it lies."""
-    if (tensor.shape, tensor.dtype) == (values.shape, values.dtype):
+    """Let one of PyTorch's tensors have other *values* (None: its own); it stays the same object, where
+    it lies."""
+    if values is None:
+        values = tensor.detach()
+    elif (tensor.shape, tensor.dtype) == (values.shape, values.dtype):
         tensor.detach().copy_(values)
     else:
         tensor.data = values.to(tensor.device)

@@ -133,7 +133,7 @@ class Engine:
         """Raises: SessionClosed, SessionBroken."""
         if self.state is State.CLOSED:
             raise SessionClosed(
-                "this session was closed: call fork() for a new one, and make functions and data anew."
+                "this session was closed: call fork() for a new one, and make data and variables anew."
             )
         if self.state is State.BROKEN:
             raise SessionBroken(

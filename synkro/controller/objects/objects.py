@@ -58,6 +58,7 @@ class Change(NamedTuple):
         gone: the entries to delete.
         before: what the workers took over last, for the same entries.
         whole: whether the object is to hold nothing else.
+        values: an array with the elements to send, where those of the object may be others by now.
     """
 
     known: Known
@@ -65,6 +66,7 @@ class Change(NamedTuple):
     gone: tuple[Any, ...]
     before: Contents
     whole: bool = False
+    values: Any = None
 
 
 class Objects:
@@ -113,20 +115,16 @@ class Objects:
         if watch.due and view is None:
             return self._look_again(function, watch)
         defined = watch.defined()
-        changed = watch.changed() if view is None else view
-        changed += [(known, known.kind.look(known.obj)) for known in defined]
-        there = reached(self._roots[function], dict(changed))
+        changed = watch.changed() if view is None else list(view)
+        changed += [(known, known.kind.look(known.obj), None) for known in defined]
+        there = reached(self._roots[function], {known: contents for known, contents, _ in changed})
         walk = Walk(self._registry)
-        for known, contents in changed:
+        for known, contents, values in changed:
             before = known.contents
             same = before is not None and known not in defined and same_entries(before, contents)
             if known in there and not same:
-                walk.revisit(known, contents)
-        self._deliver(walk, Renew)
-        if walk.found:
-            for other in self._watches:
-                if other is not watch or view is not None:
-                    other.expire()
+                walk.revisit(known, contents, values)
+        self._deliver(walk, Renew, watch=watch)
         return watch if watch.refresh() and not defined else self._listed(watch.again())
 
     def _listed(self, watch: Watch) -> Watch:
@@ -144,7 +142,7 @@ class Objects:
             if not watch.covers(change.known):
                 changes.remove(change)  # it has a life of its own there, and goes on with it
                 walk.found[id(change.known.obj)].look(change.known.contents)
-        self._deliver(walk, Renew)
+        self._deliver(walk, Renew, watch=watch)
         unseen = [change.known for change in changes if not watch.covers(change.known)]
         if unseen:
             root = root_of(unseen[0].path)
@@ -193,8 +191,6 @@ class Objects:
             walk = Walk(self._registry)
             walk.visit(obj, type(obj).__name__)
             self._deliver(walk, Renew, forced=True)
-            for watch in self._watches:
-                watch.expire()
 
     def fetch(self, obj: Any, rank: int | None = None) -> Any:
         """A copy of what an object that functions use has become on a worker, in host memory.
@@ -243,8 +239,12 @@ class Objects:
         specs: Mapping[int, FunctionSpec] = _NO_SPECS,
         on_tick: Callable[[], None] | None = None,
         forced: bool = False,
+        watch: Watch | None = None,
     ) -> dict[int, Known]:
-        """Bring the workers up to date; returns all that they have of what was walked, by id."""
+        """Bring the workers up to date; returns all that they have of what was walked, by id.
+
+        All watches but *watch* are to look closer then.
+        """
         self._forget_parts(walk)
         changes = [c for c in (change_of(f, forced) for f in walk.found.values()) if c is not None]
         if not forced:
@@ -268,12 +268,15 @@ class Objects:
             explain(error, specs, walk.found.values())
             raise
         parcel, segments = self._parcel(writer)
+        for other in self._watches:
+            if other is not watch:
+                other.expire()
         try:
             self._engine.run(command(parcel), segments, on_tick=on_tick)
         except BaseException:
             for change in changes:  # some ranks may have them
                 change.known.doubt()
-            for watch in self._watches:
+            if watch is not None:
                 watch.expire()
             raise
         known |= has
@@ -408,15 +411,16 @@ def change_of(found: Found, forced: bool) -> Change | None:
     if forced and known.kind is OPAQUE and before == now and not known.kind.can_travel(known.obj):
         return None
     if forced or before is None or _is_reordered(known, before, now):
-        return Change(known, now, (), before or {}, whole=True)
+        return Change(known, now, (), before or {}, True, found.values)
     if not known.kind.apart:
-        return None if same_entries(before, now) else Change(known, now, (), before)
+        same = same_entries(before, now)
+        return None if same else Change(known, now, (), before, False, found.values)
     changed = {k: v for k, v in now.items() if k not in before or not alike(before[k], v)}
     gone = tuple(key for key in before if key not in now)
     if not (changed or gone):
         return None
     old = {key: before[key] for key in (*changed, *gone) if key in before}
-    return Change(known, changed, gone, old)
+    return Change(known, changed, gone, old, False, found.values)
 
 
 def root_of(path: str) -> str:
@@ -442,7 +446,8 @@ def _is_doubtful(change: Change) -> bool:
 
 
 def _travelling(change: Change) -> Contents:
-    return change.known.kind.travelling(change.known.obj, change.contents)
+    obj = change.known.obj if change.values is None else change.values
+    return change.known.kind.travelling(obj, change.contents)
 
 
 def _comparable(change: Change) -> Contents | None:

@@ -104,9 +104,10 @@ class Found:
         known: what the workers have of it, or None.
         contents: what it holds now.
         inner: the ids of the objects in each entry that was looked at.
+        values: of an array that may change before it is sent, a copy of its elements.
     """
 
-    __slots__ = ("contents", "inner", "kind", "known", "obj", "path")
+    __slots__ = ("contents", "inner", "kind", "known", "obj", "path", "values")
 
     def __init__(self, obj: Any, kind: Kind, path: str, known: Known | None) -> None:
         self.obj = obj
@@ -115,13 +116,15 @@ class Found:
         self.known = known
         self.contents: Contents = {}
         self.inner: dict[Any, list[int]] = {}
+        self.values: Any = None
 
     def forget(self) -> None:
         """The workers are to get another one in its place."""
         self.known = None
 
-    def look(self, contents: Contents | None = None) -> None:
-        """See what it holds, or take *contents* for it."""
+    def look(self, contents: Contents | None = None, values: Any = None) -> None:
+        """See what it holds, or take *contents* for it, and *values* for an array's elements."""
+        self.values = values
         self.contents = self.kind.look(self.obj) if contents is None else contents
 
 
@@ -218,13 +221,14 @@ class Walk:
         self._walk([(root, path, outermost, True)], light=False)
         return outermost
 
-    def revisit(self, known: Known, contents: Contents) -> None:
-        """Look again at what the workers have: *contents* are what it holds, or held.
+    def revisit(self, known: Known, contents: Contents, values: Any = None) -> None:
+        """Look again at what the workers have: *contents* are what it holds, or held, *values* a copy of
+        an array's elements.
 
         Arrays in entries that are as they were are taken to be as they were.
         """
         found = self.found[id(known.obj)] = Found(known.obj, known.kind, known.path, known)
-        found.look(contents)
+        found.look(contents, values)
         before = known.contents or {}
         changed = {k: v for k, v in contents.items() if k not in before or not alike(before[k], v)}
         if known.kind is FUNCTION:

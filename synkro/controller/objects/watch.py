@@ -48,13 +48,13 @@ _parts = attrgetter(*FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
 _version = attrgetter("_version", "requires_grad")
 
-Look = list[tuple[Known, Contents]]
-"""What is compared, as it was at some moment."""
+Look = list[tuple[Known, Contents, Any]]
+"""What is compared, as it was at some moment; of arrays with a copy of the elements, or None."""
 
 _GONE = object()
 
 
-class Place(NamedTuple):
+class Glance(NamedTuple):
     """Things that are compared in one go: how to look at *holder*, and what was there."""
 
     look: Callable[[Any], Iterable[Any]]
@@ -84,7 +84,7 @@ class Watch:
         self._others: list[Known] = []
         self._arrays: list[Known] = []
         self._tensors: list[Known] = []
-        self._last: list[Place] = []
+        self._last: list[Glance] = []
         self.partial = self._build()
         self.refresh()
 
@@ -119,27 +119,30 @@ class Watch:
         return Watch(self._roots, self._calls)
 
     def look(self) -> Look:
-        """All that is compared but arrays, as it is now."""
+        """All that is compared, as it is now; of arrays those that have changed."""
+        arrays = [(k, contents, _copied(k)) for k, contents, _ in self._changed_arrays()]
+        return [*self._looked_at(), *arrays]
+
+    def _looked_at(self) -> Iterator[tuple[Known, Contents, None]]:
         knowns = chain(self._named(), self._functions, self._dicts, self._sequences, self._others)
-        return [(known, known.kind.look(known.obj)) for known in knowns]
+        return ((known, known.kind.look(known.obj), None) for known in knowns)
 
     def changed(self) -> Look:
         """What is not as the workers have it, of what is compared."""
-        found = [
-            (known, contents)
-            for known, contents in self.look()
+        found: Look = [
+            (known, contents, None)
+            for known, contents, _ in self._looked_at()
             if known.contents is None or not same_entries(known.contents, contents)
         ]
-        heavy = self._arrays + [
-            known
-            for known, last in zip(self._tensors, self._versions, strict=True)
-            if _version(known.obj) != last
-        ]
-        for known in heavy:
+        return found + list(self._changed_arrays())
+
+    def _changed_arrays(self) -> Iterator[tuple[Known, Contents, None]]:
+        versions = zip(self._tensors, self._versions, strict=True)
+        tensors = (known for known, last in versions if _version(known.obj) != last)
+        for known in chain(self._arrays, tensors):
             contents = known.kind.look(known.obj)
             if contents != known.contents:
-                found.append((known, contents))
-        return found
+                yield known, contents, None
 
     def defined(self) -> list[Known]:
         """Functions of whose globals one is there now that was not."""
@@ -153,7 +156,7 @@ class Watch:
 
     def expire(self) -> None:
         """The next call is to look closer."""
-        self._last = [Place(iter, (None,), (_GONE,))]
+        self._last = [Glance(iter, (None,), (_GONE,))]
 
     def refresh(self) -> bool:
         """Compare from now on with what the workers have now, at the same places.
@@ -232,58 +235,64 @@ class Watch:
                         following.append((inner, inside))
             level = following
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[Glance]:
         for names, look, knowns in self._names:
             values = [_entry(known, WHOLE) for known in knowns]
-            yield Place(look, names, [*values, values[0]])
+            yield Glance(look, names, [*values, values[0]])
         functions = [known.obj for known in self._functions]
         if functions:
             last = [_entry(known, part) for known in self._functions for part in FUNCTION_PARTS]
-            yield Place(lambda fns: chain.from_iterable(map(_parts, fns)), functions, last)
+            yield Glance(lambda fns: chain.from_iterable(map(_parts, fns)), functions, last)
+        described = [known for known in self._functions if vars(known.obj)]
+        if described:
+            last = [_entry(known, name) for known in described for name in vars(known.obj)]
+            dicts = [vars(known.obj) for known in described]
+            yield Glance(lambda given: map(len, given), dicts, [len(each) for each in dicts])
+            yield Glance(lambda given: chain.from_iterable(map(dict.values, given)), dicts, last)
         yield from self._cells()
         if self._dicts:
             dicts = [_dict_of(known) for known in self._dicts]
             entries = [_entries(known) for known in self._dicts]
-            yield Place(lambda given: map(len, given), dicts, [len(each) for each in entries])
-            yield Place(chain.from_iterable, dicts, [key for each in entries for key, _ in each])
+            yield Glance(lambda given: map(len, given), dicts, [len(each) for each in entries])
+            yield Glance(chain.from_iterable, dicts, [key for each in entries for key, _ in each])
             last = [value for each in entries for _, value in each]
-            yield Place(lambda given: chain.from_iterable(map(dict.values, given)), dicts, last)
+            yield Glance(lambda given: chain.from_iterable(map(dict.values, given)), dicts, last)
         if self._sequences:
             sequences = [known.obj for known in self._sequences]
             held = [tuple(_entry(known, WHOLE, ())) for known in self._sequences]
-            yield Place(lambda given: map(len, given), sequences, [len(each) for each in held])
-            yield Place(chain.from_iterable, sequences, [value for each in held for value in each])
+            yield Glance(lambda given: map(len, given), sequences, [len(each) for each in held])
+            yield Glance(chain.from_iterable, sequences, [value for each in held for value in each])
         for known in self._others:
             keys = list(known.contents or ())
             if keys:
                 look = itemgetter(*keys, keys[0]) if known.kind is CLASS else attrgetter(*keys, keys[0])
                 holder = vars(known.obj) if known.kind is CLASS else known.obj
-                yield Place(look, holder, [_entry(known, key) for key in (*keys, keys[0])])
+                yield Glance(look, holder, [_entry(known, key) for key in (*keys, keys[0])])
         if self._arrays:
             arrays = [known.obj for known in self._arrays]
             bits = [
                 known.obj.tobytes() if known.contents == known.kind.look(known.obj) else None
                 for known in self._arrays
             ]
-            yield Place(lambda given: ([*map(np.ndarray.tobytes, given)] == bits,), arrays, [True])
+            yield Glance(lambda given: ([*map(np.ndarray.tobytes, given)] == bits,), arrays, [True])
         self._versions = [_version(known.obj) for known in self._tensors]
         if self._tensors:
             tensors = [known.obj for known in self._tensors]
             versions = self._versions
-            yield Place(lambda given: ([*map(_version, given)] == versions,), tensors, [True])
+            yield Glance(lambda given: ([*map(_version, given)] == versions,), tensors, [True])
 
-    def _cells(self) -> Iterator[Place]:
+    def _cells(self) -> Iterator[Glance]:
         cells: list[CellType] = []
         contents: list[Any] = []
         for known in self._functions:
             for index, cell in enumerate(known.obj.__closure__ or ()):
                 if known.contents and index not in known.contents:  # it was empty
-                    yield Place(_count_filled, cell, [0])
+                    yield Glance(_count_filled, cell, [0])
                     continue
                 cells.append(cell)
                 contents.append(_entry(known, index))
         if cells:
-            yield Place(lambda given: map(_contents, given), cells, contents)
+            yield Glance(lambda given: map(_contents, given), cells, contents)
 
 
 def _dict_of(known: Known) -> dict[Any, Any] | None:
@@ -329,6 +338,11 @@ def _rank(known: Known, foreign: bool, cost: int) -> int:
         return 1
     held = (known.contents or {}).values()
     return 1 if any(is_plain(value) and value is not None for value in held) else 2
+
+
+def _copied(known: Known) -> Any:
+    """A copy of an array or a tensor."""
+    return known.obj.copy() if known.kind is ARRAY else known.obj.detach().clone()
 
 
 def _is_flat(value: Any) -> bool:
