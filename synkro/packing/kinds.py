@@ -93,6 +93,10 @@ class _Dict(Kind):
                 del obj[key]
         for key, value in contents.items():  # update() of a Counter adds
             obj[key] = value
+        own = attributes_of(obj)
+        if own and own is not obj:  # here they are the entries, which pickle does not see
+            own.clear()
+            own.update(obj)
 
 
 class _Sequence(Kind):
@@ -558,6 +562,13 @@ def alike(one: Any, other: Any) -> bool:  # noqa: PLR0911
         )
     plain = is_plain(one) and not isinstance(one, Variable | np.ufunc)
     return plain and repr(one) == repr(other)  # which tells NaN, -0.0 and Decimal("1.00"), too
+
+
+def same_contents(kind: Kind, one: Contents, other: Contents) -> bool:
+    """Whether two contents are the same; those of a dict have an order."""
+    if kind is DICT and not all(map(alike, one, other)):
+        return False
+    return same_entries(one, other)
 
 
 _EXACT = (bool, int, str, bytes)

@@ -34,6 +34,7 @@ from ...packing.kinds import (
     alike,
     is_plain,
     kind_of,
+    same_contents,
     same_entries,
 )
 from ...packing.pickles import Writer
@@ -121,7 +122,8 @@ class Objects:
         walk = Walk(self._registry)
         for known, contents, values in changed:
             before = known.contents
-            same = before is not None and known not in defined and same_entries(before, contents)
+            same = before is not None and known not in defined
+            same = same and same_contents(known.kind, before or {}, contents)
             if known in there and not same:
                 walk.revisit(known, contents, values)
         self._deliver(walk, Renew, watch=watch)
@@ -431,9 +433,7 @@ def root_of(path: str) -> str:
 
 def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:
     """Whether a dict has equal keys as before, and in another order, or of another type."""
-    if known.kind is not DICT or before.keys() != now.keys():
-        return False
-    return not all(map(alike, before, now)) and [*map(id, before)] != [*map(id, now)]
+    return known.kind is DICT and before.keys() == now.keys() and not all(map(alike, before, now))
 
 
 def _is_doubtful(change: Change) -> bool:

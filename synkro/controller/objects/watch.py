@@ -7,6 +7,7 @@ hundred entries.  What is more is looked at in call number 2, 4, 8 …
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
@@ -34,7 +35,7 @@ from ...packing.kinds import (
     Contents,
     attributes_of,
     is_plain,
-    same_entries,
+    same_contents,
 )
 from .walk import GLOBALS, Known
 
@@ -132,7 +133,7 @@ class Watch:
         found: Look = [
             (known, contents, None)
             for known, contents, _ in self._looked_at()
-            if known.contents is None or not same_entries(known.contents, contents)
+            if known.contents is None or not same_contents(known.kind, known.contents, contents)
         ]
         return found + list(self._changed_arrays())
 
@@ -214,7 +215,8 @@ class Watch:
             return self._arrays
         if known.kind is TENSOR:
             return self._tensors
-        return self._others if _dict_of(known) is None else self._dicts
+        ordered = isinstance(known.obj, OrderedDict)  # in an order that dict.values does not see
+        return self._others if ordered or _dict_of(known) is None else self._dicts
 
     def _reached(self) -> Iterator[tuple[Known, bool]]:
         """All objects, those first that fewest others lie in front of, and whether one of these is of an
@@ -264,7 +266,10 @@ class Watch:
             yield Glance(chain.from_iterable, sequences, [value for each in held for value in each])
         for known in self._others:
             keys = list(known.contents or ())
-            if keys:
+            if known.kind is DICT:
+                last = [*keys, *(known.contents or {}).values(), _GONE]
+                yield Glance(lambda given: chain(given, given.values(), (_GONE,)), known.obj, last)
+            elif keys:
                 look = itemgetter(*keys, keys[0]) if known.kind is CLASS else attrgetter(*keys, keys[0])
                 holder = vars(known.obj) if known.kind is CLASS else known.obj
                 yield Glance(look, holder, [_entry(known, key) for key in (*keys, keys[0])])
