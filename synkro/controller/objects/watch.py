@@ -42,6 +42,11 @@ from .walk import GLOBALS, Known
 _BUDGET = 400
 """What may be compared at each call, in units of some 25 ns: the entry of a list."""
 
+_LONG = 5000
+"""If a function uses more objects, all of them are looked at in its second call only."""
+
+_NEVER = 1 << 62
+
 _MANY = 256
 """Containers with more entries are not compared at each call."""
 
@@ -86,6 +91,7 @@ class Watch:
         self._arrays: list[Known] = []
         self._tensors: list[Known] = []
         self._last: list[Glance] = []
+        self._count = 0  # of objects
         self.partial = self._build()
         self.refresh()
 
@@ -113,7 +119,8 @@ class Watch:
 
     def after_look(self) -> Watch:
         """A watch of what the function uses now, after all of it was looked at."""
-        return Watch(self._roots, max(self._calls, self._next_look))
+        last = self._count > _LONG  # looking takes long: it was done once
+        return Watch(self._roots, _NEVER if last else max(self._calls, self._next_look))
 
     def again(self) -> Watch:
         """A watch of what the function uses now."""
@@ -183,7 +190,7 @@ class Watch:
         by_space: dict[int, tuple[dict[str, Any], list[Known]]] = {}
         missing: dict[int, tuple[dict[str, Any], set[str]]] = {}
         chosen: tuple[list[tuple[int, Known]], ...] = ([], [], [])
-        for known, foreign in self._reached():
+        for self._count, (known, foreign) in enumerate(self._reached()):
             obj = known.obj
             if known.kind is NAME:
                 by_space.setdefault(id(obj.names), (obj.names, []))[1].append(known)
