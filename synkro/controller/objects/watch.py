@@ -190,7 +190,8 @@ class Watch:
         by_space: dict[int, tuple[dict[str, Any], list[Known]]] = {}
         missing: dict[int, tuple[dict[str, Any], set[str]]] = {}
         chosen: tuple[list[tuple[int, Known]], ...] = ([], [], [])
-        for self._count, (known, foreign) in enumerate(self._reached()):
+        for known, foreign in self._reached():
+            self._count += 1
             obj = known.obj
             if known.kind is NAME:
                 by_space.setdefault(id(obj.names), (obj.names, []))[1].append(known)
