@@ -266,7 +266,7 @@ def test_a_function_that_lives_on_keeps_its_globals(session):
 
 def test_too_deep(session):
     deep = []
-    for _ in range(100_000):
+    for _ in range(5000):
         deep = [deep]
     with pytest.raises(InvalidValue, match="nested too deeply"):
         session.function(lambda: len(deep), outputs="max")()

@@ -51,21 +51,14 @@ x = np.arange(4.0)
 """
 
 
-@pytest.fixture(params=["script", "-c", "stdin"])
-def run(request, run_python, tmp_path):
+@pytest.fixture
+def run(run_python, tmp_path):
     """Run a program beside a module ``helpers``; returns what it printed."""
 
     def run(program, workers=2, helpers=HELPERS, start=START):
         (tmp_path / "helpers.py").write_text(helpers)
         code = start.replace("WORKERS", str(workers)) + textwrap.dedent(program)
-        code = "import sys, warnings\nsys.path.insert(0, '.')\nwarnings.simplefilter('ignore')\n" + code
-        match request.param:
-            case "script":
-                done = run_python(code)
-            case "-c":
-                done = run_python("-c", code)
-            case "stdin":
-                done = run_python("-", input=code)
+        done = run_python("import warnings\nwarnings.simplefilter('ignore')\n" + code)
         assert done.stderr == ""
         return done.stdout.splitlines()
 

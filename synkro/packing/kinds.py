@@ -456,6 +456,8 @@ def _has_lasting_state(obj: Any) -> bool:
 
 def is_plain(obj: Any) -> bool:
     """Whether *obj* never changes, and holds no other objects that could."""
+    if isinstance(obj, Variable):
+        return True
     if isinstance(obj, _PLAIN):
         return type(obj) in _BY_TYPE or not (isinstance(obj, np.void) or attributes_of(obj))
     return _home_of(type(obj)).partition(".")[0] in _PLAIN_HOMES

@@ -40,6 +40,8 @@ from ...values.foreign import is_generator
 
 _HEAVY = (ARRAY, TENSOR, OPAQUE)  # what takes long to look at
 
+_LONG_PATH = 300  # characters of a path, which errors show
+
 _LARGE = 20_000
 """A container with so many objects directly in it is not looked into: pickle takes it as a whole."""
 
@@ -288,7 +290,7 @@ class Walk:
         for key, value in contents.items():
             if isinstance(key, int) and found.kind is FUNCTION:
                 path = found.obj.__code__.co_freevars[key]
-            elif named or key is WHOLE:
+            elif named or key is WHOLE or len(found.path) > _LONG_PATH:
                 path = found.path
             else:
                 path = found.path + (f".{key}" if attributes else f"[{key!r}]")
