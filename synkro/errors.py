@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import functools
 import os
 import sys
@@ -282,6 +281,13 @@ def there_are(count: int, noun: str) -> str:
     return f"there {'is' if count == 1 else 'are'} {counted(count, noun)}"
 
 
+def nearest(name: str, known: Iterable[str], likeness: float) -> str | None:
+    """The one among *known* names that is most like a *name*; None if none is as like."""
+    import difflib  # noqa: PLC0415  it takes a while, and few programs need it
+
+    return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff=likeness)), None)
+
+
 def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form: str = "") -> None:
     """Raises: InvalidType for a keyword that *called* does not know, with the nearest of the *known*.
 
@@ -290,8 +296,8 @@ def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form
     known = list(known)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
-            instead = f"did you mean {near[0]}=?" if near else f"it knows {', '.join(known) or 'none'}."
+            near = nearest(name, known, 0.75)
+            instead = f"did you mean {near}=?" if near else f"it knows {', '.join(known) or 'none'}."
             raise InvalidType(f"{called} got the unknown keyword {name}=: {form or instead}")
 
 

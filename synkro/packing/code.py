@@ -6,7 +6,6 @@ import dis
 import functools
 import os
 import sys
-import sysconfig
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
@@ -64,6 +63,8 @@ def uses(code: CodeType) -> Uses:
 @functools.cache
 def _installed() -> tuple[str, ...]:
     """The folders of the standard library, and of Synkro itself."""
+    import sysconfig  # noqa: PLC0415  it takes a while, and no worker needs it
+
     paths = sysconfig.get_paths()
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     folders = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib")} | {ours}

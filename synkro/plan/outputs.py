@@ -8,14 +8,13 @@ operation for a whole subtree, or a tuple, list or dict with an entry for each c
 
 from __future__ import annotations
 
-import difflib
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError, counted
+from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError, counted, nearest
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
@@ -145,8 +144,8 @@ def suggested(name: Any, known: Sequence[str | None]) -> str:
         return ""
     name = name.strip().lower().removeprefix("c_")  # as Theano called those that concatenate
     name = ALIASES.get(name, name)
-    near = difflib.get_close_matches(name, [*filter(None, known)], 1, cutoff=0.81)
-    meant = name if name in known else _MEANT.get(name, near[0] if near else "")
+    near = nearest(name, filter(None, known), 0.81)
+    meant = name if name in known else _MEANT.get(name, near or "")
     return f" Did you mean {meant!r}?" if meant != "" and meant in known else ""
 
 

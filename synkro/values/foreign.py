@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import random
 import sys
 import warnings
 from collections.abc import Sequence
@@ -50,9 +49,10 @@ def is_numba(value: Any) -> bool:
 
 def is_generator(value: Any) -> bool:
     """Whether *value* is a random generator: NumPy's, Python's or PyTorch's."""
-    return isinstance(value, random.Random) or any(
+    return any(
         _is(value, module, name)
         for module, name in (
+            ("random", "Random"),
             ("numpy.random", "Generator"),
             ("numpy.random", "BitGenerator"),
             ("numpy.random", "RandomState"),
