@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+_CLOSED = State.CLOSED  # looking into an enum takes as long as all else that is looked at
+
+
 @dataclass(frozen=True)
 class Definition:
     """What a function is, without a session: the arguments of ``function()``.
@@ -171,7 +174,7 @@ class Function:
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
         engine = self._engine
-        if engine is None or engine.state is State.CLOSED:
+        if engine is None or engine.state is _CLOSED:
             engine = self._settled()
         calls = engine.calls
         with engine.lock:

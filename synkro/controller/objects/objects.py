@@ -140,10 +140,10 @@ class Objects:
         walk.visit(function.spec.fn, function.name)
         walk.visit(function.spec.finish, function.name)
         changes = [c for c in (change_of(f, False) for f in walk.found.values()) if c is not None]
-        for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
-            if not watch.covers(change.known):
-                changes.remove(change)  # it has a life of its own there, and goes on with it
-                walk.found[id(change.known.obj)].look(change.known.contents)
+        unasked = [c for c in changes if _is_doubtful(c) and not watch.covers(c.known)]
+        for change in self._contradicted(unasked):
+            changes.remove(change)  # it has a life of its own there, and goes on with it
+            walk.found[id(change.known.obj)].look(change.known.contents)
         self._deliver(walk, Renew, watch=watch)
         unseen = [change.known for change in changes if not watch.covers(change.known)]
         if unseen:

@@ -250,7 +250,9 @@ class Watch:
             values = [_entry(known, WHOLE) for known in knowns]
             yield Glance(look, names, [*values, values[0]])
         functions = [known.obj for known in self._functions]
-        if functions:
+        if len(functions) == 1:  # most often, and in half the time
+            yield Glance(_parts, functions[0], [_entry(self._functions[0], p) for p in FUNCTION_PARTS])
+        elif functions:
             last = [_entry(known, part) for known in self._functions for part in FUNCTION_PARTS]
             yield Glance(lambda fns: chain.from_iterable(map(_parts, fns)), functions, last)
         described = [known for known in self._functions if vars(known.obj)]
