@@ -16,6 +16,8 @@ from synkro.cli import doctor, info
 from synkro.cli.commands import main
 from synkro.devices.cpu import THREAD_VARIABLES
 
+pytestmark = pytest.mark.programs
+
 
 def run(capsys, *arguments):
     status = main(arguments)

@@ -14,6 +14,8 @@ from support.leftovers import descendants
 from support.programs import ROOT
 from support.waiting import gone, wait_until
 
+pytestmark = pytest.mark.programs
+
 BENCH = ("-m", "synkro", "bench", "endurance", "--quick")
 
 

@@ -9,6 +9,8 @@ import pytest
 from support.programs import ROOT
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.programs
+
 DEMOS = sorted((ROOT / "demos").glob("demo_*.py"))
 K = 32  # the colours that demo 5 is left with
 

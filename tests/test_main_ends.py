@@ -20,6 +20,8 @@ from support.waiting import SOON, Watch, gone, wait_until
 from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 
+pytestmark = pytest.mark.programs
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 

@@ -13,6 +13,8 @@ import pytest
 from synkro.controller import progress
 from synkro.controller.progress import Progress
 
+pytestmark = pytest.mark.programs
+
 SLICES = """
 import numpy as np, synkro
 with synkro.Session(2, verbose=False) as session:
