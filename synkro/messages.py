@@ -5,6 +5,7 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Start       → Started here is who you are and where you run
     Distribute  → Ack     load these functions
     Renew       → Ack     put these contents into objects that functions have brought along
+    Assign      → (the reply to the command after it)  put these numbers and strings into such objects
     Compare     → Compared  say which of these objects you have changed
     Fetch       → Copied  return a copy of an object
     Preserve    → Ack     keep what objects and variables hold, or put it back
@@ -153,6 +154,17 @@ class Renew(Command):
     """Take over a parcel without functions."""
 
     parcel: Parcel
+
+
+@dataclass(eq=False, repr=False)
+class Assign(Command):
+    """Put numbers and strings into objects, and do the command *then*, which is pickled.
+
+    *entries* are the new ones of each object, by its number.
+    """
+
+    entries: dict[int, dict[Any, Any]]
+    then: bytes
 
 
 @dataclass(eq=False, repr=False)

@@ -373,6 +373,7 @@ _PLAIN = (
     *(types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, re.Pattern),
     *(np.generic, np.ufunc, Variable, types.GenericAlias, types.UnionType, memoryview),
 )
+_SCALARS = {type(None), bool, int, float, complex, str, bytes}
 _PLAIN_HOMES = {"datetime", "decimal", "fractions", "pathlib", "uuid", "zoneinfo"}
 """Modules of the standard library whose objects never change."""
 
@@ -461,6 +462,11 @@ def is_plain(obj: Any) -> bool:
     if isinstance(obj, _PLAIN):
         return type(obj) in _BY_TYPE or not (isinstance(obj, np.void) or attributes_of(obj))
     return _home_of(type(obj)).partition(".")[0] in _PLAIN_HOMES
+
+
+def is_scalar(obj: Any) -> bool:
+    """Whether *obj* is a number, a string or None."""
+    return type(obj) in _SCALARS or isinstance(obj, np.number | np.bool_)
 
 
 def _home_of(cls: type) -> str:

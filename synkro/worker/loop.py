@@ -24,7 +24,20 @@ from ..ipc.channel import AREA, Listener
 from ..ipc.process import give_up, hold_on_to
 from ..machine import importing
 from ..memory.interrupts import atomic
-from ..messages import Ack, Call, Deliver, Exit, Failed, Indirect, Phase, Reduce, Reply, Store, TooLong
+from ..messages import (
+    Ack,
+    Assign,
+    Call,
+    Deliver,
+    Exit,
+    Failed,
+    Indirect,
+    Phase,
+    Reduce,
+    Reply,
+    Store,
+    TooLong,
+)
 from ..packing.exceptions import kinds, packed
 from ..packing.tracebacks import TEXT_LIMIT, sent
 from ..values.cache import Cache
@@ -115,12 +128,18 @@ class Worker:
         self._interruptible = True  # not before: the housekeeping must not be lost
         if self._listener.unwanted():
             raise KeyboardInterrupt
+        return self._do(command)
+
+    def _do(self, command: bytes) -> Reply | None:
         action = self._prepared.get(command)
         return action() if action is not None else self._first_time(command)
 
     def _first_time(self, payload: bytes) -> Reply | None:
         command = pickle.loads(payload)
         match command:
+            case Assign():
+                self._rank.belongings.assign(command.entries)
+                return self._do(command.then)
             case Indirect():
                 return self._first_time(self._rank.array(command.region).tobytes())
             case Deliver():

@@ -85,6 +85,11 @@ class Belongings:
             self._digests[number] = OPAQUE.look(self._objects[number])[WHOLE]
         return specs, movable
 
+    def assign(self, entries: dict[int, Contents]) -> None:
+        """Put numbers and strings into objects."""
+        for number, contents in entries.items():
+            self._kinds[number].change(self._objects[number], contents, ())
+
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
         """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
         obj, kind = self._objects[number], self._kinds[number]

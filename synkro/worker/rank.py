@@ -49,6 +49,7 @@ class Rank:
     Attributes:
         number, size, pid: this rank, the number of all ranks, and this process.
         epoch: the number of the running command.
+        belongings: the objects that functions have brought along.
         function: the name of the function that runs or ran last, for messages.
         in_function: whether the user's code is running.
         in_call: whether the other ranks may wait for this one in a collective.
@@ -66,7 +67,7 @@ class Rank:
         self.comm = comm
         self.functions: dict[int, FunctionSpec] = {}
         self.variables: dict[int, Replica] = {}
-        self._belongings = Belongings()
+        self.belongings = Belongings()
         self.function: str | None = None
         self.in_function = False
         self.in_call = False
@@ -91,7 +92,7 @@ class Rank:
         for number in housekeeping.drop:
             self.functions.pop(number, None)
             self.variables.pop(number, None)
-            self._belongings.drop(number)
+            self.belongings.drop(number)
             if number in self._segments:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
                 del self._segments[number]
@@ -99,7 +100,7 @@ class Rank:
                 self._listener.release(number)
                 del self._unmapped[number]
         if housekeeping.drop:
-            self._belongings.tidy()
+            self.belongings.tidy()
             self.comm.tidy()
 
     def array(self, region: Region) -> Array:
@@ -252,7 +253,7 @@ class Rank:
         return self._take(command.parcel)
 
     def _take(self, parcel: messages.Parcel) -> Ack:
-        functions, movable = self._belongings.load(
+        functions, movable = self.belongings.load(
             parcel, self._memory(parcel), lambda done: self.report(Phase.LOADING, done)
         )
         self.device.welcome(movable)
@@ -262,15 +263,15 @@ class Rank:
 
     def _compare(self, command: messages.Compare) -> messages.Compared:
         parcel = command.parcel
-        return messages.Compared(self._belongings.compare(parcel, self._memory(parcel)))
+        return messages.Compared(self.belongings.compare(parcel, self._memory(parcel)))
 
     def _copy(self, command: messages.Fetch) -> messages.Copied:
         mine = self.number == command.rank
-        return messages.Copied(self._belongings.copy(command.number) if mine else b"")
+        return messages.Copied(self.belongings.copy(command.number) if mine else b"")
 
     def _preserve(self, command: messages.Preserve) -> Ack:
         self.group.check(command.keep)
-        return self._belongings.preserve(command, self.variables.values())
+        return self.belongings.preserve(command, self.variables.values())
 
     def _memory(self, parcel: messages.Parcel) -> memoryview:
         return memoryview(b"") if parcel.segment is None else self._segment(parcel.segment).base.data

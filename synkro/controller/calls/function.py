@@ -27,7 +27,7 @@ from ...values.foreign import columns_of, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
-from ..objects.watch import Look, Watch
+from ..objects.watch import Assigned, Look, Watch
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .check import compare, raise_refusal
@@ -206,29 +206,35 @@ class Function:
     ) -> Any:
         planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
         watch = self._watch
+        assigned: Sequence[Assigned] = ()
         if watch is None or not watch.same() or self._home.settings_changed():
-            self._bring()
+            assigned = self._bring()
         if not progress:
-            return self._run(planned)
+            return self._run(planned, None, assigned)
         plan = planned.plan
         slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
         with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
-            return self._run(planned, on_tick)
+            return self._run(planned, on_tick, assigned)
 
-    def _bring(self, view: Look | None = None) -> None:
+    def _bring(self, view: Look | None = None) -> Sequence[Assigned]:
         """Make sure that the workers have the function, and what it uses as it is here, or in *view*.
+
+        Returns the numbers and strings that the call is to bring.
 
         Raises: InvalidType for what cannot be pickled; InvalidValue for an object that has changed here
         and there; WorkerError if a worker cannot load it.
         """
         if self._brought:
-            return
+            return ()
         self._home.bring(self)
         if self._watch is None:
             self._watch = self._home.objects.watch(self)
             if view is None:
-                return
-        self._watch = self._home.objects.renew(self, self._watch, view)
+                return ()
+        assigned = self._watch.assigned() if view is None else None
+        if assigned is None:
+            self._watch = self._home.objects.renew(self, self._watch, view)
+        return assigned or ()
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -244,9 +250,19 @@ class Function:
                 yield
 
     @operation(unbroken=True)
-    def _run(self, planned: Planned, on_tick: Callable[[], None] | None = None) -> Any:
+    def _run(
+        self,
+        planned: Planned,
+        on_tick: Callable[[], None] | None = None,
+        assigned: Sequence[Assigned] = (),
+    ) -> Any:
         assert self._engine is not None
-        replies = self._engine.perform(planned.payload, planned.segments, on_tick)
+        if assigned:
+            assert self._watch is not None
+            with self._home.objects.assigning(self._watch, assigned, planned.payload) as payload:
+                replies = self._engine.perform(payload, planned.segments, on_tick)
+        else:
+            replies = self._engine.perform(planned.payload, planned.segments, on_tick)
         if not planned.known:
             self._planner.remember(planned)
         return planned.result(replies)
@@ -305,7 +321,8 @@ class Function:
             raise InvalidValue("check() compares calls without batch_s=.")
         master = self._home.variables.collectives.master_rank
         with engine.lock:
-            self._bring()
+            if self._bring() and self._watch is not None:
+                self._bring(self._watch.look())
             with self._home.objects.preserved(self) as put_back:
                 subset = kwargs.get("output_subset")
                 plan = self._planner.planned(args, inputs, batch, None, 1, subset, alone=master)

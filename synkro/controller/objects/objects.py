@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, warn
+from ...errors import InvalidType, InvalidValue, WorkerError, warn
 from ...memory.segment import Segment, aligned
-from ...messages import Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
+from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
 from ...packing.kinds import (
     DICT,
     FUNCTION,
@@ -43,9 +43,12 @@ from ...values.arrays import checked_int, shortened
 from ..engine.engine import Engine, State
 from .explain import explain
 from .walk import Found, Known, Registry, Walk
-from .watch import Look, Watch
+from .watch import Assigned, Look, Watch
 
 _LOOKED_AT = 1 << 24  # bytes of an array that is compared at the second call of a function
+
+_UNKNOWN = "what a worker has, nobody knows"
+"""Stands for a number or a string that some ranks may have, and others not: it is sent again."""
 
 _NO_SPECS: Mapping[int, FunctionSpec] = {}
 
@@ -128,6 +131,42 @@ class Objects:
                 walk.revisit(known, contents, values)
         self._deliver(walk, Renew, watch=watch)
         return watch if watch.refresh() and not defined else self._listed(watch.again())
+
+    @contextlib.contextmanager
+    def assigning(self, watch: Watch, assigned: Sequence[Assigned], command: bytes) -> Iterator[bytes]:
+        """A block that sends the command which it yields: *command*, and before it what was *assigned*.
+
+        Numbers and strings hold nothing else, so they need no walk, and no question to the workers.
+        """
+        entries: dict[Known, Contents] = {}
+        for one in assigned:
+            known, key = one.place
+            if not alike((known.contents or {})[key], one.value):
+                entries.setdefault(known, {})[key] = one.value
+        agreed = False
+        try:
+            if entries:
+                self._expire_all_but(watch)
+                new = {known.number: contents for known, contents in entries.items()}
+                yield pickle.dumps(Assign(new, command), 5)
+            else:
+                yield command
+            agreed = True
+        except WorkerError:  # all ranks have answered
+            agreed = True
+            raise
+        finally:
+            for known, contents in entries.items():
+                there = contents if agreed else dict.fromkeys(contents, _UNKNOWN)
+                known.assign(there)
+            for one in assigned:
+                one.glance.last[one.at] = one.value if agreed else _UNKNOWN
+
+    def _expire_all_but(self, watch: Watch | None) -> None:
+        """All watches but *watch* are to look closer."""
+        for other in self._watches:
+            if other is not watch:
+                other.expire()
 
     def _listed(self, watch: Watch) -> Watch:
         self._watches.add(watch)
@@ -270,9 +309,7 @@ class Objects:
             explain(error, specs, walk.found.values())
             raise
         parcel, segments = self._parcel(writer)
-        for other in self._watches:
-            if other is not watch:
-                other.expire()
+        self._expire_all_but(watch)
         try:
             self._engine.run(command(parcel), segments, on_tick=on_tick)
         except BaseException:
@@ -341,9 +378,7 @@ class Objects:
         if not changes:
             return []
         writer = self._writer()
-        writer.write(
-            [(c.known.number, c.before, _comparable(c), (*c.contents, *c.gone)) for c in changes]
-        )
+        writer.write([(c.known.number, c.before, _comparable(c), _known_keys(c)) for c in changes])
         parcel, segments = self._parcel(writer)
         replies = self._engine.run(Compare(parcel), segments)
         differ = zip(*(reply.differs for reply in replies), strict=True)
@@ -454,6 +489,12 @@ def _comparable(change: Change) -> Contents | None:
     """The new contents, for a worker to see whether it has them already; None if they hold objects."""
     flat = all(map(_is_flat, change.contents.values()))
     return change.contents if flat else None
+
+
+def _known_keys(change: Change) -> list[Any]:
+    """The entries of which the workers have what they were given."""
+    keys = (*change.contents, *change.gone)
+    return [key for key in keys if change.before.get(key) is not _UNKNOWN]
 
 
 def _is_flat(value: Any) -> bool:

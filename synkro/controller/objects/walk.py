@@ -83,6 +83,10 @@ class Known:
         self.contents: Contents | None = None
         self.inner: dict[Any, list[Known]] = {}
 
+    def assign(self, entries: Contents) -> None:
+        """The workers have these entries now, and the others as they were."""
+        self.contents = {**(self.contents or {}), **entries}
+
     def doubt(self) -> None:
         """Some workers may have been changed."""
         self.contents = None

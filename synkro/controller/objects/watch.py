@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from operator import attrgetter, is_, itemgetter
 from types import CellType
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from ...packing.kinds import (
     Contents,
     attributes_of,
     is_plain,
+    is_scalar,
     same_contents,
 )
 from .walk import GLOBALS, Known
@@ -59,13 +60,33 @@ Look = list[tuple[Known, Contents, Any]]
 
 _GONE = object()
 
+_DELETED = (KeyError, ValueError, AttributeError, RuntimeError)
+"""What looking raises where something was deleted."""
+
 
 class Glance(NamedTuple):
-    """Things that are compared in one go: how to look at *holder*, and what was there."""
+    """Things that are compared in one go: how to look at *holder*, and what was there.
+
+    *places* says of what objects these are entries, where they are.
+    """
 
     look: Callable[[Any], Iterable[Any]]
     holder: Any
-    last: Sequence[Any]
+    last: list[Any]
+    places: Sequence[tuple[Known, Any]] = ()
+
+
+class Assigned(NamedTuple):
+    """An entry to which the program has assigned another number or string."""
+
+    glance: Glance
+    at: int
+    value: Any
+
+    @property
+    def place(self) -> tuple[Known, Any]:
+        """The object, and the key of the entry."""
+        return self.glance.places[self.at]
 
 
 class Watch:
@@ -91,9 +112,12 @@ class Watch:
         self._arrays: list[Known] = []
         self._tensors: list[Known] = []
         self._last: list[Glance] = []
+        self._expired: list[Glance] = []  # what it was before the next call was told to look closer
+        self._fits = True
+        self._blind = False  # whether of some objects nobody knows here what the workers have
         self._count = 0  # of objects
         self.partial = self._build()
-        self.refresh()
+        self._last = list(self._places())
 
     def same(self) -> bool:
         """Whether all is as the workers have it."""
@@ -102,15 +126,38 @@ class Watch:
             if self._calls >= self._next_look:
                 return False
         try:
-            for look, holder, last in self._last:
+            for look, holder, last, _ in self._last:
                 if not all(map(is_, look(holder), last)):
                     return False
             for names, missing in self._missing:
                 if not names.keys().isdisjoint(missing):
                     return False
-        except (KeyError, ValueError, AttributeError, RuntimeError):  # something was deleted
+        except _DELETED:
             return False
         return True
+
+    def assigned(self) -> list[Assigned] | None:
+        """The numbers and strings that are others than the workers have; None if there is more to it."""
+        if self.due or (self._expired and not self._catch_up()):
+            return None
+        if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
+            return None
+        try:
+            found = [one for glance in self._last for one in _differing(glance)]
+        except _DELETED:
+            return None
+        return found if all(map(_is_assigned, found)) else None
+
+    def _catch_up(self) -> bool:
+        """After other functions have sent what they use: compare with what the workers have now.
+
+        Returns False if it takes a closer look to know that.
+        """
+        if self._blind or not self.refresh():
+            return False
+        now = chain.from_iterable(known.kind.look(known.obj) for known in self._dicts)
+        there = chain.from_iterable(known.contents or () for known in self._dicts)
+        return all(one is other for one, other in zip_longest(now, there, fillvalue=_GONE))
 
     @property
     def due(self) -> bool:
@@ -164,7 +211,8 @@ class Watch:
 
     def expire(self) -> None:
         """The next call is to look closer."""
-        self._last = [Glance(iter, (None,), (_GONE,))]
+        self._expired = self._expired or self._last
+        self._last = [Glance(iter, (None,), [_GONE])]
 
     def refresh(self) -> bool:
         """Compare from now on with what the workers have now, at the same places.
@@ -172,13 +220,14 @@ class Watch:
         Returns False if objects are in other places than before: another watch has to be built.
         """
         places = list(self._places())
-        before = [value for place in self._last for value in place.last]
+        before = [value for place in self._expired or self._last for value in place.last]
         now = [value for place in places for value in place.last]
-        self._last = places
-        return len(before) == len(now) and all(
+        self._last, self._expired = places, []
+        self._fits &= len(before) == len(now) and all(
             one is other or (_is_flat(one) and _is_flat(other))
             for one, other in zip(before, now, strict=True)
         )
+        return self._fits
 
     # ── built ────────────────────────────────────────────────────────────────────────────────────
 
@@ -214,6 +263,8 @@ class Watch:
             keys = [known.obj.name for known in knowns]
             self._names.append((namespace, itemgetter(*keys, keys[0]), knowns))
         self._missing = [entry for entry in missing.values() if entry[1]]
+        kinds = {known.kind for known in chain(self._dicts, self._others, self._tensors)}
+        self._blind = not kinds.isdisjoint((STATEFUL, OPAQUE, TENSOR))
         return more
 
     def _list_for(self, known: Known) -> list[Known]:
@@ -247,20 +298,19 @@ class Watch:
 
     def _places(self) -> Iterator[Glance]:
         for names, look, knowns in self._names:
-            values = [_entry(known, WHOLE) for known in knowns]
-            yield Glance(look, names, [*values, values[0]])
+            yield _glance(look, names, [(known, WHOLE) for known in [*knowns, knowns[0]]])
         functions = [known.obj for known in self._functions]
         if len(functions) == 1:  # most often, and in half the time
-            yield Glance(_parts, functions[0], [_entry(self._functions[0], p) for p in FUNCTION_PARTS])
+            yield _glance(_parts, functions[0], [(self._functions[0], p) for p in FUNCTION_PARTS])
         elif functions:
-            last = [_entry(known, part) for known in self._functions for part in FUNCTION_PARTS]
-            yield Glance(lambda fns: chain.from_iterable(map(_parts, fns)), functions, last)
+            places = [(known, part) for known in self._functions for part in FUNCTION_PARTS]
+            yield _glance(lambda fns: chain.from_iterable(map(_parts, fns)), functions, places)
         described = [known for known in self._functions if vars(known.obj)]
         if described:
-            last = [_entry(known, name) for known in described for name in vars(known.obj)]
+            places = [(known, name) for known in described for name in vars(known.obj)]
             dicts = [vars(known.obj) for known in described]
             yield Glance(lambda given: map(len, given), dicts, [len(each) for each in dicts])
-            yield Glance(lambda given: chain.from_iterable(map(dict.values, given)), dicts, last)
+            yield _glance(lambda given: chain.from_iterable(map(dict.values, given)), dicts, places)
         yield from self._cells()
         if self._dicts:
             dicts = [_dict_of(known) for known in self._dicts]
@@ -268,7 +318,9 @@ class Watch:
             yield Glance(lambda given: map(len, given), dicts, [len(each) for each in entries])
             yield Glance(chain.from_iterable, dicts, [key for each in entries for key, _ in each])
             last = [value for each in entries for _, value in each]
-            yield Glance(lambda given: chain.from_iterable(map(dict.values, given)), dicts, last)
+            pairs = zip(self._dicts, entries, strict=True)
+            places = [(known, key) for known, each in pairs for key, _ in each]
+            yield Glance(lambda given: chain.from_iterable(map(dict.values, given)), dicts, last, places)
         if self._sequences:
             sequences = [known.obj for known in self._sequences]
             held = [tuple(_entry(known, WHOLE, ())) for known in self._sequences]
@@ -282,7 +334,7 @@ class Watch:
             elif keys:
                 look = itemgetter(*keys, keys[0]) if known.kind is CLASS else attrgetter(*keys, keys[0])
                 holder = vars(known.obj) if known.kind is CLASS else known.obj
-                yield Glance(look, holder, [_entry(known, key) for key in (*keys, keys[0])])
+                yield _glance(look, holder, [(known, key) for key in (*keys, keys[0])])
         if self._arrays:
             arrays = [known.obj for known in self._arrays]
             bits = [
@@ -298,16 +350,36 @@ class Watch:
 
     def _cells(self) -> Iterator[Glance]:
         cells: list[CellType] = []
-        contents: list[Any] = []
+        contents: list[tuple[Known, int]] = []
         for known in self._functions:
             for index, cell in enumerate(known.obj.__closure__ or ()):
                 if known.contents and index not in known.contents:  # it was empty
                     yield Glance(_count_filled, cell, [0])
                     continue
                 cells.append(cell)
-                contents.append(_entry(known, index))
+                contents.append((known, index))
         if cells:
-            yield Glance(lambda given: map(_contents, given), cells, contents)
+            yield _glance(lambda given: map(_contents, given), cells, contents)
+
+
+def _differing(glance: Glance) -> Iterator[Assigned]:
+    """What is not as it was.  Raises: ValueError for another number of things."""
+    for at, (value, last) in enumerate(zip(glance.look(glance.holder), glance.last, strict=True)):
+        if value is not last:
+            yield Assigned(glance, at, value)
+
+
+def _is_assigned(one: Assigned) -> bool:
+    """Whether it is a number or a string, as it was before, which can be changed by itself."""
+    if not one.glance.places or one.place[0].kind in (STATEFUL, OPAQUE):
+        return False
+    return is_scalar(one.value) and is_scalar(one.glance.last[one.at])
+
+
+def _glance(
+    look: Callable[[Any], Iterable[Any]], holder: Any, places: Sequence[tuple[Known, Any]]
+) -> Glance:
+    return Glance(look, holder, [_entry(known, key) for known, key in places], places)
 
 
 def _dict_of(known: Known) -> dict[Any, Any] | None:
