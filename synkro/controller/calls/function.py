@@ -27,7 +27,8 @@ from ...values.foreign import columns_of, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
-from ..objects.watch import Assigned, Look, Watch
+from ..objects.glances import Assigned
+from ..objects.watch import Look, Watch
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .check import compare, raise_refusal

@@ -42,8 +42,9 @@ from ...plan.call import Access
 from ...values.arrays import checked_int, shortened
 from ..engine.engine import Engine, State
 from .explain import explain
+from .glances import Assigned
 from .walk import Found, Known, Registry, Walk
-from .watch import Assigned, Look, Watch
+from .watch import Look, Watch
 
 _LOOKED_AT = 1 << 24  # bytes of an array that is compared at the second call of a function
 

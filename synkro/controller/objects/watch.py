@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, itemgetter
 from types import CellType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +35,18 @@ from ...packing.kinds import (
     Contents,
     attributes_of,
     is_plain,
-    is_scalar,
     same_contents,
+)
+from .glances import (
+    DELETED,
+    GONE,
+    Assigned,
+    Glance,
+    QuickLook,
+    differing,
+    elements,
+    is_assigned,
+    lengths,
 )
 from .walk import GLOBALS, Known
 
@@ -48,6 +58,9 @@ _LONG = 5000
 
 _NEVER = 1 << 62
 
+_OFTEN = 10
+"""After so many calls with nothing new it is worth while to make the comparison quicker."""
+
 _MANY = 256
 """Containers with more entries are not compared at each call."""
 
@@ -57,36 +70,6 @@ _version = attrgetter("_version", "requires_grad")
 
 Look = list[tuple[Known, Contents, Any]]
 """What is compared, as it was at some moment; of arrays with a copy of the elements, or None."""
-
-_GONE = object()
-
-_DELETED = (KeyError, ValueError, AttributeError, RuntimeError)
-"""What looking raises where something was deleted."""
-
-
-class Glance(NamedTuple):
-    """Things that are compared in one go: how to look at *holder*, and what was there.
-
-    *places* says of what objects these are entries, where they are.
-    """
-
-    look: Callable[[Any], Iterable[Any]]
-    holder: Any
-    last: list[Any]
-    places: Sequence[tuple[Known, Any]] = ()
-
-
-class Assigned(NamedTuple):
-    """An entry to which the program has assigned another number or string."""
-
-    glance: Glance
-    at: int
-    value: Any
-
-    @property
-    def place(self) -> tuple[Known, Any]:
-        """The object, and the key of the entry."""
-        return self.glance.places[self.at]
 
 
 class Watch:
@@ -113,11 +96,13 @@ class Watch:
         self._tensors: list[Known] = []
         self._last: list[Glance] = []
         self._expired: list[Glance] = []  # what it was before the next call was told to look closer
+        self._quick: Callable[[], bool] | None = None
+        self._unchanged = 0  # how often in a row
         self._fits = True
         self._blind = False  # whether of some objects nobody knows here what the workers have
         self._count = 0  # of objects
         self.partial = self._build()
-        self._last = list(self._places())
+        self._compare_with(list(self._places()))
 
     def same(self) -> bool:
         """Whether all is as the workers have it."""
@@ -126,14 +111,17 @@ class Watch:
             if self._calls >= self._next_look:
                 return False
         try:
-            for look, holder, last, _ in self._last:
-                if not all(map(is_, look(holder), last)):
-                    return False
-            for names, missing in self._missing:
-                if not names.keys().isdisjoint(missing):
-                    return False
-        except _DELETED:
+            if self._quick is not None:
+                return self._quick()
+            if not all(glance.same() for glance in self._last):
+                return False
+            if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
+                return False
+        except DELETED:
             return False
+        self._unchanged += 1
+        if self._unchanged == _OFTEN:
+            self._quick = QuickLook(self._last, self._missing).same
         return True
 
     def assigned(self) -> list[Assigned] | None:
@@ -143,10 +131,10 @@ class Watch:
         if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
             return None
         try:
-            found = [one for glance in self._last for one in _differing(glance)]
-        except _DELETED:
+            found = [one for glance in self._last for one in differing(glance)]
+        except DELETED:
             return None
-        return found if all(map(_is_assigned, found)) else None
+        return found if all(map(is_assigned, found)) else None
 
     def _catch_up(self) -> bool:
         """After other functions have sent what they use: compare with what the workers have now.
@@ -157,7 +145,7 @@ class Watch:
             return False
         now = chain.from_iterable(known.kind.look(known.obj) for known in self._dicts)
         there = chain.from_iterable(known.contents or () for known in self._dicts)
-        return all(one is other for one, other in zip_longest(now, there, fillvalue=_GONE))
+        return all(one is other for one, other in zip_longest(now, there, fillvalue=GONE))
 
     @property
     def due(self) -> bool:
@@ -212,7 +200,7 @@ class Watch:
     def expire(self) -> None:
         """The next call is to look closer."""
         self._expired = self._expired or self._last
-        self._last = [Glance(iter, (None,), [_GONE])]
+        self._compare_with([Glance(iter, (None,), [GONE])])
 
     def refresh(self) -> bool:
         """Compare from now on with what the workers have now, at the same places.
@@ -222,12 +210,16 @@ class Watch:
         places = list(self._places())
         before = [value for place in self._expired or self._last for value in place.last]
         now = [value for place in places for value in place.last]
-        self._last, self._expired = places, []
+        self._expired = []
+        self._compare_with(places)
         self._fits &= len(before) == len(now) and all(
             one is other or (_is_flat(one) and _is_flat(other))
             for one, other in zip(before, now, strict=True)
         )
         return self._fits
+
+    def _compare_with(self, glances: list[Glance]) -> None:
+        self._last, self._quick, self._unchanged = glances, None, 0
 
     # ── built ────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,14 +301,14 @@ class Watch:
         if described:
             places = [(known, name) for known in described for name in vars(known.obj)]
             dicts = [vars(known.obj) for known in described]
-            yield Glance(lambda given: map(len, given), dicts, [len(each) for each in dicts])
+            yield Glance(lengths, dicts, [len(each) for each in dicts])
             yield _glance(lambda given: chain.from_iterable(map(dict.values, given)), dicts, places)
         yield from self._cells()
         if self._dicts:
             dicts = [_dict_of(known) for known in self._dicts]
             entries = [_entries(known) for known in self._dicts]
-            yield Glance(lambda given: map(len, given), dicts, [len(each) for each in entries])
-            yield Glance(chain.from_iterable, dicts, [key for each in entries for key, _ in each])
+            yield Glance(lengths, dicts, [len(each) for each in entries])
+            yield Glance(elements, dicts, [key for each in entries for key, _ in each])
             last = [value for each in entries for _, value in each]
             pairs = zip(self._dicts, entries, strict=True)
             places = [(known, key) for known, each in pairs for key, _ in each]
@@ -324,13 +316,13 @@ class Watch:
         if self._sequences:
             sequences = [known.obj for known in self._sequences]
             held = [tuple(_entry(known, WHOLE, ())) for known in self._sequences]
-            yield Glance(lambda given: map(len, given), sequences, [len(each) for each in held])
-            yield Glance(chain.from_iterable, sequences, [value for each in held for value in each])
+            yield Glance(lengths, sequences, [len(each) for each in held])
+            yield Glance(elements, sequences, [value for each in held for value in each])
         for known in self._others:
             keys = list(known.contents or ())
             if known.kind is DICT:
-                last = [*keys, *(known.contents or {}).values(), _GONE]
-                yield Glance(lambda given: chain(given, given.values(), (_GONE,)), known.obj, last)
+                last = [*keys, *(known.contents or {}).values(), GONE]
+                yield Glance(lambda given: chain(given, given.values(), (GONE,)), known.obj, last)
             elif keys:
                 look = itemgetter(*keys, keys[0]) if known.kind is CLASS else attrgetter(*keys, keys[0])
                 holder = vars(known.obj) if known.kind is CLASS else known.obj
@@ -360,20 +352,6 @@ class Watch:
                 contents.append((known, index))
         if cells:
             yield _glance(lambda given: map(_contents, given), cells, contents)
-
-
-def _differing(glance: Glance) -> Iterator[Assigned]:
-    """What is not as it was.  Raises: ValueError for another number of things."""
-    for at, (value, last) in enumerate(zip(glance.look(glance.holder), glance.last, strict=True)):
-        if value is not last:
-            yield Assigned(glance, at, value)
-
-
-def _is_assigned(one: Assigned) -> bool:
-    """Whether it is a number or a string, as it was before, which can be changed by itself."""
-    if not one.glance.places or one.place[0].kind in (STATEFUL, OPAQUE):
-        return False
-    return is_scalar(one.value) and is_scalar(one.glance.last[one.at])
 
 
 def _glance(
@@ -436,7 +414,7 @@ def _is_flat(value: Any) -> bool:
     return is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value)))
 
 
-def _entry(known: Known, key: Any, otherwise: Any = _GONE) -> Any:
+def _entry(known: Known, key: Any, otherwise: Any = GONE) -> Any:
     """What the workers have as an entry."""
     return otherwise if known.contents is None else known.contents.get(key, otherwise)
 
