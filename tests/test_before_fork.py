@@ -41,6 +41,27 @@ def test_wrong_names_are_found_before_fork():
         synk.function(lambda x: x, outputs="smu")
 
 
+def test_a_method_is_refused_in_the_class_body_and_works_with_its_object():
+    class Model:
+        def __init__(self):
+            self.weights = np.ones(2)
+            self.run = synk.function(self.score, outputs="sum")
+
+        def score(self, x):
+            return (x @ self.weights).sum()
+
+        with pytest.raises(
+            TypeError, match=r"^score\(self, x\) is a method.*synk.function\(obj.score\)"
+        ):
+            synk.function(score)
+
+    model = Model()
+    with running(2):
+        assert model.run(X) == X.sum()
+        model.weights = 2 * model.weights
+        assert model.run(X) == 2 * X.sum()
+
+
 def test_a_function_goes_on_after_close_and_fork():
     synk.fork(2, verbose=False)
     scale = {"by": 2}

@@ -64,6 +64,12 @@ class Binder:
 
     def _check(self, parameters: Mapping[str, Parameter], listed: list[str]) -> None:
         open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+        if next(iter(parameters), None) == "self":
+            raise InvalidType(
+                f"{self._name}{self._signature} is a method, and function() was given no object for it: "
+                f"decorate no method, but write synk.function(obj.{self._name}); in __init__, say, "
+                f"self.run = synk.function(self.{self._name})."
+            )
         for known in parameters:
             if known in RESERVED:
                 raise InvalidValue(
