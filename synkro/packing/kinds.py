@@ -455,6 +455,11 @@ def _has_lasting_state(obj: Any) -> bool:
     return isinstance(one, dict) and isinstance(other, dict) and same_entries(one, other)
 
 
+def has_slots(obj: Any) -> bool:
+    """Whether attributes of *obj* have places of their own (``__slots__``)."""
+    return bool(_slots_of(obj))
+
+
 def is_plain(obj: Any) -> bool:
     """Whether *obj* never changes, and holds no other objects that could."""
     if isinstance(obj, Variable):

@@ -28,7 +28,8 @@ from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
 from ..objects.glances import Assigned
-from ..objects.watch import Look, Watch
+from ..objects.walk import Look
+from ..objects.watch import Watch
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
 from .check import compare, raise_refusal
@@ -289,7 +290,8 @@ class Function:
             with engine.lock:
                 self._bring()
         assert self._watch is not None
-        later = functools.partial(self._run_submitted, engine, self._watch.look(), given, named)
+        self._watch, view = self._home.objects.view(self, self._watch)
+        later = functools.partial(self._run_submitted, engine, view, given, named)
         return self._home.submit(later)
 
     def _run_submitted(

@@ -43,8 +43,8 @@ from ...values.arrays import checked_int, shortened
 from ..engine.engine import Engine, State
 from .explain import explain
 from .glances import Assigned
-from .walk import Found, Known, Registry, Walk
-from .watch import Look, Watch
+from .walk import Found, Known, Look, Registry, Walk
+from .watch import Watch
 
 _LOOKED_AT = 1 << 24  # bytes of an array that is compared at the second call of a function
 
@@ -119,19 +119,21 @@ class Objects:
         """
         if watch.due and view is None:
             return self._look_again(function, watch)
-        defined = watch.defined()
-        changed = watch.changed() if view is None else list(view)
-        changed += [(known, known.kind.look(known.obj), None) for known in defined]
-        there = reached(self._roots[function], {known: contents for known, contents, _ in changed})
-        walk = Walk(self._registry)
-        for known, contents, values in changed:
-            before = known.contents
-            same = before is not None and known not in defined
-            same = same and same_contents(known.kind, before or {}, contents)
-            if known in there and not same:
-                walk.revisit(known, contents, values)
-        self._deliver(walk, Renew, watch=watch)
-        return watch if watch.refresh() and not defined else self._listed(watch.again())
+        while True:
+            changed = watch.changed() if view is None else list(view)
+            defined = watch.defined(changed)
+            changed += [(known, known.kind.look(known.obj), None) for known in defined]
+            there = reached(self._roots[function], {known: contents for known, contents, _ in changed})
+            walk = Walk(self._registry)
+            news = {known for known, contents, _ in changed if not _is_as_known(known, contents)}
+            walk.revisit(changed, (there & news) | set(defined))
+            self._deliver(walk, Renew, watch=watch)
+            if watch.refresh() and not defined:
+                return watch
+            # other objects are in these places, which may have changed since another function sent them
+            watch = self._listed(watch.again())
+            if view is not None or not watch.changed():
+                return watch
 
     @contextlib.contextmanager
     def assigning(self, watch: Watch, assigned: Sequence[Assigned], command: bytes) -> Iterator[bytes]:
@@ -168,6 +170,16 @@ class Objects:
         for other in self._watches:
             if other is not watch:
                 other.expire()
+
+    def view(self, function: Any, watch: Watch) -> tuple[Watch, Look]:
+        """What a call that is submitted now is to see, beside the watch of *function* from now on.
+
+        Where other objects are than before, they are sent at once, which waits for the running call.
+        """
+        if watch.moved():
+            with self._engine.lock:
+                watch = self.renew(function, watch)
+        return watch, watch.look()
 
     def _listed(self, watch: Watch) -> Watch:
         self._watches.add(watch)
@@ -459,6 +471,11 @@ def change_of(found: Found, forced: bool) -> Change | None:
         return None
     old = {key: before[key] for key in (*changed, *gone) if key in before}
     return Change(known, changed, gone, old, False, found.values)
+
+
+def _is_as_known(known: Known, contents: Contents) -> bool:
+    """Whether the workers have these contents."""
+    return known.contents is not None and same_contents(known.kind, known.contents, contents)
 
 
 def root_of(path: str) -> str:

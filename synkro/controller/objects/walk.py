@@ -70,9 +70,10 @@ class Known:
         contents: what the workers took over of it last; None if nobody knows.
         inner: the objects in each entry, which live on the workers as long as this.
         space: of a function the space of its globals, which lives as long, too.
+        copied: whether a submitted call has brought a copy of what it was then.
     """
 
-    __slots__ = ("__weakref__", "contents", "inner", "kind", "number", "obj", "path", "space")
+    __slots__ = ("__weakref__", "contents", "copied", "inner", "kind", "number", "obj", "path", "space")
 
     def __init__(self, number: int, obj: Any, kind: Kind, path: str, space: Space | None) -> None:
         self.number = number
@@ -81,6 +82,7 @@ class Known:
         self.kind = kind
         self.path = path
         self.contents: Contents | None = None
+        self.copied = False
         self.inner: dict[Any, list[Known]] = {}
 
     def assign(self, entries: Contents) -> None:
@@ -100,6 +102,10 @@ class Known:
             for k, held in both.items()
             if k in contents or self.kind is OPAQUE or type(k) is object
         }
+
+
+Look = list[tuple[Known, Contents, Any]]
+"""What objects hold, or held at some moment; of arrays with a copy of the elements, or None."""
 
 
 class Found:
@@ -220,6 +226,7 @@ class Walk:
         self._most = most
         self._registry = registry
         self._modules: set[tuple[int, Uses]] = set()
+        self._seen: dict[int, tuple[Contents, Any]] = {}  # by id
 
     def visit(self, root: Any, path: str) -> list[int]:
         """Look at *root* and all that it holds; returns the ids of the outermost objects."""
@@ -227,22 +234,30 @@ class Walk:
         self._walk([(root, path, outermost, True)], light=False)
         return outermost
 
-    def revisit(self, known: Known, contents: Contents, values: Any = None) -> None:
-        """Look again at what the workers have: *contents* are what it holds, or held, *values* a copy of
-        an array's elements.
+    def revisit(self, seen: Look, wanted: set[Known]) -> None:
+        """Look again at what the workers have, at those *wanted*: *seen* is what the objects hold, or
+        held when a call was submitted.
 
-        Arrays in entries that are as they were are taken to be as they were.
+        Arrays in entries that are as they were are taken to be as they were, if nothing else holds them.
         """
-        found = self.found[id(known.obj)] = Found(known.obj, known.kind, known.path, known)
-        found.look(contents, values)
-        before = known.contents or {}
-        changed = {k: v for k, v in contents.items() if k not in before or not alike(before[k], v)}
-        if known.kind is FUNCTION:
-            self._walk(self._globals(found), light=False)
-        self._walk(self._entries(found, changed), light=False)
-        if known.kind not in (FUNCTION, NAME):
-            rest = {key: value for key, value in contents.items() if key not in changed}
-            self._walk(self._entries(found, rest), light=True)
+        self._seen = {id(known.obj): (contents, values) for known, contents, values in seen}
+        again = []
+        for known, contents, values in seen:
+            if known not in wanted:
+                continue
+            found = self.found[id(known.obj)] = Found(known.obj, known.kind, known.path, known)
+            found.look(contents, values)
+            before = known.contents or {}
+            changed = {k: v for k, v in contents.items() if k not in before or not alike(before[k], v)}
+            again.append((found, changed))
+        for found, changed in again:
+            if found.kind is FUNCTION:
+                self._walk(self._globals(found), light=False)
+            self._walk(self._entries(found, changed), light=False)
+        for found, changed in again:
+            if found.kind not in (FUNCTION, NAME):
+                rest = {key: value for key, value in found.contents.items() if key not in changed}
+                self._walk(self._entries(found, rest), light=True)
 
     def _walk(self, first: Iterable[Any], light: bool) -> None:
         queue = deque(first)  # what is near comes first, and gets the shorter path
@@ -264,7 +279,7 @@ class Walk:
             if before is not None and kind in _HEAVY and (light or self._is_heavy(obj, kind, before)):
                 found.look(before)
                 continue
-            found.look()
+            found.look(*self._seen.get(id(obj), ()))
             if kind is FUNCTION:
                 queue += self._globals(found)
             elif kind is FIXED:

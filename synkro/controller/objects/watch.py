@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from operator import attrgetter, itemgetter
-from types import CellType
+from types import CellType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from ...packing.code import is_own_name, uses
+from ...packing.code import is_own, is_own_name, uses
 from ...packing.kinds import (
     ARRAY,
     CLASS,
@@ -34,6 +34,7 @@ from ...packing.kinds import (
     WHOLE,
     Contents,
     attributes_of,
+    has_slots,
     is_plain,
     same_contents,
 )
@@ -48,7 +49,7 @@ from .glances import (
     is_assigned,
     lengths,
 )
-from .walk import GLOBALS, Known
+from .walk import GLOBALS, Known, Look
 
 _BUDGET = 400
 """What may be compared at each call, in units of some 25 ns: the entry of a list."""
@@ -67,9 +68,6 @@ _MANY = 256
 _parts = attrgetter(*FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
 _version = attrgetter("_version", "requires_grad")
-
-Look = list[tuple[Known, Contents, Any]]
-"""What is compared, as it was at some moment; of arrays with a copy of the elements, or None."""
 
 
 class Watch:
@@ -136,6 +134,15 @@ class Watch:
             return None
         return found if all(map(is_assigned, found)) else None
 
+    def moved(self) -> bool:
+        """Whether there may be other objects than before: more has changed than numbers and strings."""
+        try:
+            found = [one for glance in self._last for one in differing(glance)]
+        except DELETED:
+            return True
+        flat = all(_is_flat(one.value) and _is_flat(one.glance.last[one.at]) for one in found)
+        return not flat or any(not names.keys().isdisjoint(missing) for names, missing in self._missing)
+
     def _catch_up(self) -> bool:
         """After other functions have sent what they use: compare with what the workers have now.
 
@@ -162,9 +169,17 @@ class Watch:
         return Watch(self._roots, self._calls)
 
     def look(self) -> Look:
-        """All that is compared, as it is now; of arrays those that have changed."""
-        arrays = [(k, contents, _copied(k)) for k, contents, _ in self._changed_arrays()]
-        return [*self._looked_at(), *arrays]
+        """All that is compared, as it is now."""
+        arrays = [(known, known.kind.look(known.obj), _copied(known)) for known in self._arrays]
+        return [*self._looked_at(), *arrays, *self._looked_at_tensors()]
+
+    def _looked_at_tensors(self) -> Iterator[tuple[Known, Contents, Any]]:
+        """Those that have changed, or had when a call was submitted before."""
+        changed = {known for known, _, _ in self._changed_arrays()}
+        for known in self._tensors:
+            known.copied |= known in changed
+            if known.copied:
+                yield known, known.kind.look(known.obj), _copied(known)
 
     def _looked_at(self) -> Iterator[tuple[Known, Contents, None]]:
         knowns = chain(self._named(), self._functions, self._dicts, self._sequences, self._others)
@@ -187,8 +202,11 @@ class Watch:
             if contents != known.contents:
                 yield known, contents, None
 
-    def defined(self) -> list[Known]:
-        """Functions of whose globals one is there now that was not."""
+    def defined(self, changed: Look) -> list[Known]:
+        """Functions of whose globals one is new, or another module of the user's."""
+        modules = (c.get(WHOLE) for known, c, _ in changed if known.kind is NAME)
+        if any(isinstance(module, ModuleType) and is_own(module) for module in modules):
+            return list(self._functions)
         spaces = [id(names) for names, missing in self._missing if not names.keys().isdisjoint(missing)]
         return [known for known in self._functions if id(known.obj.__globals__) in spaces]
 
@@ -230,7 +248,7 @@ class Watch:
         """Sort what the function uses; returns whether there is more than is compared."""
         by_space: dict[int, tuple[dict[str, Any], list[Known]]] = {}
         missing: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        chosen: tuple[list[tuple[int, Known]], ...] = ([], [], [])
+        chosen: tuple[list[tuple[int, Known]], ...] = ([], [], [], [])
         for known, foreign in self._reached():
             self._count += 1
             obj = known.obj
@@ -244,13 +262,16 @@ class Watch:
             elif known.kind not in (FIXED, GENERATOR):
                 cost = _cost(known)
                 chosen[_rank(known, foreign, cost)].append((cost, known))
-        left, more = _BUDGET, bool(chosen[2])
-        for cost, known in chain(*chosen[:2]):
+        left, more = _BUDGET, bool(chosen[3])
+        for cost, known in chain(*chosen[:3]):
             if cost > left:
                 more = True
                 continue
             left -= cost
             self._list_for(known).append(known)
+            if known.kind is INSTANCE and _dict_of(known) is not None and has_slots(known.obj):
+                self._others.append(known)  # for what is in its slots
+        more |= bool(self._tensors)  # whose elements can change without a new version
         for namespace, knowns in by_space.values():
             keys = [known.obj.name for known in knowns]
             self._names.append((namespace, itemgetter(*keys, keys[0]), knowns))
@@ -390,16 +411,15 @@ def _cost(known: Known) -> int:
 
 
 def _rank(known: Known, foreign: bool, cost: int) -> int:
-    """Whether an object is compared first (0), where there is room (1), or not at each call (2).
+    """Whether an object is compared first (0), where there is room (1, 2), or not at each call (3).
 
-    Objects inside of those of installed packages come later, and only if they hold numbers and the like,
-    or are tensors.
+    Objects inside of those of installed packages come later, those last that hold no numbers.
     """
     if not cost or (known.kind is OPAQUE and not _dict_of(known)):
-        return 2
+        return 3
     if not foreign:
         return 0
-    if known.kind is TENSOR:
+    if known.kind in (TENSOR, ARRAY):
         return 1
     held = (known.contents or {}).values()
     return 1 if any(is_plain(value) and value is not None for value in held) else 2
