@@ -149,7 +149,7 @@ def test_synkro_inside_a_worker(session, inside):
 
 def test_data_inside_a_function(quiet):
     x = quiet.data(ROWS, name="table")
-    with pytest.raises(InvalidType, match=r"function 'f'.*the Data 'table' cannot be pickled"):
+    with pytest.raises(InvalidType, match="'x', which a function brings along, is a Data"):
         quiet.function(lambda rows: x[:].sum(), name="f")(ROWS)
 
 

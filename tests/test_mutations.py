@@ -127,7 +127,7 @@ if sys.version_info < (3, 11):  # which cannot pickle it
     del CASES["dotted"]
 
 
-@pytest.mark.filterwarnings("ignore:.*large, and compared only now and then")
+@pytest.mark.filterwarnings("ignore:.*not all of it is compared")
 @pytest.mark.parametrize("through", ["directly", "a helper", "a class", "another object"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_as_here_at_the_next_call(session, case, through):

@@ -196,7 +196,7 @@ def test_changed_on_both_sides_it_is_an_error_that_names_it(session):
     read = session.function(lambda: memory[:2], outputs=None, name="read")
     with pytest.raises(
         InvalidValue,
-        match=r"the object 'memory', which the functions 'write' use, has changed here and on the "
+        match=r"the object 'memory', which the function 'write' uses, has changed here and on the "
         r"workers .*synk.push\(memory\).*memory = synk.fetch\(memory\)",
     ):
         read()
@@ -209,7 +209,7 @@ def test_the_error_names_the_part(session):
     fit = session.function(model.fit, outputs=[])
     fit(X)
     model.weights[...] = 1
-    with pytest.raises(InvalidValue, match=r"the object 'fit.__self__'.*\(in fit.__self__.weights\)"):
+    with pytest.raises(InvalidValue, match=r"the object \(obj\) of 'fit'.*\(in obj.weights\)"):
         session.function(lambda: model.weights, outputs=None)()
 
 

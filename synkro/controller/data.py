@@ -41,6 +41,9 @@ class Data(NDArrayOperatorsMixin):
         library: "torch" or "jax" if its values came from such an array; functions get one like it.
     """
 
+    ONLY_HERE = True
+    """It lives in the main process; functions get it as an argument."""
+
     def __init__(
         self,
         engine: Engine,

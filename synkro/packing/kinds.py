@@ -18,7 +18,7 @@ import sys
 import types
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -33,18 +33,27 @@ from .code import is_own, is_own_name
 Contents = dict[Any, Any]
 
 
-class _Whole:
+class _Key:
     """A key that no dict of the user's has."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __reduce__(self) -> str:
-        return "WHOLE"
+        return self._name
 
 
-WHOLE = _Whole()
+WHOLE = _Key("WHOLE")
 """The key of the one entry of an object that holds no entries."""
+
+ATTRIBUTES = _Key("ATTRIBUTES")
+"""Among the contents of a container, its attributes, if it has some: pairs of a name and a value."""
 
 
 _GRADIENT = "requires_grad"
+
+CLASS_OF = "__class__"
+"""Among the contents of an instance, its class."""
 
 
 class Digest(NamedTuple):
@@ -85,25 +94,28 @@ class _Dict(Kind):
     apart = True
 
     def look(self, obj: Any) -> Contents:
-        return dict(obj)
+        return dict(obj) | _attributes(obj)
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        own = attributes_of(obj)
+        mirrored = own and own is not obj and own.keys() == obj.keys()  # as pickle leaves its own dict
         for key in gone:
             if key in obj:
                 del obj[key]
         for key, value in contents.items():  # update() of a Counter adds
-            obj[key] = value
-        own = attributes_of(obj)
-        if own and own is not obj:  # here they are the entries, which pickle does not see
-            own.clear()
-            own.update(obj)
+            if key is not ATTRIBUTES:
+                obj[key] = value
+        if mirrored:
+            _set_attributes(obj, {ATTRIBUTES: dict(obj)}, gone)
+        _set_attributes(obj, contents, gone)
 
 
 class _Sequence(Kind):
     def look(self, obj: Any) -> Contents:
-        return {WHOLE: frozenset(obj) if isinstance(obj, set) else tuple(obj)}
+        return {WHOLE: frozenset(obj) if isinstance(obj, set) else tuple(obj)} | _attributes(obj)
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        _set_attributes(obj, {ATTRIBUTES: (), **contents}, gone)
         new = contents[WHOLE]
         if isinstance(obj, list | bytearray):
             obj[:] = new
@@ -112,6 +124,19 @@ class _Sequence(Kind):
             (obj.extend if isinstance(obj, deque) else obj.update)(new)
         else:
             obj[:] = type(obj)(obj.typecode, new)
+
+
+def _attributes(obj: Any) -> Contents:
+    """The attributes of a container, as an entry; nothing where there are none."""
+    own = attributes_of(obj)
+    return {ATTRIBUTES: tuple(own.items())} if own and own is not obj else {}
+
+
+def _set_attributes(obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+    own = attributes_of(obj)
+    if own is not None and own is not obj and (ATTRIBUTES in contents or ATTRIBUTES in gone):
+        own.clear()
+        own.update(contents.get(ATTRIBUTES, ()))
 
 
 class _Array(Kind):
@@ -164,21 +189,27 @@ class _Instance(Kind):
 
     def look(self, obj: Any) -> Contents:
         found = dict(attributes_of(obj) or ())
-        for name in _slots_of(obj):
+        for name in slots_of(obj):
             with contextlib.suppress(AttributeError):  # nothing was assigned yet
                 found[name] = object.__getattribute__(obj, name)
+        found[CLASS_OF] = type(obj)
         return found
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        if contents.get(CLASS_OF, type(obj)) is not type(obj):
+            object.__setattr__(obj, CLASS_OF, contents[CLASS_OF])
         own = attributes_of(obj)
         own = {} if own is None else own
-        slots = _slots_of(obj)
+        slots = slots_of(obj)
         for name in gone:
             own.pop(name, None)
+            if name in slots:
+                with contextlib.suppress(AttributeError):
+                    object.__delattr__(obj, name)
         for name, value in contents.items():
             if name in slots:
                 object.__setattr__(obj, name, value)
-            else:
+            elif name != CLASS_OF:
                 own[name] = value
 
 
@@ -280,7 +311,8 @@ class _Opaque(Kind):
                 f"an object of type {type(obj).__name__} has changed here since it was sent to the "
                 f"workers, and cannot be changed there: make a new one instead."
             )
-        return {WHOLE: (reduced[2], *(list(items or ()) for items in (*reduced, None, None)[3:5]))}
+        items, pairs = (list(each or ()) for each in (*reduced, None, None)[3:5])
+        return {WHOLE: (reduced[2], list(obj) if isinstance(obj, set | deque) else items, pairs)}
 
     def can_travel(self, obj: Any) -> bool:
         """Whether another object can take its state over."""
@@ -300,12 +332,12 @@ class _Opaque(Kind):
         if WHOLE not in contents:
             return
         state, items, pairs = contents[WHOLE]
-        if isinstance(obj, list | dict):
+        if isinstance(obj, list | dict | set | deque):
             obj.clear()
             for item in items:
-                obj.append(item)  # type: ignore[union-attr]
+                (obj.add if isinstance(obj, set) else obj.append)(item)  # type: ignore[union-attr]
             for key, value in pairs:
-                obj[key] = value
+                obj[key] = value  # type: ignore[index]
         if state is None:
             return
         if hasattr(type(obj), "__setstate__"):
@@ -325,7 +357,8 @@ class _Fixed(Kind):
         return {}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        pass
+        if isinstance(obj, functools._lru_cache_wrapper):  # ``push`` of it
+            obj.cache_clear()
 
 
 class _Generator(_Fixed):
@@ -379,7 +412,6 @@ _PLAIN_HOMES = {"datetime", "decimal", "fractions", "pathlib", "uuid", "zoneinfo
 
 _SEQUENCES = (list, set, deque, bytearray, array.array)
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_CONTAINERS = (dict, *_SEQUENCES)
 _CLOUDPICKLE = cloudpickle.Pickler.dispatch_table
 
 
@@ -422,22 +454,15 @@ KINDS = (
 
 def _kind_of_instance(obj: Any) -> Kind:  # noqa: PLR0911
     cls = type(obj)
-    attributes = attributes_of(obj)
-    with_attributes = bool(attributes)
     if isinstance(obj, types.SimpleNamespace):
         return INSTANCE
-    if isinstance(obj, dict) and (not with_attributes or attributes is obj):
+    if isinstance(obj, dict):
         return DICT
-    if isinstance(obj, _SEQUENCES) and not with_attributes:
+    if isinstance(obj, _SEQUENCES):
         return SEQUENCE
     usual = ("__reduce_ex__", "__reduce__")
     own = any(getattr(cls, name) is not getattr(object, name) for name in usual)
-    if (
-        own
-        or isinstance(obj, _CONTAINERS)
-        or cls in copyreg.dispatch_table
-        or cls in cloudpickle.Pickler.dispatch_table
-    ):
+    if own or cls in copyreg.dispatch_table or cls in cloudpickle.Pickler.dispatch_table:
         return FIXED if callable(obj) and not is_own_name(_home_of(cls)) else OPAQUE
     if getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None):
         return INSTANCE
@@ -455,11 +480,6 @@ def _has_lasting_state(obj: Any) -> bool:
     return isinstance(one, dict) and isinstance(other, dict) and same_entries(one, other)
 
 
-def has_slots(obj: Any) -> bool:
-    """Whether attributes of *obj* have places of their own (``__slots__``)."""
-    return bool(_slots_of(obj))
-
-
 def is_plain(obj: Any) -> bool:
     """Whether *obj* never changes, and holds no other objects that could."""
     if isinstance(obj, Variable):
@@ -467,6 +487,11 @@ def is_plain(obj: Any) -> bool:
     if isinstance(obj, _PLAIN):
         return type(obj) in _BY_TYPE or not (isinstance(obj, np.void) or attributes_of(obj))
     return _home_of(type(obj)).partition(".")[0] in _PLAIN_HOMES
+
+
+def is_for_program(obj: Any) -> bool:
+    """Whether *obj* is of use in the main process only: a random generator, or ``Data``."""
+    return is_generator(obj) or getattr(type(obj), "ONLY_HERE", False) is True
 
 
 def is_scalar(obj: Any) -> bool:
@@ -548,33 +573,54 @@ def is_sent_module(module: Any) -> bool:
 # ── alike ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def alike(one: Any, other: Any) -> bool:  # noqa: PLR0911
+def alike(one: Any, other: Any) -> bool:
     """Whether two entries are the same: one object, or equal ones that never change."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
-    if isinstance(one, _EXACT):
-        return bool(one == other)
-    if isinstance(one, frozenset):
-        return bool(one == other)
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, staticmethod | classmethod):
-        return one.__func__ is other.__func__
-    if isinstance(one, property):
-        parts = ("fget", "fset", "fdel")
-        return all(getattr(one, part) is getattr(other, part) for part in parts)
-    if isinstance(one, types.MethodType):
-        return one.__self__ is other.__self__ and one.__func__ is other.__func__
-    if isinstance(one, functools.partial):
-        return (
-            alike(one.func, other.func)
-            and alike(one.args, other.args)
-            and (same_entries(one.keywords, other.keywords))
-        )
+    for cls, same in _ALIKE:
+        if isinstance(one, cls):
+            own = isinstance(one, _VALUES) and (attributes_of(one) or attributes_of(other))
+            return bool(same(one, other)) and not own
     plain = is_plain(one) and not isinstance(one, Variable | np.ufunc)
     return plain and repr(one) == repr(other)  # which tells NaN, -0.0 and Decimal("1.00"), too
+
+
+def _token(value: Any) -> Any:
+    """What two alike elements of sets have in common, and no others."""
+    if isinstance(value, tuple | frozenset) and not attributes_of(value):
+        return type(value), (tuple if isinstance(value, tuple) else frozenset)(map(_token, value))
+    return (type(value), repr(value)) if is_plain(value) else id(value)
+
+
+def _alike_parts(*names: str) -> Callable[[Any, Any], bool]:
+    return lambda one, other: all(getattr(one, name) is getattr(other, name) for name in names)
+
+
+_VALUES = (int, str, bytes, float, tuple)  # whose subclasses may have attributes
+
+_ALIKE: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (  # whatever subclasses say of themselves
+    (int, int.__eq__),
+    (str, str.__eq__),
+    (bytes, bytes.__eq__),
+    (np.generic, lambda one, other: (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())),
+    (float, lambda one, other: float.__repr__(one) == float.__repr__(other)),
+    (tuple, lambda one, other: len(one) == len(other) and all(map(alike, one, other))),
+    (frozenset, lambda one, other: _token(one) == _token(other)),
+    (re.Pattern, lambda one, other: (one.pattern, one.flags) == (other.pattern, other.flags)),
+    (staticmethod, _alike_parts("__func__")),
+    (classmethod, _alike_parts("__func__")),
+    (property, _alike_parts("fget", "fset", "fdel")),
+    (types.MethodType, _alike_parts("__self__", "__func__")),
+    (
+        functools.partial,
+        lambda one, other: (
+            alike((one.func, one.args), (other.func, other.args))
+            and same_entries(one.keywords, other.keywords)
+        ),
+    ),
+)
 
 
 def same_contents(kind: Kind, one: Contents, other: Contents) -> bool:
@@ -582,9 +628,6 @@ def same_contents(kind: Kind, one: Contents, other: Contents) -> bool:
     if kind is DICT and not all(map(alike, one, other)):
         return False
     return same_entries(one, other)
-
-
-_EXACT = (bool, int, str, bytes)
 
 
 def same_entries(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
@@ -625,7 +668,8 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _slots_of(obj: Any) -> tuple[str, ...]:
+def slots_of(obj: Any) -> tuple[str, ...]:
+    """The attributes of *obj* that have places of their own (``__slots__``)."""
     cls: Any = type(obj)
     return _slots(cls)
 

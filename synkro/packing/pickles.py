@@ -19,10 +19,11 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from ..values.foreign import is_movable, is_numba
 from .code import is_own, uses
-from .kinds import FUNCTION_PARTS, is_sent_by_value, is_sent_module, singleton
+from .kinds import FUNCTION_PARTS, is_for_program, is_sent_by_value, is_sent_module, singleton
 from .refused import is_open_file, is_parallel_map
 
 OUT_OF_BAND = 1 << 15
@@ -159,6 +160,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._class(obj)
         if isinstance(obj, ModuleType):
             return (_module, (self._space_of(vars(obj)),)) if is_sent_module(obj) else NotImplemented
+        if type(obj) is np.ndarray and not (obj.flags.writeable or obj.dtype.hasobject):
+            return _read_only, (np.array(obj),)  # in memory that new contents can be put into
         if is_open_file(obj):
             raise TypeError(f"cannot send the open file {obj!r}")
         if is_movable(obj):
@@ -180,6 +183,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             name: value
             for name in (() if space.installed else uses(fn.__code__).names)
             if name in space.names and not self._current(space, name, value := space.names[name])
+            if not is_for_program(value)
         }
         cells: list[tuple[int, Any]] = []
         for cell in fn.__closure__ or ():
@@ -237,6 +241,11 @@ class Reader(pickle.Unpickler):
         """The objects at these *places* of the memo."""
         memo = self.memo.copy()
         return [memo[place] for place in places]
+
+
+def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
 
 
 def _module(module: ModuleType) -> ModuleType:

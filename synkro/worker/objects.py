@@ -18,9 +18,7 @@ import cloudpickle
 from ..messages import Ack, Parcel, Preserve
 from ..packing.code import uses
 from ..packing.kinds import (
-    CLASS,
     DICT,
-    FUNCTION,
     GENERATOR,
     KINDS,
     NAME,
@@ -93,7 +91,7 @@ class Belongings:
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
         """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
         obj, kind = self._objects[number], self._kinds[number]
-        if whole and kind.apart and kind not in (FUNCTION, CLASS):  # a dict has an order
+        if whole and kind.apart:  # a dict has an order
             gone = tuple(key for key in kind.look(obj) if kind is DICT or key not in contents)
         elif kind is NAME and not contents:
             gone = (WHOLE,)

@@ -13,7 +13,7 @@ import functools
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,6 +140,15 @@ class Function:
 
     def __reduce__(self) -> Any:
         return _plain, (self.fn,)
+
+    def __copy__(self) -> Function:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        """The same of a copy of the object, if it is a method, as in a copy of an estimator."""
+        if not isinstance(self._define, Definition):
+            return self
+        return Function(self._find_home, replace(self._define, fn=copy.deepcopy(self.fn, memo)))
 
     # ── calling ──────────────────────────────────────────────────────────────────────────────────
 

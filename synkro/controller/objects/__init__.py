@@ -2,9 +2,10 @@
 
 ::
 
-    walk     from a function to all objects that it reaches
-    objects  ``Objects``: what the workers have of them, sent and brought up to date
-    explain  why something cannot be sent
-    glances  ``Glance``: things that are compared in one go, at each call
-    watch    what a function's calls compare
+    walk      from a function to all objects that it reaches
+    objects   ``Objects``: what the workers have of them, sent and brought up to date
+    explain   why something cannot be sent
+    comparison  ``Comparison``: the objects that a function's calls compare
+    glances   ``Glance``: things that are compared in one go, at each call
+    watch     what a function's calls compare
 """

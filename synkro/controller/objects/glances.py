@@ -8,6 +8,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from ...packing.kinds import (
+    CLASS_OF,
     DICT,
     FUNCTION,
     FUNCTION_PARTS,
@@ -15,6 +16,7 @@ from ...packing.kinds import (
     NAME,
     OPAQUE,
     STATEFUL,
+    WHOLE,
     attributes_of,
     is_scalar,
 )
@@ -69,6 +71,10 @@ def is_assigned(one: Assigned) -> bool:
     """Whether it is a number or a string, as it was before, which can be changed by itself."""
     if not one.glance.places or one.place[0].kind in (STATEFUL, OPAQUE):
         return False
+    if not (
+        one.place[1] is WHOLE or type(one.place[1]) in (str, int)
+    ):  # a key that holds objects, or NaN
+        return False
     return is_scalar(one.value) and is_scalar(one.glance.last[one.at])
 
 
@@ -112,8 +118,8 @@ class QuickLook:
                 f"len({self._name(one)}) == {length}"
                 for one, length in zip(glance.holder, glance.last, strict=True)
             )
-        elif short and glance.look is elements and {type(key) for key in glance.last} <= {str}:
-            yield f"[{', '.join(f'*{self._name(one)}' for one in glance.holder)}] == {last}"
+        elif short and glance.look is elements and len(glance.holder) == 1:
+            yield f"all(map({self._name(is_)}, {self._name(glance.holder[0])}, {last}))"
         else:
             yield f"{self._name(glance.same)}()"
 
@@ -126,5 +132,7 @@ class QuickLook:
             return f"{self._name(obj.__closure__[key])}.cell_contents"
         if known.kind is FUNCTION and key in FUNCTION_PARTS:
             return f"{self._name(obj)}.{key}"
+        if key == CLASS_OF and known.kind is INSTANCE:
+            return f"type({self._name(obj)})"
         held = obj if known.kind is DICT else attributes_of(obj) if known.kind is INSTANCE else None
         return f"{self._name(held)}[{key!r}]" if type(held) is dict and type(key) is str else None

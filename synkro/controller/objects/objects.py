@@ -12,6 +12,7 @@ import contextlib
 import io
 import pickle
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -24,7 +25,10 @@ from ...errors import InvalidType, InvalidValue, WorkerError, warn
 from ...memory.segment import Segment, aligned
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
 from ...packing.kinds import (
+    ARRAY,
+    CLASS,
     DICT,
+    FIXED,
     FUNCTION,
     KINDS,
     NAME,
@@ -127,7 +131,7 @@ class Objects:
             walk = Walk(self._registry)
             news = {known for known, contents, _ in changed if not _is_as_known(known, contents)}
             walk.revisit(changed, (there & news) | set(defined))
-            self._deliver(walk, Renew, watch=watch)
+            self._deliver(walk, Renew)
             if watch.refresh() and not defined:
                 return watch
             # other objects are in these places, which may have changed since another function sent them
@@ -146,30 +150,34 @@ class Objects:
             known, key = one.place
             if not alike((known.contents or {})[key], one.value):
                 entries.setdefault(known, {})[key] = one.value
-        agreed = False
-        try:
-            if entries:
-                self._expire_all_but(watch)
-                new = {known.number: contents for known, contents in entries.items()}
-                yield pickle.dumps(Assign(new, command), 5)
-            else:
-                yield command
-            agreed = True
-        except WorkerError:  # all ranks have answered
-            agreed = True
-            raise
-        finally:
+        for one in assigned:  # until all ranks have them, and this side knows it
+            one.glance.last[one.at] = _UNKNOWN
+        if entries:
+            new = {known.number: contents for known, contents in entries.items()}
+            command = pickle.dumps(Assign(new, command), 5)
             for known, contents in entries.items():
-                there = contents if agreed else dict.fromkeys(contents, _UNKNOWN)
-                known.assign(there)
-            for one in assigned:
-                one.glance.last[one.at] = one.value if agreed else _UNKNOWN
+                known.assign(dict.fromkeys(contents, _UNKNOWN))
+            for other in self._watches:
+                if other is not watch:
+                    other.expire()
+        try:
+            yield command
+        except WorkerError:  # all ranks have answered
+            self._agree(entries, assigned)
+            raise
+        self._agree(entries, assigned)
 
-    def _expire_all_but(self, watch: Watch | None) -> None:
-        """All watches but *watch* are to look closer."""
-        for other in self._watches:
-            if other is not watch:
-                other.expire()
+    @staticmethod
+    def _agree(entries: Mapping[Known, Contents], assigned: Sequence[Assigned]) -> None:
+        for known, contents in entries.items():
+            known.assign(contents)
+        for one in assigned:
+            one.glance.last[one.at] = one.value
+
+    def _expire_all_watches(self) -> None:
+        """The next calls of all functions are to look closer."""
+        for watch in self._watches:
+            watch.expire()
 
     def view(self, function: Any, watch: Watch) -> tuple[Watch, Look]:
         """What a call that is submitted now is to see, beside the watch of *function* from now on.
@@ -188,6 +196,7 @@ class Objects:
     def _look_again(self, function: Any, watch: Watch) -> Watch:
         """Compare all that *function* uses, and send what has changed, with a warning of what is not
         compared at each call."""
+        start = time.monotonic()
         walk = Walk(self._registry, most=_LOOKED_AT)
         walk.visit(function.spec.fn, function.name)
         walk.visit(function.spec.finish, function.name)
@@ -196,18 +205,20 @@ class Objects:
         for change in self._contradicted(unasked):
             changes.remove(change)  # it has a life of its own there, and goes on with it
             walk.found[id(change.known.obj)].look(change.known.contents)
-        self._deliver(walk, Renew, watch=watch)
+        self._deliver(walk, Renew)
         unseen = [change.known for change in changes if not watch.covers(change.known)]
         if unseen:
-            root = root_of(unseen[0].path)
-            part = "" if root == unseen[0].path else f" (in {unseen[0].path})"
+            roots = dict(map(called_of, unseen))
+            paths = ", ".join(map(_in_code, unseen[:3])) + ", …" * (len(unseen) > 3)
+            part = "" if paths in roots.values() else f" (in {paths})"
+            pushes = " and ".join(f"synk.push({name})" for name in [*roots.values()][:3])
             warn(
-                f"{root!r}, which the function {function.name!r} uses, has changed here since it was "
-                f"sent{part}. The workers have it now as it is, but may have missed it in the last "
-                f"calls: it is large, and compared only now and then. Call synk.push({root}) when you "
-                f"have changed it, or pass it as an argument."
+                f"{', '.join([*roots][:3])}, which the function {function.name!r} uses, changed here "
+                f"since it was sent{part}. The workers have it now as it is, but may have missed it in "
+                f"the last calls: not all of it is compared at each call. Call {pushes} when you have "
+                f"changed it, or pass it as an argument."
             )
-        return self._listed(watch.after_look())
+        return self._listed(watch.after_look(time.monotonic() - start))
 
     @contextlib.contextmanager
     def preserved(self, function: Any) -> Iterator[Callable[[], Any]]:
@@ -267,7 +278,7 @@ class Objects:
         return _Copy(replies[place].pickle, {one.number: one.obj for one in there}).load()
 
     def _require_known(self, obj: Any, verb: str) -> Known:
-        if kind_of(obj) is None:
+        if kind_of(obj) is None or (verb == "fetch" and kind_of(obj) in (CLASS, FUNCTION, FIXED)):
             raise InvalidType(
                 f"{verb}() takes an object that functions use and that can change (a model, an "
                 f"optimizer, an instance, a dict, a list, an array); got {shortened(obj)}."
@@ -293,17 +304,14 @@ class Objects:
         specs: Mapping[int, FunctionSpec] = _NO_SPECS,
         on_tick: Callable[[], None] | None = None,
         forced: bool = False,
-        watch: Watch | None = None,
     ) -> dict[int, Known]:
-        """Bring the workers up to date; returns all that they have of what was walked, by id.
-
-        All watches but *watch* are to look closer then.
-        """
+        """Bring the workers up to date; returns all that they have of what was walked, by id."""
         self._forget_parts(walk)
         changes = [c for c in (change_of(f, forced) for f in walk.found.values()) if c is not None]
         if not forced:
             for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
                 raise InvalidValue(self._contradiction(change.known))
+        altered = [walk.found[id(change.known.obj)] for change in changes]
         new = {ident: found for ident, found in walk.found.items() if found.known is None}
         has = {ident: f.known for ident, f in walk.found.items() if f.known is not None}
         if command is Renew and not (changes or new):
@@ -322,23 +330,20 @@ class Objects:
             explain(error, specs, walk.found.values())
             raise
         parcel, segments = self._parcel(writer)
-        self._expire_all_but(watch)
-        try:
-            self._engine.run(command(parcel), segments, on_tick=on_tick)
-        except BaseException:
-            for change in changes:  # some ranks may have them
-                change.known.doubt()
-            if watch is not None:
-                watch.expire()
-            raise
+        self._expire_all_watches()
+        for change in changes:  # until all ranks have them, and this side knows it
+            change.known.doubt()
+        self._engine.run(command(parcel), segments, on_tick=on_tick)
         known |= has
         for ident, one in known.items():
             found = walk.found[ident]
             inner = {
                 key: [known[each] for each in ids if each in known] for key, ids in found.inner.items()
             }
-            one.agree(found.contents, inner)
             self._registry.keep(one)
+            one.agree(found.contents, inner)
+            if (ident in new or found in altered) and _was_written_to(found):
+                one.doubt()
         return known
 
     def _forget_parts(self, walk: Walk) -> None:
@@ -398,14 +403,18 @@ class Objects:
         return [change for change, each in zip(changes, differ, strict=True) if any(each)]
 
     def _contradiction(self, known: Known) -> str:
-        users = [f.name for f, roots in self._roots.items() if known in reached(roots)]
+        users = {f.name for f, roots in self._roots.items() if known in reached(roots)}
         named = ", ".join(map(repr, sorted(users)))
-        root = root_of(known.path)
-        part = "" if root == known.path else f" (in {known.path})"
+        use = f"functions {named} use" if len(users) > 1 else f"function {named} uses"
+        called, name = called_of(known)
+        part = f" (in {_in_code(known)})" if _in_code(known) != name else ""
+        theirs = f"take a copy, {name} = synk.fetch({name})."
+        if known.kind is CLASS:
+            theirs = "return what you need of it from a function."
         return (
-            f"the object {root!r}, which the functions {named} use, has changed here and on the workers "
-            f"since it was sent{part}. To go on with what it is here, call synk.push({root}); to go on "
-            f"with what it is there, take a copy, {root} = synk.fetch({root})."
+            f"{called}, which the {use}, has changed here and on the workers since it was sent{part}. "
+            f"To go on with what it is here, call synk.push({name}); to go on with what it is there, "
+            f"{theirs}"
         )
 
     def _writer(self) -> Writer:
@@ -452,6 +461,12 @@ class _Copy(pickle.Unpickler):
         return self._objects[pid] if isinstance(pid, int) else sys.modules[pid]
 
 
+def _in_code(known: Known) -> str:
+    """The path of an object, as one would write it."""
+    _, own, inner = known.path.partition(".__self__")
+    return f"obj{inner}" if own else known.path
+
+
 def change_of(found: Found, forced: bool) -> Change | None:
     """What is to change on the workers of an object that they have; None for nothing."""
     known = found.known
@@ -478,15 +493,32 @@ def _is_as_known(known: Known, contents: Contents) -> bool:
     return known.contents is not None and same_contents(known.kind, known.contents, contents)
 
 
-def root_of(path: str) -> str:
-    """The outermost object of a path: a name, or the object of a method."""
-    head, own, _ = path.partition(".__self__")
-    return head + own if own else path.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+def _was_written_to(found: Found) -> bool:
+    """Whether another thread has written to an array while it was sent."""
+    if found.kind is not ARRAY or found.values is not None or found.obj.nbytes > _LOOKED_AT:
+        return False
+    return ARRAY.look(found.obj) != found.contents
+
+
+def called_of(known: Known) -> tuple[str, str]:
+    """What to call the outermost object of a path in a sentence and in code: its name, or ``obj``, if it
+    is the object of a method, or is called itself."""
+    head, own, _ = known.path.partition(".__self__")
+    if own:
+        return f"the object (obj) of {head!r}", "obj"
+    name = head.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+    return f"the object {name!r}", name
 
 
 def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:
-    """Whether a dict has equal keys as before, and in another order, or of another type."""
-    return known.kind is DICT and before.keys() == now.keys() and not all(map(alike, before, now))
+    """Whether a dict would have its keys in another order than here, or other ones, after its entries
+    have changed one by one."""
+    if known.kind is not DICT:
+        return False
+    if any(key != key for key in now):  # noqa: PLR0124  NaN, which no other NaN finds
+        return True
+    after = [key for key in before if key in now] + [key for key in now if key not in before]
+    return len(after) != len(now) or not all(map(alike, after, now))
 
 
 def _is_doubtful(change: Change) -> bool:

@@ -18,6 +18,7 @@ from ...errors import InvalidType, InvalidValue, warn
 from ...packing.code import Uses, is_own, uses
 from ...packing.kinds import (
     ARRAY,
+    ATTRIBUTES,
     CLASS,
     DICT,
     FIXED,
@@ -33,6 +34,7 @@ from ...packing.kinds import (
     alike,
     inside,
     inside_of_opaque,
+    is_for_program,
     kind_of,
 )
 from ...packing.pickles import Space
@@ -88,6 +90,11 @@ class Known:
     def assign(self, entries: Contents) -> None:
         """The workers have these entries now, and the others as they were."""
         self.contents = {**(self.contents or {}), **entries}
+
+    def was_copied(self, now: bool) -> bool:
+        """Whether a submitted call has ever brought a copy, which it does *now*, or not."""
+        self.copied |= now
+        return self.copied
 
     def doubt(self) -> None:
         """Some workers may have been changed."""
@@ -166,10 +173,10 @@ class Registry:
 
     def keep(self, known: Known) -> None:
         """The workers have it."""
-        if self._known.get(id(known.obj)) is not known:
+        if self._known.get(id(known.obj)) is not known:  # in this order, as Ctrl-C may come in between
+            weakref.finalize(known, _forget, self.numbers, id(known.obj), known.number).atexit = False
             self._known[id(known.obj)] = known
             self.numbers[id(known.obj)] = known.number
-            weakref.finalize(known, _forget, self.numbers, id(known.obj), known.number).atexit = False
 
     def forget(self, obj: Any) -> None:
         """Have *obj* sent anew when it comes again."""
@@ -231,6 +238,8 @@ class Walk:
     def visit(self, root: Any, path: str) -> list[int]:
         """Look at *root* and all that it holds; returns the ids of the outermost objects."""
         outermost: list[int] = []
+        if kind_of(root) not in (None, FUNCTION):  # an object that is called
+            path += ".__self__"
         self._walk([(root, path, outermost, True)], light=False)
         return outermost
 
@@ -275,13 +284,18 @@ class Walk:
             self.found[id(obj)] = found
             if is_generator(obj):
                 _check_generator(found, direct)
+            elif is_for_program(obj):
+                raise InvalidType(
+                    f"{path!r}, which a function brings along, is a Data: give it to the function as an "
+                    f"argument. An object can hold a copy, x[:].copy()."
+                )
             before = found.known.contents if found.known else None
             if before is not None and kind in _HEAVY and (light or self._is_heavy(obj, kind, before)):
                 found.look(before)
                 continue
             found.look(*self._seen.get(id(obj), ()))
             if kind is FUNCTION:
-                queue += self._globals(found)
+                queue += self._globals(found, strict=direct)
             elif kind is FIXED:
                 queue.append((_plain_function(obj), path, found.inner.setdefault(_WRAPPED, []), False))
             queue += self._entries(found, found.contents)
@@ -304,24 +318,33 @@ class Walk:
         if found.kind is OPAQUE:
             contents = inside_of_opaque(found.obj)
         elif found.kind is DICT:  # objects may be keys
-            keys = tuple(key for key in contents if kind_of(key) is not None or isinstance(key, tuple))
+            keys = tuple(
+                key
+                for key in contents
+                if key is not ATTRIBUTES
+                and (kind_of(key) is not None or isinstance(key, tuple | frozenset))
+            )
             yield keys, found.path, found.inner.setdefault(_KEYS, []), False
         for key, value in contents.items():
             if isinstance(key, int) and found.kind is FUNCTION:
                 path = found.obj.__code__.co_freevars[key]
-            elif named or key is WHOLE or len(found.path) > _LONG_PATH:
+            elif named or key in (WHOLE, ATTRIBUTES) or len(found.path) > _LONG_PATH:
                 path = found.path
             else:
                 path = found.path + (f".{key}" if attributes else f"[{key!r}]")
             yield value, path, found.inner.setdefault(key, []), named
 
-    def _globals(self, found: Found) -> Iterator[Any]:
-        """The globals that a function names, and the user's modules that it imports."""
+    def _globals(self, found: Found, strict: bool = True) -> Iterator[Any]:
+        """The globals that a function names, and the user's modules that it imports.
+
+        Of what is not *strict*, a method of a class, say, which may be for the program only, it leaves
+        out what cannot be used on a worker.
+        """
         fn: FunctionType = found.obj
         if self._registry.space(fn.__globals__).installed:
             return
         used = uses(fn.__code__)
-        if used.rebinds is not None:
+        if used.rebinds is not None and strict:
             raise InvalidValue(
                 f"the function {fn.__qualname__!r}, which is to run on the workers, assigns to "
                 f"{used.rebinds!r}, a name outside of it (global or nonlocal). The program would not "
@@ -330,7 +353,7 @@ class Walk:
             )
         found.inner[GLOBALS] = []
         for name in used.names:
-            if name in fn.__globals__:
+            if name in fn.__globals__ and (strict or not is_for_program(fn.__globals__[name])):
                 yield from self._name(fn.__globals__, name, found, used)
         package = fn.__globals__.get("__package__") or ""
         for imported in used.imports:
