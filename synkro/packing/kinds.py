@@ -16,6 +16,7 @@ import functools
 import re
 import sys
 import types
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -582,7 +583,10 @@ def alike(one: Any, other: Any) -> bool:
     for cls, same in _ALIKE:
         if isinstance(one, cls):
             own = isinstance(one, _VALUES) and (attributes_of(one) or attributes_of(other))
-            return bool(same(one, other)) and not own
+            same_attributes = not own or same_entries(
+                attributes_of(one) or {}, attributes_of(other) or {}
+            )
+            return bool(same(one, other)) and same_attributes
     plain = is_plain(one) and not isinstance(one, Variable | np.ufunc)
     return plain and repr(one) == repr(other)  # which tells NaN, -0.0 and Decimal("1.00"), too
 
@@ -671,10 +675,15 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
 def slots_of(obj: Any) -> tuple[str, ...]:
     """The attributes of *obj* that have places of their own (``__slots__``)."""
     cls: Any = type(obj)
-    return _slots(cls)
+    found = _SLOTS.get(cls)
+    if found is None:
+        found = _SLOTS[cls] = _slots(cls)
+    return found
 
 
-@functools.lru_cache(1 << 10)
+_SLOTS: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
 def _slots(cls: Any) -> tuple[str, ...]:
     """The attributes that instances of *cls* have outside of their dict."""
     names: list[str] = []

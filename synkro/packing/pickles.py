@@ -188,8 +188,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         cells: list[tuple[int, Any]] = []
         for cell in fn.__closure__ or ():
             with contextlib.suppress(ValueError):  # nothing was assigned yet
-                cells.append((len(cells), cell.cell_contents))
-                continue
+                if not is_for_program(value := cell.cell_contents):
+                    cells.append((len(cells), value))
+                    continue
             cells.append((-1, None))
         parts = {name: getattr(fn, name) for name in (*FUNCTION_PARTS[1:], *_DESCRIBING)}
         try:

@@ -28,7 +28,7 @@ from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
 from ..objects.glances import Assigned
-from ..objects.walk import Look
+from ..objects.walk import Known, Look
 from ..objects.watch import Watch
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
@@ -72,6 +72,7 @@ class Function:
         fn: the plain function.
         name: for messages.
         output_modes: the reduce operation of each output, nested as the outputs, or one for all.
+        roots: the objects that it brought along, which live on the workers as long as this.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Function:
         self._define = define
         self._engine: Engine | None = None
         self._watch: Watch | None = None
+        self.roots: list[Known] = []
         self._brought = False  # whether a submitted call runs, for which all was brought
         if isinstance(define, Definition):
             self._take(define)
@@ -149,6 +151,13 @@ class Function:
         if not isinstance(self._define, Definition):
             return self
         return Function(self._find_home, replace(self._define, fn=copy.deepcopy(self.fn, memo)))
+
+    def hold(self, roots: list[Known]) -> None:
+        """Keep *roots* on the workers.
+
+        They are held in here, as an object may hold a function of a method of its own: both go together.
+        """
+        self.roots = roots
 
     # ── calling ──────────────────────────────────────────────────────────────────────────────────
 

@@ -99,7 +99,7 @@ class Comparison:
     def covers(self, known: Known) -> bool:
         """Whether an object is compared at each call, with all that it holds."""
         if known.kind in (OPAQUE, TENSOR):
-            return False
+            return known in self._own_arrays
         lists = (self.functions, self._dicts, self._sequences, self._ordered, self._classes)
         return known.kind is NAME or any(known in some for some in (*lists, self._slotted, self._arrays))
 
@@ -258,7 +258,7 @@ def _dict_of(known: Known) -> dict[Any, Any] | None:
 
 
 def _entries(known: Known) -> list[tuple[Any, Any]]:
-    """The entries of ``_dict_of``, as the workers have them; where that is not known, none of its own."""
+    """The entries of ``_dict_of`` as the workers have them; where that is not known, a strange one."""
     unknown = [(GONE, GONE)]
     if known.kind in (STATEFUL, OPAQUE):
         return list((_dict_of(known) or {}).items()) if _is_agreed(known) else unknown

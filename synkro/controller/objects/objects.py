@@ -86,7 +86,7 @@ class Objects:
         self._master = master_rank
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._registry = Registry(engine.directory.number, engine.directory.watch)
-        self._roots: weakref.WeakKeyDictionary[Any, list[Known]] = weakref.WeakKeyDictionary()
+        self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._numba: Any = None
 
     # ── with functions ───────────────────────────────────────────────────────────────────────────
@@ -110,11 +110,12 @@ class Objects:
         specs = {number: function.spec for number, function in functions.items()}
         known = self._deliver(walk, command, specs, on_tick)
         for number, function in functions.items():
-            self._roots[function] = [known[each] for each in roots[number] if each in known]
+            function.hold([known[each] for each in roots[number] if each in known])
+            self._functions.add(function)
 
     def watch(self, function: Any) -> Watch:
         """What the calls of *function* are to compare."""
-        return self._listed(Watch(self._roots[function]))
+        return self._listed(Watch(function.roots))
 
     def renew(self, function: Any, watch: Watch, view: Look | None = None) -> Watch:
         """Send what has changed of what a call of *function* compares; returns its watch from now on.
@@ -127,7 +128,7 @@ class Objects:
             changed = watch.changed() if view is None else list(view)
             defined = watch.defined(changed)
             changed += [(known, known.kind.look(known.obj), None) for known in defined]
-            there = reached(self._roots[function], {known: contents for known, contents, _ in changed})
+            there = reached(function.roots, {known: contents for known, contents, _ in changed})
             walk = Walk(self._registry)
             news = {known for known, contents, _ in changed if not _is_as_known(known, contents)}
             walk.revisit(changed, (there & news) | set(defined))
@@ -226,7 +227,7 @@ class Objects:
 
         Yields what puts it back; after an exception it is put back, too.
         """
-        numbers = tuple(known.number for known in reached(self._roots[function]))
+        numbers = tuple(known.number for known in reached(function.roots))
         self._engine.run(Preserve(numbers, restore=False, keep=True))
         try:
             yield lambda: self._engine.run(Preserve(numbers, restore=True, keep=True))
@@ -274,7 +275,7 @@ class Objects:
             self._engine.require_ready()
             known = self._require_known(obj, "fetch")
             replies = self._engine.run(Fetch(known.number, place))
-        there = reached(chain.from_iterable(self._roots.values()))
+        there = reached(chain.from_iterable(function.roots for function in self._functions))
         return _Copy(replies[place].pickle, {one.number: one.obj for one in there}).load()
 
     def _require_known(self, obj: Any, verb: str) -> Known:
@@ -285,8 +286,8 @@ class Objects:
             )
         known = self._registry.known(obj)
         if known is None:  # a name may be bound to it since the last call
-            for function, roots in list(self._roots.items()):
-                self.renew(function, Watch(roots))
+            for function in list(self._functions):
+                self.renew(function, Watch(function.roots))
             known = self._registry.known(obj)
         if known is None:
             raise InvalidValue(
@@ -403,7 +404,7 @@ class Objects:
         return [change for change, each in zip(changes, differ, strict=True) if any(each)]
 
     def _contradiction(self, known: Known) -> str:
-        users = {f.name for f, roots in self._roots.items() if known in reached(roots)}
+        users = {f.name for f in self._functions if known in reached(f.roots)}
         named = ", ".join(map(repr, sorted(users)))
         use = f"functions {named} use" if len(users) > 1 else f"function {named} uses"
         called, name = called_of(known)

@@ -298,7 +298,10 @@ class Walk:
                 queue += self._globals(found, strict=direct)
             elif kind is FIXED:
                 queue.append((_plain_function(obj), path, found.inner.setdefault(_WRAPPED, []), False))
-            queue += self._entries(found, found.contents)
+            contents = found.contents
+            if kind is FUNCTION and not direct:
+                contents = {k: v for k, v in contents.items() if not is_for_program(v)}
+            queue += self._entries(found, contents)
             for cls in obj.__bases__ if kind is CLASS else (type(obj),):
                 queue.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
 
@@ -355,6 +358,10 @@ class Walk:
         for name in used.names:
             if name in fn.__globals__ and (strict or not is_for_program(fn.__globals__[name])):
                 yield from self._name(fn.__globals__, name, found, used)
+        for cell in fn.__closure__ or ():
+            with contextlib.suppress(ValueError):  # nothing was assigned yet
+                if isinstance(cell.cell_contents, ModuleType) and is_own(cell.cell_contents):
+                    yield from self._module_names(cell.cell_contents, found, used)
         package = fn.__globals__.get("__package__") or ""
         for imported in used.imports:
             with contextlib.suppress(ImportError):  # beyond the outermost package

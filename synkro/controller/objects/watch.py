@@ -24,7 +24,6 @@ from ...packing.kinds import (
     OPAQUE,
     STATEFUL,
     TENSOR,
-    WHOLE,
 )
 from .comparison import Comparison, cost_of, is_flat, rank_of
 from .glances import (
@@ -158,8 +157,9 @@ class Watch:
 
     def defined(self, changed: Look) -> list[Known]:
         """Functions of whose globals one is new, or another module of the user's."""
-        modules = (c.get(WHOLE) for known, c, _ in changed if known.kind is NAME)
-        if any(isinstance(module, ModuleType) and is_own(module) for module in modules):
+        bound = (held for known, held, _ in changed if known.kind in (NAME, FUNCTION))
+        values = chain.from_iterable(held.values() for held in bound)
+        if any(isinstance(value, ModuleType) and is_own(value) for value in values):
             return list(self._comparison.functions)
         spaces = [id(names) for names, missing in self._missing if not names.keys().isdisjoint(missing)]
         return [known for known in self._comparison.functions if id(known.obj.__globals__) in spaces]
