@@ -337,7 +337,7 @@ def test_a_trace_outlives_a_worker(tmp_path):
             f(ROWS)
     calls, lanes = events_of(tmp_path / "trace.json")
     assert [call["name"] for call in calls] == ["fatal"]
-    assert seconds(lanes[0], "compute") >= NAP  # until it died
+    assert seconds(lanes[0], "compute") >= 0.9 * NAP  # until it died
 
 
 @pytest.mark.parametrize("end", ["synkro.close()", "", "raise SystemExit"])
