@@ -516,7 +516,7 @@ def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:
     have changed one by one."""
     if known.kind is not DICT:
         return False
-    if any(key != key for key in now):  # noqa: PLR0124  NaN, which no other NaN finds
+    if any(isinstance(key, float) and key != key for key in now):  # noqa: PLR0124  NaN finds no other
         return True
     after = [key for key in before if key in now] + [key for key in now if key not in before]
     return len(after) != len(now) or not all(map(alike, after, now))
