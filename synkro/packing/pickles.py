@@ -29,6 +29,11 @@ from .refused import is_open_file, is_parallel_map
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
 
+PICKLED = "|V1"
+"""The dtype of a pickle among a function's outputs, which no output has."""
+
+HEAD = 4  # bytes before it, which say how many buffers follow
+
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tuple})
 
 
@@ -96,7 +101,7 @@ class Writer:
         self.buffers: list[memoryview] = []
         self.movable: list[Any] = []
         self._pickler = _Pickler(
-            self._stream, _kept_apart(self.buffers), numbers, space_of, current, compiled, self.movable
+            self._stream, kept_apart(self.buffers), numbers, space_of, current, compiled, self.movable
         )
 
     def write(self, value: Any) -> None:
@@ -112,7 +117,7 @@ class Writer:
         return self._stream.getvalue()
 
 
-def _kept_apart(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+def kept_apart(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
     """What tells pickle which buffers stay in the stream; the others are added to *buffers*."""
 
     def stays(buffer: pickle.PickleBuffer) -> bool:

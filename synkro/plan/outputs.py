@@ -3,7 +3,8 @@
 A function may return a number, an array, or tuples, lists and dicts of them, nested.  ``flatten``
 takes such a value apart into its leaves and a *tree*, a hashable description of the nesting;
 ``unflatten`` puts it together again.  The user's ``outputs=`` is a prefix of that tree: one
-operation for a whole subtree, or a tuple, list or dict with an entry for each child.
+operation for a whole subtree, or a tuple, list or dict with an entry for each child.  What is not
+reduced by an operation of Synkro's may be anything, and stays whole.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError, counted, nearest
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
+
+MERGE = "merge"
+"""Stands on the workers for a function ``op(a, b)`` of the user's, which runs in the main process."""
 
 
 class Default(str):
@@ -85,6 +90,26 @@ def flatten(value: Any, opens: Callable[[Any], bool] | None = None) -> tuple[lis
     return leaves, Node(kind, keys, tuple(trees))
 
 
+def flatten_by(spec: Any, value: Any, is_whole: Callable[[Any], bool]) -> tuple[list[Any], Tree]:
+    """``flatten``, but what *spec* does not reduce, and lists to gather that are *whole*, stay whole."""
+    if spec in (None, MERGE) or (spec == "gather" and type(value) is list and is_whole(value)):
+        return [value], None
+    if not isinstance(spec, _CONTAINERS) or not isinstance(value, _CONTAINERS):
+        return flatten(value)
+    kind, keys, children = _children(value)
+    by_name = isinstance(spec, dict)
+    entries: Any = spec
+    if len(spec) != len(keys) or by_name != (kind is dict) or (by_name and set(spec) != set(keys)):
+        return flatten(value)  # which fits nothing: ``leaf_modes`` tells
+    leaves: list[Any] = []
+    trees = []
+    for entry, child in zip([entries[key] for key in keys], children, strict=True):
+        below, tree = flatten_by(entry, child, is_whole)
+        leaves += below
+        trees.append(tree)
+    return leaves, Node(kind, keys, tuple(trees))
+
+
 def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     """The inverse of ``flatten``: takes as many *leaves* as the tree has."""
     if tree is None:
@@ -118,7 +143,7 @@ def by_name(tree: Tree) -> tuple[tuple[int, ...], str]:
 
 
 def check_modes(spec: Any) -> Any:
-    """The user's ``outputs=`` with every operation checked and aliases resolved.
+    """The user's ``outputs=`` with every operation checked and aliases resolved; functions stay.
 
     Raises: InvalidValue for an unknown operation, InvalidType for other objects.
     """
@@ -126,9 +151,14 @@ def check_modes(spec: Any) -> Any:
         kind, keys, children = _children(spec)
         return Node(kind, keys, (None,) * len(keys)).build([check_modes(c) for c in children])
     if spec is not None and not isinstance(spec, str):
+        hint = suggested(getattr(spec, "__name__", ""), MODES)
+        if isinstance(spec, FunctionType) or (
+            callable(spec) and not hint and not isinstance(spec, type)
+        ):
+            return spec
         raise InvalidType(
-            f"outputs= takes {_known()}, or a tuple, list or dict of these; got {spec!r}, "
-            f"a {type(spec).__name__}.{suggested(getattr(spec, '__name__', ''), MODES)}"
+            f"outputs= takes {_known()}, a function op(a, b) that merges two values, or a tuple, list "
+            f"or dict of these; got {spec!r}, a {type(spec).__name__}.{hint}"
         )
     mode = ALIASES.get(spec, spec) if spec is not None else None
     if mode not in MODES:
@@ -136,6 +166,14 @@ def check_modes(spec: Any) -> Any:
             f"outputs= has the unknown operation {spec!r}: expected {_known()}.{suggested(spec, MODES)}"
         )
     return mode
+
+
+def for_workers(modes: Any) -> Any:
+    """The checked ``outputs=`` without the user's own operations."""
+    if isinstance(modes, _CONTAINERS):
+        kind, keys, children = _children(modes)
+        return Node(kind, keys, (None,) * len(keys)).build([for_workers(child) for child in children])
+    return MERGE if callable(modes) else modes
 
 
 def suggested(name: Any, known: Sequence[str | None]) -> str:

@@ -38,7 +38,8 @@ def same_bits(one: Array, other: Array) -> bool:
 
 def code_of(dtype: np.dtype[Any]) -> str:
     """The name of a dtype in messages: every process can give it to ``np.dtype``."""
-    return dtype.str if dtype.kind in NUMERIC_KINDS else _Extension(dtype.name)
+    plain = dtype.kind in NUMERIC_KINDS or dtype.type is np.void
+    return dtype.str if plain else _Extension(dtype.name)
 
 
 class _Extension(str):

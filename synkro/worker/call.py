@@ -68,7 +68,7 @@ class PreparedCall:
         # whether a run only calls the function, once, and leaves its outputs
         special = spec.updates or spec.finish or plan.sliced or plan.subset is not None
         self._plain = same and len(self._spans) == 1 and not special and rank.device.xp is np
-        self._merger = Merger(spec.name, outputs, len(self._spans) > 1)
+        self._merger = Merger(spec.name, outputs, len(self._spans) > 1, rank.belongings.packed)
         self._layout = Layout()
 
     def _numbers_among(self, fixed: list[Arguments]) -> Iterator[tuple[Any, Any, plans.Number]]:

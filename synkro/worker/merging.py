@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,19 @@ from ..devices.base import Device
 from ..errors import OutputError
 from ..memory.segment import aligned
 from ..messages import Done, Leaf, Piece
-from ..plan.outputs import Tree, describe, flatten, leaf_modes, leaf_paths
+from ..plan.outputs import (
+    MERGE,
+    Tree,
+    describe,
+    flatten,
+    flatten_by,
+    leaf_modes,
+    leaf_paths,
+    unflatten,
+)
 from ..values.arrays import Array, code_of, is_numeric, native, shortened
-from ..values.foreign import host_array, is_key
+from ..values.foreign import host_array, is_key, library_of
+from ..values.variable import Variable
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
@@ -25,12 +37,19 @@ class Merger:
     Attributes:
         tree: how the outputs are nested.
         modes, dtypes: the operation and the dtype of each leaf.
-        leaves: the merged partial of each leaf, or its pieces if they do not merge.
+        leaves: the merged partial of each leaf, or its pieces if they do not merge; of what is no
+            array, for each piece, the pickle and its buffers.
         nothing: whether the call has no outputs, whatever the function returns.
     """
 
-    def __init__(self, name: str, outputs: Any, several: bool) -> None:
-        """*several* says whether there is more than one piece."""
+    def __init__(
+        self,
+        name: str,
+        outputs: Any,
+        several: bool,
+        packed: Callable[[Any], list[Array]] | None = None,
+    ) -> None:
+        """*several* says whether there is more than one piece; *packed* pickles what is no array."""
         self.tree: Tree = None
         self.modes: list[str | None] = []
         self.dtypes: list[np.dtype[Any]] = []
@@ -41,6 +60,7 @@ class Merger:
         self._outputs = outputs
         self.nothing = isinstance(outputs, tuple | list | dict) and not outputs
         self._several = several
+        self._packed = packed
 
     def reset(self) -> None:
         """The call is over: let go of its outputs."""
@@ -53,11 +73,14 @@ class Merger:
         """
         if self.nothing:
             return  # outputs=[]: the function's result is not wanted
-        arrays = [np.asarray(value)] if self._is_known(value) else self._arrays(value, device)
+        found = [np.asarray(value)] if self._is_known(value) else self._found(value, device)
         if not self.leaves:
-            self.leaves = [[] for _ in arrays]
-        for index, array in enumerate(arrays):
-            self._merge(index, array, weight, device)
+            self.leaves = [[] for _ in found]
+        for index, output in enumerate(found):
+            if isinstance(output, list):
+                self.leaves[index] += output
+            else:
+                self._merge(index, output, weight, device)
 
     def _is_known(self, value: Any) -> bool:
         """Whether *value* is one array or number of NumPy's, of the dtype of the last one."""
@@ -65,33 +88,52 @@ class Merger:
             return False
         return self.tree is None and len(self.dtypes) == 1 and value.dtype == self.dtypes[0]
 
-    def _arrays(self, value: Any, device: Device) -> list[Array]:
-        values, tree = flatten(value)
-        arrays = []
-        for index, leaf in enumerate(values):
+    def _found(self, value: Any, device: Device) -> list[Array | list[Array]]:
+        """The outputs: arrays; of what is pickled a list of bytes."""
+        values, tree = flatten_by(self._outputs, value, _has_objects)
+        try:
+            modes = leaf_modes(self._outputs, tree)
+        except OutputError as error:
+            raise OutputError(f"the function {self._name!r}: {error}") from None
+        found: list[Array | list[Array]] = []
+        for index, (leaf, mode) in enumerate(zip(values, modes, strict=True)):
             try:
+                if _is_pickled(leaf, mode):
+                    found.append(self._pickled(leaf, device))
+                    continue
                 array = device.adopt(leaf)
-                arrays.append(_output(leaf if array is None else array))
+                found.append(_output(leaf if array is None else array))
             except OutputError as error:
                 raise self._error(tree, index, str(error)) from None
         if not self.leaves:
-            self._learn(tree, arrays)
+            self._learn(tree, modes, found)
         elif tree != self.tree:
             raise OutputError(
                 f"the function {self._name!r} returned {describe(self.tree)} for one slice and "
                 f"{describe(tree)} for another: it must return the same for every slice."
             )
-        return arrays
+        return found
 
-    def _learn(self, tree: Tree, arrays: list[Array]) -> None:
-        """Learn from the first piece of a call how outputs are nested, and their dtypes."""
-        self.tree, self.dtypes = tree, []
+    def _pickled(self, value: Any, device: Device) -> list[Array]:
+        """What is no array, as bytes; arrays in it are NumPy's, as they are outside of containers."""
+        assert self._packed is not None
+        with contextlib.suppress(RecursionError):  # a list may hold itself
+            leaves, tree = flatten(value)
+            if tree is not None:
+                value = unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
         try:
-            self.modes = leaf_modes(self._outputs, tree)
-        except OutputError as error:
-            raise OutputError(f"the function {self._name!r}: {error}") from None
-        self._operations = [OPERATIONS.get(mode or "") for mode in self.modes]
-        self.dtypes = [array.dtype for array in arrays]
+            return self._packed(value)
+        except Exception as error:
+            raise OutputError(
+                f"{shortened(value)} cannot be pickled, so it stays on its worker: "
+                f"{type(error).__name__}: {error}"
+            ) from None
+
+    def _learn(self, tree: Tree, modes: list[str | None], found: list[Array | list[Array]]) -> None:
+        """Learn from the first piece of a call how outputs are nested, and their dtypes."""
+        self.tree, self.modes = tree, modes
+        self._operations = [OPERATIONS.get(mode or "") for mode in modes]
+        self.dtypes = [each[0].dtype if isinstance(each, list) else each.dtype for each in found]
         self._partials = [
             None if operation is None else operation.partial_dtype(dtype)
             for operation, dtype in zip(self._operations, self.dtypes, strict=True)
@@ -99,12 +141,12 @@ class Merger:
 
     def _merge(self, index: int, array: Array, weight: int, device: Device) -> None:
         operation, pieces = self._operations[index], self.leaves[index]
-        if array.dtype != self.dtypes[index]:
+        if array.dtype != self.dtypes[index] and self.modes[index] not in (None, MERGE):
             what = f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another"
             raise self._error(self.tree, index, what)
         if operation is None:
             mode = self.modes[index]
-            if mode is not None and array.ndim == 0:
+            if mode in ("gather", "keep") and array.ndim == 0:
                 what = f'"{mode}" concatenates rows, got a scalar: return an array, or say outputs=None'
                 raise self._error(self.tree, index, what)
             if self._several:
@@ -222,6 +264,38 @@ class Layout:
         self.done = Done(merger.tree, tuple(leaves))
 
 
+def _is_pickled(value: Any, mode: str | None) -> bool:
+    """Whether an output is no array or number, and does not have to be."""
+    return type(value) is list if mode == "gather" else mode in (None, MERGE) and not _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether *value* is an array or a number; not a table, say, which could become one."""
+    if isinstance(value, np.ndarray):
+        return is_numeric(value.dtype) and not isinstance(value, np.ma.MaskedArray)
+    if isinstance(value, _NUMBERS):
+        return is_numeric(np.asarray(value).dtype)
+    known = isinstance(value, Variable) or library_of(value) is not None
+    return (known or hasattr(value, "__cuda_array_interface__")) and not is_key(value)
+
+
+def _has_objects(value: list[Any]) -> bool:
+    """Whether a list holds what is no array and no number, or nothing."""
+    try:
+        return not value or not all(map(_is_array, flatten(value)[0]))
+    except RecursionError:
+        return True
+
+
+def _in_container(value: Any, device: Device) -> Any:
+    """An array of another library's as one of NumPy's, in host memory; everything else as it is."""
+    if isinstance(value, (np.ndarray, *_NUMBERS)) or not _is_array(value):
+        return value
+    array = device.adopt(value)
+    array = _output(value if array is None else array)
+    return array if isinstance(array, np.ndarray) else device.stow(array)
+
+
 def _output(value: Any) -> Array:
     """One leaf of a function's result as an array; an array on the device stays there.
 
@@ -250,6 +324,6 @@ def _as_array(value: Any) -> Array:
     if hasattr(value, "__array__"):
         return np.asarray(value)  # of a subclass of ndarray, the plain array
     raise OutputError(
-        f"expected an array or a number, got {shortened(value)}; a function that returns "
-        f"nothing useful says outputs=[]."
+        f"expected an array or a number, got {shortened(value)}. Other values are not reduced: with "
+        f"outputs=None they come as a list, one of each rank, and with outputs=[] not at all."
     )

@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from ..messages import Ack, Parcel, Preserve
 from ..packing.code import uses
@@ -30,7 +31,7 @@ from ..packing.kinds import (
     alike,
     global_generators,
 )
-from ..packing.pickles import Reader
+from ..packing.pickles import HEAD, PICKLED, Reader, kept_apart
 from ..values.arrays import Array
 from ..values.foreign import in_host_memory
 from .replica import Replica
@@ -145,6 +146,15 @@ class Belongings:
         _Copier(stream, numbers).dump(self._objects[number])
         return stream.getvalue()
 
+    def packed(self, value: Any) -> list[Array]:
+        """What a function returned, as bytes: the pickle, with the number of its buffers, and these."""
+        stream = io.BytesIO()
+        buffers: list[memoryview] = []
+        numbers = {id(o): n for n, o in self._objects.items() if isinstance(o, type | FunctionType)}
+        _Copier(stream, numbers, kept_apart(buffers)).dump(value)
+        head = len(buffers).to_bytes(HEAD, "little") + stream.getvalue()
+        return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
+
     def drop(self, number: int) -> None:
         """No function uses it any more."""
         obj = self._objects.pop(number, None)
@@ -220,8 +230,8 @@ class OwnModule(ModuleType):
 class _Copier(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles a copy for the main process, which has the user's classes, functions and modules."""
 
-    def __init__(self, file: io.BytesIO, numbers: dict[int, int]) -> None:
-        super().__init__(file, protocol=5)
+    def __init__(self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: Any = None) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._numbers = numbers
 
     def persistent_id(self, obj: Any) -> Any:

@@ -370,7 +370,7 @@ class Rank:
             return Done(None, None)
         values = [self.variables[number].whole for number in command.variables]
         shown = tuple(value[None] if command.raised else value for value in values)
-        merger = Merger("get_value", command.mode, several=False)
+        merger = Merger("get_value", (command.mode,) * len(shown), several=False)
         merger.add(shown, 1, self.device)
         layout = Layout()
         done = layout.place(merger, self.outbox, self.device)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import InvalidValue, OutputError, UsageError, WorkerError
 from ...plan.outputs import describe, flatten, leaf_modes, leaf_paths
+from ...values.arrays import is_numeric
 from ..variables.shared import Shared
 
 _TOLERANCES = {8: 1e-7, 16: 1e-7, 4: 1e-4, 2: 1e-2}
@@ -73,13 +74,17 @@ def _gathered(value: Any) -> Any:
 
 def _difference(name: str, path: str, mode: Any, got: Any, want: Any) -> tuple[float, str] | None:
     """How much an output differs, beside a sentence; None if it does not."""
-    head = f"check(): output{path} of the function {name!r}, reduced by {str(mode)!r}, differs from the "
+    by = repr(getattr(mode, "__name__", str(mode)))
+    head = f"check(): output{path} of the function {name!r}, reduced by {by}, differs from the "
     why = f" Perhaps {_REASONS[mode]}." if mode in _REASONS else ""
     if got.shape != want.shape:
         sentence = f"{head}plain function's: it has the shape {got.shape} instead of {want.shape}.{why}"
         return np.inf, sentence
     if got.size == 0:
         return None
+    if not (is_numeric(got.dtype) and is_numeric(want.dtype)):
+        same = bool(np.all(got == want))
+        return None if same else (np.inf, f"{head}plain function's: it is {got} instead of {want}.{why}")
     with np.errstate(all="ignore"):
         same = (got == want) | ((got != got) & (want != want))  # noqa: PLR0124  NaN
         distance = np.abs(got.astype(_wide(got)) - want.astype(_wide(want)))

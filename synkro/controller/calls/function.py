@@ -21,7 +21,7 @@ import numpy as np
 from ...errors import InvalidType, InvalidValue, NotForked, SessionClosed, WorkerError, counted
 from ...messages import FunctionSpec, Phase
 from ...plan.binding import RESERVED, Binder, Bound
-from ...plan.outputs import check_modes, flatten, take_subset, unflatten
+from ...plan.outputs import check_modes, flatten, for_workers, take_subset, unflatten
 from ...values.arrays import checked_bool
 from ...values.foreign import columns_of, library_of
 from ..data import Data, make_data
@@ -116,13 +116,14 @@ class Function:
         definition = self._definition
         checked = home.variables.check_updates(definition.updates)
         sliced = home.variables.check_sliceable(definition.sliceable_shareds)
-        self.spec = FunctionSpec(self.name, self.fn, self.output_modes, checked, definition.finish)
+        modes = for_workers(self.output_modes)
+        self.spec = FunctionSpec(self.name, self.fn, modes, checked, definition.finish)
         self._home = home
         self._engine = home.engine
         self._bridge = definition.bridge
         self._watch = None
         self.number = home.add(self)
-        self._planner = Planner(home, self._binder, self.spec, self.number, sliced)
+        self._planner = Planner(home, self._binder, self.spec, self.output_modes, self.number, sliced)
 
     def _settled(self) -> Engine:
         """The engine of the session that this belongs to."""

@@ -63,7 +63,8 @@ class Planned:
         plan: CallPlan,
         segments: Sequence[Segment],
         home: Functions,
-        spec: FunctionSpec,
+        name: str,
+        modes: Any,
         doubt: Doubt,
     ) -> None:
         self.plan = plan
@@ -72,7 +73,8 @@ class Planned:
         self.segments = [(segment, Access.READ) for segment in segments]
         self.known = False
         self._home = home
-        self._spec = spec
+        self._name = name
+        self._modes = modes
         self._doubt = doubt
         self._collection: Collection | None = None
 
@@ -85,9 +87,15 @@ class Planned:
         """The result of a call that the ranks have answered by *replies*."""
         collection = self._collection
         if collection is None or collection.replies != replies:
-            home, spec = self._home, self._spec
+            home = self._home
             collection = self._collection = Collection(
-                home.outputs, spec.name, spec.outputs, self.plan, replies, home.variables.keep
+                home.outputs,
+                self._name,
+                self._modes,
+                self.plan,
+                replies,
+                home.variables.keep,
+                home.objects.load,
             )
             self._doubt.look(collection)
         return collection.result()
@@ -101,15 +109,18 @@ class Planner:
         home: Functions,
         binder: Binder,
         spec: FunctionSpec,
+        modes: Any,
         number: int,
         sliced: Sequence[Shared],
     ) -> None:
+        """*modes* are the operations of the outputs, those of the user's own among them."""
         engine = home.engine
         self.arguments = Arguments(engine, home.variables, spec)
         self._home = home
         self._engine = engine
         self._binder = binder
         self._spec = spec
+        self._modes = modes
         self._name = spec.name
         self._number = number
         self._sliced = sliced
@@ -225,7 +236,9 @@ class Planner:
             held=held,
             sliced=tuple(variable.number for variable in self._sliced),
         )
-        return self._known.get(plan) or Planned(plan, segments, self._home, self._spec, self._doubt)
+        return self._known.get(plan) or Planned(
+            plan, segments, self._home, self._name, self._modes, self._doubt
+        )
 
     def _spans(
         self,

@@ -275,8 +275,16 @@ class Objects:
             self._engine.require_ready()
             known = self._require_known(obj, "fetch")
             replies = self._engine.run(Fetch(known.number, place))
-        there = reached(chain.from_iterable(function.roots for function in self._functions))
-        return _Copy(replies[place].pickle, {one.number: one.obj for one in there}).load()
+        return self.load(replies[place].pickle)
+
+    def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
+        """What a worker has pickled; its classes, functions and modules are those of this process."""
+        return _Copy(stream, buffers, self._there).load()
+
+    def _there(self) -> Mapping[int, Any]:
+        """The objects that the workers have, by number."""
+        known = reached(chain.from_iterable(function.roots for function in self._functions))
+        return {one.number: one.obj for one in known}
 
     def _require_known(self, obj: Any, verb: str) -> Known:
         if kind_of(obj) is None or (verb == "fetch" and kind_of(obj) in (CLASS, FUNCTION, FIXED)):
@@ -452,14 +460,21 @@ class Objects:
 
 
 class _Copy(pickle.Unpickler):
-    """Loads a copy from a worker; the classes, functions and modules in it are those of this process."""
+    """Loads a copy from a worker."""
 
-    def __init__(self, stream: bytes, objects: Mapping[int, Any]) -> None:
-        super().__init__(io.BytesIO(stream))
-        self._objects = objects
+    def __init__(
+        self, stream: bytes, buffers: Iterable[Any], objects: Callable[[], Mapping[int, Any]]
+    ) -> None:
+        super().__init__(io.BytesIO(stream), buffers=buffers)
+        self._objects: Mapping[int, Any] | None = None
+        self._find = objects
 
     def persistent_load(self, pid: Any) -> Any:
-        return self._objects[pid] if isinstance(pid, int) else sys.modules[pid]
+        if not isinstance(pid, int):
+            return sys.modules[pid]
+        if self._objects is None:
+            self._objects = self._find()
+        return self._objects[pid]
 
 
 def _in_code(known: Known) -> str:

@@ -11,16 +11,20 @@ The result is a view of that segment, not a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ...errors import OutputError
 from ...messages import Done, KeptOutput, Leaf
+from ...packing.pickles import HEAD, PICKLED
 from ...plan.call import CallPlan, Survey
 from ...plan.outputs import Default, assemble, describe, leaf_modes, leaf_paths, take_subset
 from ...plan.split import slices_of
+from ...values.arrays import Array
 from .transfer import Leaves, Outputs, Transfer
 
 
@@ -35,8 +39,9 @@ class Collection:
         plan: CallPlan | Survey,
         replies: Sequence[Done],
         keep: Callable[[Sequence[KeptOutput]], Sequence[Any]],
+        load: Callable[[bytes, Iterable[Any]], Any] | None = None,
     ) -> None:
-        """*keep* makes the handles of outputs that stay on the workers.
+        """*keep* makes the handles of outputs that stay on the workers; *load* reads pickles.
 
         Raises: OutputError if the ranks' outputs do not fit each other.
         """
@@ -53,6 +58,7 @@ class Collection:
         self._total_weight = plan.total_weight
         self._transfer: Transfer | None = None
         self._keep = keep
+        self._load = load
         self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
         self._waiting = [
             index
@@ -79,13 +85,20 @@ class Collection:
             for mode, path, leaves in zip(modes, paths, by_output, strict=True)
         ]
 
-    def _checked(self, mode: str | None, path: str, leaves: list[tuple[int, Leaf]]) -> Leaves:
+    def _checked(self, mode: Any, path: str, leaves: list[tuple[int, Leaf]]) -> Leaves:
         """One output, whose *leaves* are beside their ranks."""
         pieces = [
             (rank, number, piece) for rank, leaf in leaves for number, piece in enumerate(leaf.pieces)
         ]
         first_rank, first = leaves[0]
-        if mode is not None:
+        pickled = [leaf.dtype == PICKLED for _, leaf in leaves]
+        if mode == "gather" and any(pickled) and not all(pickled):
+            rank = leaves[pickled.index(True)][0]
+            raise OutputError(
+                f"output{path} of the function {self._name!r} is a list on rank {rank}, but no list on "
+                f'rank {leaves[pickled.index(False)][0]}: "gather" needs the same on every rank.'
+            )
+        if not (mode is None or callable(mode) or any(pickled)):
             by_rows = mode in ("gather", "keep")
             start = 1 if by_rows else 0  # of the dimensions that have to be the same
             for rank, leaf in leaves:
@@ -159,7 +172,9 @@ class Collection:
         """Merge a leaf whose pieces lie in outboxes."""
         operation, views = output.operation, output.views
         if operation is None:
-            return np.concatenate(views) if output.mode else [view.copy()[()] for view in views]
+            if output.is_one_array:
+                return np.concatenate(views)
+            return self._joined(output.mode, [view.copy() for view in views])
         value: Any = views[0]
         if not value.ndim:  # NumPy makes scalars of arrays without dimensions by itself
             value = value[()]
@@ -174,6 +189,25 @@ class Collection:
         value = operation.finish(value, self._total_weight, out=value)
         return value.astype(output.result, copy=False)
 
+    def _joined(self, mode: Any, arrays: Sequence[Array]) -> Any:
+        """The output of which *arrays* are the pieces, in their order, with pickles among them."""
+        values = list(self._values(arrays))
+        if mode == "gather":
+            return list(chain.from_iterable(values))
+        return functools.reduce(mode, values) if callable(mode) else values
+
+    def _values(self, arrays: Sequence[Array]) -> Iterator[Any]:
+        """What the function returned: for each piece an array, a number, or what was pickled."""
+        remaining = iter(arrays)
+        for array in remaining:
+            if array.dtype != PICKLED:
+                yield array[()]
+                continue
+            assert self._load is not None
+            head = array.tobytes()
+            count = int.from_bytes(head[:HEAD], "little")
+            yield self._load(head[HEAD:], [next(remaining) for _ in range(count)])
+
     def _fetch(self) -> list[Any]:
         """Fetch the leaves that still wait in the workers: through shared memory, by all ranks."""
         if self._transfer is None:
@@ -185,6 +219,10 @@ class Collection:
         results: list[Any] = []
         for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
             output = self._outputs[index]
-            whole = output.mode is not None
-            results.append(arrays[0].astype(output.result, copy=False) if whole else arrays)
+            whole = output.operation is not None or output.is_one_array
+            results.append(
+                arrays[0].astype(output.result, copy=False)
+                if whole
+                else self._joined(output.mode, arrays)
+            )
         return results

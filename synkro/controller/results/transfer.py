@@ -14,6 +14,7 @@ from ...comms.ops import OPERATIONS, Operation
 from ...comms.wire import carrier
 from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
+from ...packing.pickles import PICKLED
 from ...plan.call import Access, Region
 from ...values.arrays import Array
 from ...values.cache import Cache
@@ -91,13 +92,14 @@ class Leaves:
     pieces in the outboxes; there are none if some piece still waits in its worker.
     """
 
-    mode: str | None
+    mode: Any
     dtype: np.dtype[Any]
     pieces: list[tuple[int, int, Piece]]  # rank, number of the piece there, piece
     views: list[Array]
 
     def __post_init__(self) -> None:
         self.operation: Operation | None = OPERATIONS.get(self.mode or "")
+        self.is_one_array = self.mode in ("gather", "keep") and self.dtype != PICKLED
         self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
 
@@ -144,7 +146,7 @@ class Transfer:
             self._reductions.append(reduction)
             self._results.append([target])
             return
-        regions = self._gathered(output) if output.mode == "gather" else self._separate(output)
+        regions = self._gathered(output) if output.is_one_array else self._separate(output)
         for (rank, number, piece), region in zip(output.pieces, regions, strict=True):
             if piece.offset is None:
                 self._stores[rank].append(StoredPiece(index, number, region))

@@ -1,0 +1,199 @@
+"""What is no array: outputs of any kind, and operations of one's own."""
+
+import dataclasses
+import fractions
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import synkro as synk
+from support.sessions import lasting, rank, running
+from synkro import InvalidType, OutputError
+
+pytestmark = pytest.mark.quick
+
+X = np.arange(10.0)
+
+session = lasting(3)
+
+
+@dataclasses.dataclass
+class Fitted:
+    """An estimator, say."""
+
+    weights: np.ndarray
+    name: str = "fitted"
+
+    def __eq__(self, other):
+        return type(self) is type(other) and same(vars(self), vars(other))
+
+
+class Pair(NamedTuple):
+    loss: float
+    tags: list
+
+
+def same(one, other):
+    """Equal, and of the same types, all the way down."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def pieces(count):
+    """The rows of each rank."""
+    return [X[slice(*span)] for span in synk.plan.split.split(0, len(X), count)]
+
+
+KINDS = {
+    "a string": lambda x: f"{x[0]:.0f} to {x[-1]:.0f}",
+    "nothing": lambda x: None,
+    "nothing on some ranks": lambda x: {"best": x.max()} if 5 in x else None,
+    "an instance": lambda x: Fitted(x * 2),
+    "a large one": lambda x: Fitted(np.full(100_000, x.sum())),
+    "a dict": lambda x: {"mean": x.mean(), "n": len(x), "name": "x", "path": pathlib.Path("a"), 3: x},
+    "a named tuple": lambda x: Pair(float(x.sum()), ["a", x.tolist()]),
+    "lists of different lengths": lambda x: [value for value in x.tolist() if value > 2],
+    "lists of arrays": lambda x: [x[i:] for i in range(int(x[0]) % 3)],
+    "a set": lambda x: {"a", len(x)},
+    "a long int": lambda x: 10**30 + len(x),
+    "a fraction": lambda x: fractions.Fraction(int(x[0]), 3),
+    "strings of NumPy": lambda x: x.astype(str),
+    "records": lambda x: np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+    "dates": lambda x: np.array(["2026-11-22"], "datetime64[D]"),
+    "arrays in Fortran's order, and with gaps": lambda x: {"a": np.ones((300, 200)).T, "b": x[::2]},
+    "an empty list": lambda x: [],
+    "an array of no elements": lambda x: {"a": np.empty((0, 3))},
+    "a class": lambda x: Fitted,
+    "a type of array on each rank": lambda x: "few" if len(x) < 4 else x,
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_ranks_value_as_it_is(workers):
+    with running(workers) as session:
+        for name, fn in KINDS.items():
+            f = session.function(fn, outputs=None, name=name)
+            for _ in range(2):
+                assert same(f(X), [fn(piece) for piece in pieces(workers)]), name
+
+
+def test_each_pieces_value(session):
+    f = session.function(KINDS["a dict"], outputs=None)
+    wanted = [KINDS["a dict"](part) for piece in pieces(3) for part in np.array_split(piece, 2)]
+    found = f(X, num_slices=2)
+    assert len(found) == len(wanted) == 6
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+
+
+def test_beside_outputs_that_are_reduced(session):
+    f = session.function(lambda x: (x.sum(), f"rank {rank()}", x), outputs=["sum", None, "gather"])
+    total, names, rows = f(X)
+    assert (total, names) == (X.sum(), ["rank 0", "rank 1", "rank 2"])
+    assert np.array_equal(rows, X)
+    assert f(X, output_subset=[1]) == (["rank 0", "rank 1", "rank 2"],)
+    assert f.submit(X).result()[1] == names
+
+
+def test_a_list_that_holds_itself(session):
+    def endless(x):
+        found = ["a"]
+        found.append(found)
+        return found
+
+    for found in session.function(endless, outputs=None)(X):
+        assert found[1] is found
+
+
+def test_a_value_is_the_callers_own():
+    with running(2) as session:
+        f = session.function(lambda x: Fitted(np.zeros(50_000)), outputs=None)
+        first, _ = f(X)
+        first.weights[:] = 7
+        first.name = "changed"
+        assert f(X)[0] == Fitted(np.zeros(50_000))
+        assert first.weights[0] == 7
+
+
+@given(rows=st.lists(st.text(max_size=3), min_size=1, max_size=20), slices=st.integers(1, 3))
+@settings(max_examples=40)
+def test_lists_are_gathered_in_the_order_of_the_rows(session, rows, slices):
+    f = session.function(lambda i: [rows[k] for k in i], outputs="gather")
+    assert f(np.arange(len(rows)), num_slices=slices) == rows
+
+
+def test_lists_of_some_rows_and_of_none(session):
+    def above(x, least):
+        return [f"{value:.0f}" for value in x if value > least]
+
+    f = session.function(above, bcast_inputs="least", outputs="gather")
+    assert f(X, 6) == ["7", "8", "9"]
+    assert f(X, 100) == []
+    arrays = session.function(lambda x: [x, 2 * x], outputs="gather")(X)
+    assert [array.tolist() for array in arrays] == [X.tolist(), (2 * X).tolist()]
+
+
+# ── operations of one's own ──────────────────────────────────────────────────────────────────────────
+
+
+def nearest(x):
+    distance = np.abs(x - 6.2)
+    return distance.min(), x[distance.argmin()]
+
+
+def smaller(a, b):
+    return min(a, b)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_an_argmin_with_its_place(workers):
+    with running(workers) as session:
+        f = session.function(nearest, outputs=smaller)
+        for slices in (1, 2):
+            assert f(X, num_slices=slices) == nearest(X)
+
+
+def test_values_merge_in_the_order_of_the_rows(session):
+    f = session.function(lambda x: "".join(f"{v:.0f}" for v in x), outputs=lambda a, b: a + b)
+    assert f(X) == f(X, num_slices=2) == f(X, num_slices=3) == "0123456789"
+    counts = session.function(
+        lambda x: {int(v) % 3: 1 for v in x},
+        outputs=lambda a, b: {k: a.get(k, 0) + b.get(k, 0) for k in {**a, **b}},
+    )
+    assert counts(X) == {0: 3, 1: 3, 2: 3}
+    arrays = session.function(lambda x: x[:2], outputs=np.logaddexp)
+    assert np.allclose(arrays(X), np.logaddexp.reduce([piece[:2] for piece in pieces(3)]))
+
+
+def test_what_an_operation_raises_is_raised_here(session):
+    def broken(a, b):
+        raise ZeroDivisionError("broken")
+
+    f = session.function(lambda x: x.sum(), outputs=broken)
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        f(X)
+    assert session.function(lambda x: x.sum(), outputs="sum")(X) == X.sum()
+
+
+def test_check_compares_what_is_no_array(session):
+    assert session.function(nearest, outputs=smaller).check(X) == nearest(X)
+    with pytest.raises(
+        OutputError, match=r"reduced by 'smaller', differs from the plain function's: it is a"
+    ):
+        session.function(lambda x: "abc"[len(x) % 3 :], outputs=smaller).check(X)
+
+
+@pytest.mark.parametrize("operation", [np.sum, sum, max, np.maximum, float, 3.0])
+def test_what_is_no_operation(operation):
+    with pytest.raises(InvalidType, match=r"outputs= takes 'mean', .*a function op\(a, b\)"):
+        synk.function(lambda x: x, outputs=operation)
