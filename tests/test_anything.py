@@ -1,8 +1,10 @@
-"""What is no array: outputs of any kind, and operations of one's own."""
+"""What is no array: arguments and outputs of any kind, and operations of one's own."""
 
+import collections
 import dataclasses
 import fractions
 import pathlib
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -141,6 +143,162 @@ def test_lists_of_some_rows_and_of_none(session):
     assert f(X, 100) == []
     arrays = session.function(lambda x: [x, 2 * x], outputs="gather")(X)
     assert [array.tolist() for array in arrays] == [X.tolist(), (2 * X).tolist()]
+
+
+# ── arguments ────────────────────────────────────────────────────────────────────────────────────────
+
+VALUES = {
+    "a string": "adam",
+    "no string": "",
+    "nothing": None,
+    "bytes": b"\0a",
+    "a path": pathlib.Path("a") / "b",
+    "mixed values": {"rate": 0.1, "name": "adam", "steps": 3, "deep": {"on": True, "to": None}},
+    "many": {f"word {number}": number for number in range(1000)},
+    "strings": ["a", "b"],
+    "rows of different lengths": [[1, 2], [3]],
+    "a pair": (1, "a"),
+    "a counter": collections.Counter("aab"),
+    "an ordered dict": collections.OrderedDict(b=1, a=2),
+    "a set": {1, 2},
+    "a fitted one": Fitted(np.arange(3.0)),
+    "its class": Fitted,
+    "a long int": 10**40,
+    "a long double": np.longdouble("0.1"),
+    "strings of NumPy": np.array(["a", "bc"]),
+    "dates": np.array(["2026-11-22"], "datetime64[D]"),
+    "objects": np.array([None, "a"]),
+    "a large one": Fitted(np.arange(100_000.0)),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_is_broadcast_arrives_as_it_is(workers):
+    with running(workers) as session:
+        f = session.function(lambda x, value: value, bcast_inputs="value", outputs=None)
+        for name, value in [*VALUES.items(), *reversed(VALUES.items())]:
+            for found in f(X, value):
+                assert same(found, value), name
+            assert same(f.submit(X, value).result()[0], value)
+            assert same(f.as_serial(X, value), value)
+
+
+def test_arrays_beside_it_are_arrays(session):
+    value = {"weights": np.ones(3), "name": "a", "list": [1, 2], "more": ["a", np.zeros(2)]}
+    f = session.function(lambda x, value: value, bcast_inputs="value", outputs=None)
+    found = f(X, value)[1]
+    assert same(found["list"], np.array([1, 2]))
+    assert same({**found, "list": [1, 2]}, value)
+
+
+def test_what_a_call_makes_of_it_is_gone_in_the_next(session):
+    def appended(x, given):
+        given["list"].append(len(x))
+        given["fitted"].weights += 1
+        return len(given["list"]), given["fitted"].weights.sum()
+
+    f = session.function(appended, bcast_inputs="given", outputs="max")
+    given = {"list": ["a"], "fitted": Fitted(np.zeros(2))}
+    for _ in range(3):
+        assert f(X, given) == (2, 2)
+    assert given == {"list": ["a"], "fitted": Fitted(np.zeros(2))}
+
+
+def test_it_is_what_it_is_at_each_call(session):
+    f = session.function(lambda x, given: given, bcast_inputs="given", outputs=None)
+    given = {"names": ["a"], "fitted": Fitted(np.zeros(2))}
+    for length in (1, 2, 3, 100, 1):
+        given["names"] = ["a" * length] * length
+        given["fitted"].weights[:] = length
+        assert same(f(X, given)[2], given)
+    later = f.submit(X, given)
+    given["names"] = []
+    given["fitted"].weights[:] = 7
+    assert later.result()[0]["names"] == ["a"]
+    assert later.result()[0]["fitted"].weights.tolist() == [1, 1]
+
+
+def test_an_object_that_functions_use_is_a_value_as_an_argument(session):
+    model = Fitted(np.zeros(2))
+
+    def train(x):
+        model.weights += 1
+        return model.weights.sum()
+
+    trained = session.function(train, outputs="max")
+    assert trained(X) == 2
+    f = session.function(
+        lambda x, given: (given.weights.sum(), isinstance(given, type(model))),
+        bcast_inputs="given",
+        outputs="max",
+    )
+    assert f(X, model) == (0, 1)
+    assert session.fetch(model).weights.tolist() == [1, 1]
+    assert trained(X) == 4
+
+
+def test_its_class_may_change(session):
+    class Scaled:
+        by = 2
+
+        def of(self, x):
+            return x.sum() * self.by
+
+    f = session.function(lambda x, given: given.of(x), bcast_inputs="given", outputs="sum")
+    assert f(X, Scaled()) == 2 * X.sum()
+    Scaled.by = 3
+    assert f(X, Scaled()) == 3 * X.sum()
+    Scaled.of = lambda self, x: -x.sum()
+    assert f(X, Scaled()) == -X.sum()
+
+
+LISTS = {
+    "strings": list("abcdefghij"),
+    "strings of all kinds": ["", "ü", "\udc80", "a\0", "𝄞" * 20, "b", "c", "d", "e", "f"],
+    "dicts": [{"a": number} for number in range(10)],
+    "lists of different lengths": [[0] * number for number in range(10)],
+    "values of all kinds": [1, None, "a", 2.5, (1, 2), Fitted(np.ones(2)), [], {}, "b", b"a"],
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_split_like_rows(session, name):
+    rows = LISTS[name]
+    f = session.function(lambda rows: rows, outputs="gather")
+    assert same(f(rows), rows)
+    assert same(f(rows, num_slices=2), rows)
+    assert same(f(rows, batch=slice(2, 9, 3)), rows[2:9:3])
+    assert same(f(rows, batch=[7, 0, 7]), [rows[7], rows[0], rows[7]])
+    assert same(f(tuple(rows)), rows)
+    pairs = session.function(
+        lambda x, r: [(float(a), b) for a, b in zip(x, r, strict=True)], outputs="gather"
+    )
+    assert same(pairs(X, rows), list(zip(X.tolist(), rows, strict=True)))
+    assert same(f.submit(rows).result(), rows)
+
+
+@given(rows=st.lists(st.text(max_size=3), min_size=1, max_size=20), data=st.data())
+@settings(max_examples=40)
+def test_any_rows_of_a_list(session, rows, data):
+    batch = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=8))
+    f = session.function(lambda rows: rows, outputs="gather")
+    assert f(rows, batch=batch) == [rows[index] for index in batch]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (threading.Lock(), "'value' .*no array and no number, and cannot be pickled: TypeError: .*lock"),
+        ((v for v in X), "cannot be pickled: TypeError: .*generator"),
+        ({"a": X, "b": [threading.Lock()]}, r"value\['b'\].*cannot be pickled"),
+        (np.random.default_rng(), "is a random generator"),
+    ],
+)
+def test_what_cannot_be_sent(session, value, message):
+    f = session.function(lambda x, value: x.sum(), bcast_inputs="value", outputs="sum")
+    with pytest.raises(InvalidType, match=message):
+        f(X, value)
+    assert f(X, "a") == X.sum()
 
 
 # ── operations of one's own ──────────────────────────────────────────────────────────────────────────

@@ -155,8 +155,8 @@ def test_nested_arguments(session):
         f(params, {"x": ROWS, "y": "text"})
     with pytest.raises(InvalidValue, match="different numbers of rows"):
         f(params, {"x": ROWS, "y": ROWS[:7]})
-    with pytest.raises(InvalidType, match=r"params\[0\]\[1\].*got None"):
-        f(([np.ones((5, 2)), None, ROWS], 0.5), {"x": ROWS})
+    with pytest.raises(InvalidType, match=r"params\[0\]\[1\].*cannot be pickled"):
+        f(([np.ones((5, 2)), threading.Lock(), ROWS], 0.5), {"x": ROWS})
     endless = [ROWS]
     endless.append(endless)
     with pytest.raises(InvalidValue, match=r"'params' .*nested endlessly"):

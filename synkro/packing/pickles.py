@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
@@ -82,17 +82,25 @@ def _folders(package: str) -> list[str]:
 _HOME = ("__package__", "__file__")
 
 
+class NumberOf(Protocol):
+    """The numbers of objects, by id."""
+
+    def get(self, ident: int, /) -> int | None: ...
+
+
 class Writer:
     """Writes one stream."""
 
     def __init__(
         self,
-        numbers: Mapping[int, int],
+        numbers: NumberOf,
         space_of: Callable[[dict[str, Any]], Space],
         current: Callable[[Space, str, Any], bool],
         compiled: Callable[[Any], Any],
+        together: bool = False,
     ) -> None:
-        """*numbers* are those of the objects that the workers have, by id.
+        """*numbers* are those of the objects that the workers have, by id.  All buffers stay in the
+        stream if it is to be *together*.
 
         *space_of* gives the space of a function's globals; *current* says whether the workers have a
         value of a name already; *compiled* how a function of numba's is pickled.
@@ -101,7 +109,13 @@ class Writer:
         self.buffers: list[memoryview] = []
         self.movable: list[Any] = []
         self._pickler = _Pickler(
-            self._stream, kept_apart(self.buffers), numbers, space_of, current, compiled, self.movable
+            self._stream,
+            None if together else kept_apart(self.buffers),
+            numbers,
+            space_of,
+            current,
+            compiled,
+            self.movable,
         )
 
     def write(self, value: Any) -> None:
@@ -137,8 +151,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(
         self,
         file: io.BytesIO,
-        buffer_callback: Callable[[pickle.PickleBuffer], bool | None],
-        numbers: Mapping[int, int],
+        buffer_callback: Callable[[pickle.PickleBuffer], bool | None] | None,
+        numbers: NumberOf,
         space_of: Callable[[dict[str, Any]], Space],
         current: Callable[[Space, str, Any], bool],
         compiled: Callable[[Any], Any],

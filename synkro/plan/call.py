@@ -78,14 +78,32 @@ class Number:
     plain: bool
 
 
+LENGTH = 8
+"""Bytes of the length before a pickle."""
+
+
 @dataclass(frozen=True)
-class Constant:
-    """A scalar that travels with the plan, pickled, such as an int of 100 digits."""
+class Pickled:
+    """A value that is no array, which every rank gets: loaded anew in each call.
 
-    pickle: bytes
+    Its pickle lies in shared memory, after its length, so that another one needs no new plan.
+    """
+
+    region: Region
 
 
-Argument = Scattered | Broadcast | Held | Replicated | Number | Constant
+@dataclass(frozen=True)
+class Items(Scattered):
+    """A list that is no array, split by rows: its region says where in *items* each one begins and ends.
+
+    They are strings, in UTF-8, or pickles.
+    """
+
+    items: Region = Region(0, 0, (0,), "|u1")
+    strings: bool = True
+
+
+Argument = Scattered | Broadcast | Held | Replicated | Number | Pickled
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,13 @@ def columns_of(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
+def is_table(value: Any) -> bool:
+    """Whether *value* is a DataFrame or a Series of pandas or polars."""
+    return columns_of(value) is not None or any(
+        _is(value, library, "Series") for library in ("pandas", "polars")
+    )
+
+
 def is_key(value: Any) -> bool:
     """Whether *value* is an array of JAX's random keys, which are not numbers."""
     return _is(value, "jax", "Array") and str(value.dtype).startswith("key<")

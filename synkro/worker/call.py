@@ -15,7 +15,6 @@ out::
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from ..plan.batch import Strided
 from ..plan.outputs import pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
-from ..values.foreign import handed, library_instead
+from ..values.foreign import handed, host_array, library_instead
 from .group import Group, fitted
 from .merging import Layout, Merger
 from .replica import read_only
@@ -60,8 +59,9 @@ class PreparedCall:
         self._libraries = tuple([library or instead for library in libraries])
         changing = isinstance(plan.selection, plans.Picked) or rank.device.pins
         self._pieces = None if changing else self._sources()
-        # whether every run has the same arguments, except for numbers
-        held = any(isinstance(argument, plans.Held | plans.Replicated) for argument in plan.inputs)
+        # whether every run has the same arguments, except for numbers and pickles
+        changing_inputs = (plans.Held, plans.Replicated, plans.Items)
+        held = any(isinstance(argument, changing_inputs) for argument in plan.inputs)
         same = self._pieces is not None and not held and plan.form is None
         self._fixed = list(self._arguments()) if same else None
         self._numbers = list(self._numbers_among(self._fixed or []))
@@ -71,12 +71,15 @@ class PreparedCall:
         self._merger = Merger(spec.name, outputs, len(self._spans) > 1, rank.belongings.packed)
         self._layout = Layout()
 
-    def _numbers_among(self, fixed: list[Arguments]) -> Iterator[tuple[Any, Any, plans.Number]]:
-        """The numbers among *fixed* arguments: the list or dict that holds each, and its place there."""
+    def _numbers_among(
+        self, fixed: list[Arguments]
+    ) -> Iterator[tuple[Any, Any, plans.Number | plans.Pickled]]:
+        """What is new in each call among *fixed* arguments: the list or dict that holds each, and its
+        place there."""
         for args, kwargs, _ in fixed:
             places = [*((args, index) for index in range(len(args))), *((kwargs, key) for key in kwargs)]
             for (holder, key), argument in zip(places, self._plan.inputs, strict=True):
-                if isinstance(argument, plans.Number):
+                if isinstance(argument, plans.Number | plans.Pickled):
                     yield holder, key, argument
 
     def run(self) -> Done:
@@ -192,10 +195,10 @@ class PreparedCall:
         """The argument of one piece; *value* is what the device has made of its source."""
         rank = self._rank
         match argument:
-            case plans.Constant():
-                return pickle.loads(argument.pickle)
-            case plans.Number():
+            case plans.Number() | plans.Pickled():
                 return self._value_of(argument)
+            case plans.Items():
+                return self._items(argument, host_array(value))
             case plans.Replicated():
                 value = read_only(rank.variables[argument.variable].whole.view())
             case plans.Held():
@@ -203,9 +206,19 @@ class PreparedCall:
                 value = read_only(rows.view())
         return handed(value, library)
 
-    def _value_of(self, number: plans.Number) -> Any:
-        array = self._rank.array(number.region)
-        return array.item() if number.plain else array[()]
+    def _value_of(self, argument: plans.Number | plans.Pickled) -> Any:
+        array = self._rank.array(argument.region)
+        if isinstance(argument, plans.Number):
+            return array.item() if argument.plain else array[()]
+        stop = plans.LENGTH + int.from_bytes(array[: plans.LENGTH].tobytes(), "little")
+        return self._rank.belongings.loaded(array[plans.LENGTH : stop].tobytes())
+
+    def _items(self, argument: plans.Items, places: Array) -> list[Any]:
+        memory = self._rank.array(argument.items).data
+        found = [bytes(memory[start:stop]) for start, stop in places.tolist()]
+        if argument.strings:
+            return [item.decode("utf-8", "surrogatepass") for item in found]
+        return [self._rank.belongings.loaded(item) for item in found]
 
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""

@@ -118,7 +118,7 @@ class Merger:
         """What is no array, as bytes; arrays in it are NumPy's, as they are outside of containers."""
         assert self._packed is not None
         with contextlib.suppress(RecursionError):  # a list may hold itself
-            leaves, tree = flatten(value)
+            leaves, tree = flatten(value, lambda each: not isinstance(each, dict) or type(each) is dict)
             if tree is not None:
                 value = unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
         try:
@@ -280,11 +280,13 @@ def _is_array(value: Any) -> bool:
 
 
 def _has_objects(value: list[Any]) -> bool:
-    """Whether a list holds what is no array and no number, or nothing."""
+    """Whether a list holds anything but arrays with rows, or nothing."""
     try:
-        return not value or not all(map(_is_array, flatten(value)[0]))
+        leaves = [flatten(child)[0] for child in value]
     except RecursionError:
         return True
+    rows = all(_is_array(leaf) and getattr(leaf, "ndim", 0) for below in leaves for leaf in below)
+    return not (value and all(leaves) and rows)
 
 
 def _in_container(value: Any, device: Device) -> Any:

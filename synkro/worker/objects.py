@@ -146,6 +146,10 @@ class Belongings:
         _Copier(stream, numbers).dump(self._objects[number])
         return stream.getvalue()
 
+    def loaded(self, stream: bytes) -> Any:
+        """The value of an argument that was pickled."""
+        return Reader(stream, (), self._objects, self._space).load()
+
     def packed(self, value: Any) -> list[Array]:
         """What a function returned, as bytes: the pickle, with the number of its buffers, and these."""
         stream = io.BytesIO()

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, counted
 from ...memory.segment import Segment
 from ...messages import FunctionSpec
 from ...plan.binding import Bound
-from ...plan.call import Argument, Broadcast, Constant, Form, Held, Number, Region, Replicated, Scattered
+from ...plan.call import (
+    LENGTH,
+    Argument,
+    Broadcast,
+    Form,
+    Held,
+    Items,
+    Number,
+    Pickled,
+    Region,
+    Replicated,
+    Scattered,
+)
 from ...plan.outputs import Tree, flatten, leaf_paths
-from ...values.arrays import Array, as_numeric, cast, code_of, native
-from ...values.foreign import is_generator, is_graph_shared, library_of
+from ...values.arrays import Array, as_numeric, cast, code_of, native, shortened
+from ...values.foreign import is_generator, is_graph_shared, is_key, is_table, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
 from ..objects.walk import refused_generator
@@ -25,6 +36,9 @@ from ..variables.registry import Variables
 from ..variables.shared import Shared
 
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
+
+_MANY = 64
+"""A dict of more numbers and strings is pickled as a whole."""
 
 _LONG = range(-(2**63), 2**63)
 _PLACE, _PLACES = 16, 256  # bytes of a number's place, and how many places are reserved at once
@@ -40,6 +54,7 @@ class Input:
         placed: where it lies, if that is in shared memory.
         variable: the variable, if it is one.
         reusable: the short way for such an argument in the next call, or None.
+        also: another segment that it is in.
     """
 
     name: str
@@ -47,6 +62,7 @@ class Input:
     placed: Placed | None = None
     variable: Shared | None = None
     reusable: Reusable | None = None
+    also: Segment | None = None
 
 
 class Reusable:
@@ -132,12 +148,21 @@ _DATA = Reusable()
 class Arguments:
     """The arguments of one function's calls; a buffer for each of its inputs that is no ``Data``."""
 
-    def __init__(self, engine: Engine, variables: Variables, spec: FunctionSpec) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        variables: Variables,
+        spec: FunctionSpec,
+        dumps: Callable[[Any], bytes],
+    ) -> None:
+        """*dumps* pickles what is no array."""
         self._engine = engine
+        self._dumps = dumps
         self._variables = variables
         self._function = spec.name
         self._types: Mapping[str, Any] = getattr(spec.fn, "input_types", {})  # of a graph, by name
         self._buffers: dict[int, Outgoing] = {}  # by the argument's number
+        self._items_of: dict[int, Outgoing] = {}  # of lists, by the argument's number
         self._numbers = Numbers(engine)
         self._files: dict[int, tuple[Any, Data]] = {}
         self.copied = False  # whether the last call copied something that ``again`` would take
@@ -207,27 +232,88 @@ class Arguments:
             held = Replicated if bound.broadcast else Held
             return Input(bound.name, held(variable.number), variable=variable)
         if isinstance(value, SCALARS) and bound.broadcast:
-            return self._number(index, bound.name, value)
+            way = self._number if _fits(value) else self._pickled
+            return way(index, bound, value)
         reusable: Reusable | None = _DATA
         if isinstance(value, np.memmap):
             value, reusable = self._mapped(index, bound.name, value), None
         if isinstance(value, Data):
             placed = value.input(self._engine, called)
             return Input(bound.name, _by_rows(bound, placed, value.minibatch), placed, reusable=reusable)
-        array = as_numeric(value, called)
+        try:
+            if bound.broadcast and is_table(value):
+                raise InvalidType  # it arrives as a table
+            array = as_numeric(value, called)
+        except InvalidType as error:
+            return self._other(index, bound, value, error)
         if self._engine.on_gpus:
             array = native(array)
         buffer, placed = self._put(index, array, called)
         reusable = ReusableArray(buffer, placed) if array is bound.value else None
         return Input(bound.name, _by_rows(bound, placed), placed, reusable=reusable)
 
-    def _number(self, index: int, name: str, value: Any) -> Input:
+    def _number(self, index: int, bound: Bound, value: Any) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
-        if not _fits(value):
-            return Input(name, Constant(cloudpickle.dumps(value, 5)))
         number = self._numbers.put(index, value)
         argument = Number(number.placed.region, not isinstance(value, np.generic))
-        return Input(name, argument, number.placed, reusable=number)
+        return Input(bound.name, argument, number.placed, reusable=number)
+
+    def _other(self, index: int, bound: Bound, value: Any, error: InvalidType) -> Input:
+        """What is no array and no number, because of *error*."""
+        if hasattr(value, "__cuda_array_interface__") or is_key(value):
+            raise error from None
+        if bound.broadcast:
+            return self._pickled(index, bound, value)
+        if type(value) in (list, tuple):
+            return self._items(index, bound, value)
+        if hasattr(value, "__array__"):
+            raise error from None
+        raise InvalidType(
+            f"{self._called(bound)} is scattered by rows, but has none: it is {shortened(value)}. Name "
+            f"it in bcast_inputs to give it to every rank whole."
+        ) from None
+
+    def _pickled(self, index: int, bound: Bound, value: Any) -> Input:
+        """What is no array and no number: pickled, in memory with room for another one."""
+        pickled = self._dump(value, self._called(bound))
+        buffer = self._buffers.get(index)
+        if buffer is None or buffer.array.dtype != np.uint8 or not _has_room(buffer.array, pickled):
+            buffer = self._buffers[index] = Outgoing(self._engine)
+            room = 1 << (LENGTH + len(pickled)).bit_length()
+            buffer.resize((room,), np.dtype(np.uint8), self._called(bound))
+        assert buffer.placed is not None
+        new = np.frombuffer(len(pickled).to_bytes(LENGTH, "little") + pickled, np.uint8)
+        if not np.array_equal(buffer.array[: len(new)], new):
+            buffer.array[: len(new)] = new
+            buffer.touch()
+        return Input(bound.name, Pickled(buffer.placed.region), buffer.placed)
+
+    def _items(self, index: int, bound: Bound, value: Sequence[Any]) -> Input:
+        """A list that is no array, by rows."""
+        called = self._called(bound)
+        strings = all(isinstance(item, str) for item in value)
+        if strings:
+            items = [item.encode("utf-8", "surrogatepass") for item in value]
+        else:
+            items = [self._dump(item, called) for item in value]
+        ends = np.cumsum([0, *map(len, items)], dtype=np.int64)
+        _, placed = self._put(index, np.stack([ends[:-1], ends[1:]], axis=1), called)
+        memory = self._items_of.setdefault(index, Outgoing(self._engine))
+        content = np.frombuffer(b"".join(items) or b"\0", np.uint8)
+        region, segment = memory.put(content, called)
+        argument = Items(placed.region, items=region, strings=strings)
+        return Input(bound.name, argument, placed, also=segment)
+
+    def _dump(self, value: Any, called: str) -> bytes:
+        try:
+            return self._dumps(value)
+        except RecursionError:
+            raise InvalidValue(f"{called} is nested too deeply to be pickled.") from None
+        except Exception as error:
+            raise InvalidType(
+                f"{called} is no array and no number, and cannot be pickled: {type(error).__name__}: "
+                f"{error}. Give what it is made of, or make it in the function."
+            ) from None
 
     def _put(self, index: int, array: Array, called: str) -> tuple[Outgoing, Placed]:
         buffer = self._buffers.get(index)
@@ -252,6 +338,11 @@ class Arguments:
 
     def _called(self, bound: Bound) -> str:
         return f"the argument {bound.name!r} of the function {self._function!r}"
+
+
+def _has_room(memory: Array, pickled: bytes) -> bool:
+    """Whether a pickle fits there, and does not leave most of it empty."""
+    return LENGTH + len(pickled) <= len(memory) <= 8 * (LENGTH + len(pickled))
 
 
 def _fits(number: Any) -> bool:
@@ -304,10 +395,18 @@ def _is_record(value: Any) -> bool:
 
 
 def _is_tree(value: Any) -> bool:
-    """Whether *value* holds arguments, nested as it may be; a list of numbers is an array."""
-    if _is_record(value):
-        return True
-    return isinstance(value, list | tuple) and any(
-        isinstance(child, np.ndarray | Data | Shared) or library_of(child) or _is_tree(child)
-        for child in value
-    )
+    """Whether *value* holds arguments, nested as it may be; a list of numbers is an array.
+
+    Dicts of many numbers and strings, and those of classes of their own, are pickled as a whole.
+    """
+    if isinstance(value, dict):
+        plain = type(value) is dict and len(value) <= _MANY
+        return plain or any(isinstance(v, list) or _holds_arrays(v) for v in value.values())
+    return (isinstance(value, tuple) and hasattr(value, "_fields")) or _holds_arrays(value)
+
+
+def _holds_arrays(value: Any) -> bool:
+    """Whether *value* is an array, or holds one, however deep."""
+    if isinstance(value, dict | list | tuple):
+        return any(map(_holds_arrays, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, np.ndarray | Data | Shared) or library_of(value) is not None

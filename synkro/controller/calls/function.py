@@ -23,7 +23,7 @@ from ...messages import FunctionSpec, Phase
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.outputs import check_modes, flatten, for_workers, take_subset, unflatten
 from ...values.arrays import checked_bool
-from ...values.foreign import columns_of, library_of
+from ...values.foreign import library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
@@ -420,19 +420,23 @@ class Function:
 
 def _snapshot(argument: Any) -> Any:
     """A copy of *argument* for a later call: the caller may go on writing to the original."""
-    leaves, tree = flatten(argument)
+    leaves, tree = flatten(
+        argument, lambda value: type(value) in (dict, list) or isinstance(value, tuple)
+    )
     return unflatten(tree, map(_copied, leaves))
 
 
 def _copied(leaf: Any) -> Any:
     if library_of(leaf) == "torch":
         return leaf.detach().clone()
-    if columns_of(leaf) is not None:  # an array of it may have less
-        return copy.deepcopy(leaf)
     if library_of(leaf) or isinstance(leaf, np.memmap | np.generic | Data | Shared):
         return leaf
-    changes = isinstance(leaf, bytearray | memoryview | array) or hasattr(leaf, "__array__")
-    return np.array(leaf, subok=True) if changes else leaf
+    if isinstance(leaf, np.ndarray | bytearray | memoryview | array):
+        return np.array(leaf, subok=True)
+    try:
+        return copy.deepcopy(leaf)
+    except Exception:  # it cannot be pickled, either, which the call will say
+        return leaf
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -115,7 +115,7 @@ class Planner:
     ) -> None:
         """*modes* are the operations of the outputs, those of the user's own among them."""
         engine = home.engine
-        self.arguments = Arguments(engine, home.variables, spec)
+        self.arguments = Arguments(engine, home.variables, spec, home.objects.dump)
         self._home = home
         self._engine = engine
         self._binder = binder
@@ -204,6 +204,7 @@ class Planner:
     ) -> Planned:
         selection = self._select(inputs, batch)
         segments = [each.placed.segment for each in inputs if each.placed]
+        segments += [each.also for each in inputs if each.also]
         spans, held = self._spans(inputs, selection, batch_s, segments)
         if alone is not None:
             rows = selection.count if selection else 1

@@ -58,7 +58,7 @@ def _serial(argument: Bound) -> Any:
     elif isinstance(value, Data):
         value = value.data.view()
         value.flags.writeable = False
-    elif columns_of(value) is not None:
+    elif columns_of(value) is not None and not argument.broadcast:
         value = as_numeric(value, f"the argument {argument.name!r}")
     if argument.library == "numpy":
         return host_array(value)

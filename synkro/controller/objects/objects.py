@@ -277,6 +277,13 @@ class Objects:
             replies = self._engine.run(Fetch(known.number, place))
         return self.load(replies[place].pickle)
 
+    def dump(self, value: Any) -> bytes:
+        """*value*, pickled for the workers: it is a value there, whatever objects functions use."""
+        registry = self._registry
+        writer = Writer(registry, registry.space, registry.current, self._compiled, together=True)
+        writer.write(value)
+        return writer.stream
+
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""
         return _Copy(stream, buffers, self._there).load()

@@ -183,6 +183,11 @@ class Registry:
         self._known.pop(id(obj), None)
         self.numbers.pop(id(obj), None)
 
+    def get(self, ident: int) -> int | None:
+        """The number of a class or a function that the workers have, by its id; None for all else."""
+        known = self._known.get(ident)
+        return known.number if known is not None and known.kind in (CLASS, FUNCTION, FIXED) else None
+
     def space(self, names: dict[str, Any]) -> Space:
         """The space of these names: of a module's ``vars``, or of a function's globals."""
         space = self._spaces.get(id(names))
