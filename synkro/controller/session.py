@@ -229,12 +229,14 @@ class Session:
             fn: any callable over arrays that cloudpickle takes.
             inputs: names of the parameters whose rows are scattered; by default all but bcast_inputs.
             outputs: ``"mean"``, ``"sum"``, ``"prod"``, ``"max"``, ``"min"``: reduced over the ranks, a
-                mean weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows;
-                None: the list of every rank's (and slice's) value; ``"keep"``: left on the workers, a
-                handle is returned that other functions take as an input; ``[]``: nothing is returned.
+                mean weighted by rows; ``"gather"``: concatenated along axis 0 in the order of the rows,
+                lists as lists; None: the list of every rank's (and slice's) value, which may be anything
+                that pickles; a function ``op(a, b)``, which merges these here, in their order;
+                ``"keep"``: left on the workers, a handle is returned that other functions take as an
+                input; ``[]``: nothing is returned.
                 One for all, or nested as the function's result, one for each.  By default "mean", with
                 a warning where an output has as many rows on every rank as the rank got.
-            bcast_inputs: names of the parameters that every rank sees whole.
+            bcast_inputs: names of the parameters that every rank sees whole: anything that pickles.
             updates: worker variables whose new values the function returns beside its outputs, as
                 ``(outputs, new_values)``: a list of variables, or of pairs ``(variable, op)`` where *op*
                 merges the new values of several slices ("mean" by default, weighted by rows).  They are
