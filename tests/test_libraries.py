@@ -199,6 +199,42 @@ class TestTorch:
         np.testing.assert_allclose(gradient, 2 * ROWS.T @ (ROWS @ np.arange(5.0)) / 101)
         np.testing.assert_allclose(parameter, np.arange(5.0))
 
+    def test_a_tensor_that_changes_here_in_every_call(self, session):
+        import torch
+
+        weights = torch.zeros(2)
+        f = session.function(lambda: weights.sum(), outputs="max")
+        for number in range(1, 10):  # without a warning
+            with torch.no_grad():
+                weights.add_(1)
+            assert f() == 2 * number
+
+    def test_a_tensor_that_changed_here_and_there(self, session):
+        import torch
+
+        for calls in (1, 2, 3):  # the second is one in which all is looked at
+            weights = torch.zeros(2)
+            f = session.function(lambda: weights.add_(1).sum(), outputs="max")
+            for _ in range(calls):
+                f()
+            weights.mul_(0).add_(7)
+            with pytest.raises(
+                InvalidValue, match=r"'weights', which the function .* has changed here and"
+            ):
+                f()
+
+    def test_what_is_written_past_its_version_is_warned_of(self, session):
+        import torch
+
+        weights = torch.zeros(2)
+        f = session.function(lambda: weights.sum(), outputs="max")
+        f()
+        weights.data.fill_(1)
+        with pytest.warns(
+            UserWarning, match=r"'weights', which .*: not all of it is compared at each call"
+        ):
+            assert f() == 2
+
     def test_bfloat16_is_reduced_in_float32(self, session):
         pytest.importorskip("ml_dtypes")
 

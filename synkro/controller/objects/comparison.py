@@ -98,10 +98,23 @@ class Comparison:
 
     def covers(self, known: Known) -> bool:
         """Whether an object is compared at each call, with all that it holds."""
-        if known.kind in (OPAQUE, TENSOR):
+        if known.kind is OPAQUE:
             return known in self._own_arrays
-        lists = (self.functions, self._dicts, self._sequences, self._ordered, self._classes)
+        lists = (
+            self.functions,
+            self._dicts,
+            self._sequences,
+            self._ordered,
+            self._classes,
+            self.tensors,
+        )
         return known.kind is NAME or any(known in some for some in (*lists, self._slotted, self._arrays))
+
+    def notices(self, known: Known) -> bool:
+        """Whether the next call would see that an object has changed: a tensor by its version alone."""
+        if known.kind is TENSOR and known in self.tensors:
+            return bool(_version(known.obj) != self._versions[self.tensors.index(known)])
+        return self.covers(known)
 
     # ── all that they hold ───────────────────────────────────────────────────────────────────────
 

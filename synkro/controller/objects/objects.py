@@ -202,12 +202,13 @@ class Objects:
         walk.visit(function.spec.fn, function.name)
         walk.visit(function.spec.finish, function.name)
         changes = [c for c in (change_of(f, False) for f in walk.found.values()) if c is not None]
+        unseen = [change.known for change in changes if not watch.notices(change.known)]
         unasked = [c for c in changes if _is_doubtful(c) and not watch.covers(c.known)]
         for change in self._contradicted(unasked):
             changes.remove(change)  # it has a life of its own there, and goes on with it
             walk.found[id(change.known.obj)].look(change.known.contents)
         self._deliver(walk, Renew)
-        unseen = [change.known for change in changes if not watch.covers(change.known)]
+        unseen = [known for known in unseen if any(change.known is known for change in changes)]
         if unseen:
             roots = dict(map(called_of, unseen))
             paths = ", ".join(map(_in_code, unseen[:3])) + ", …" * (len(unseen) > 3)

@@ -168,6 +168,10 @@ class Watch:
         """Whether an object is compared at each call."""
         return self._comparison.covers(known)
 
+    def notices(self, known: Known) -> bool:
+        """Whether the next call would see, without a look at all, that an object has changed."""
+        return self._comparison.notices(known)
+
     def expire(self) -> None:
         """The next call is to look closer."""
         self._expired = self._expired or self._last
