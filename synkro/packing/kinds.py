@@ -218,7 +218,14 @@ class _Stateful(Kind):
     """An object that says itself what pickle is to take (``__getstate__``): a dict."""
 
     def look(self, obj: Any) -> Contents:
-        state: Contents = obj.__getstate__()
+        try:
+            state: Contents = obj.__getstate__()
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise InvalidType(
+                f"an object of type {type(obj).__name__} that functions use can no longer be pickled: "
+                f"{type(error).__name__}: {reason}"
+            ) from error
         return dict(state)
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:

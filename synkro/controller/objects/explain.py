@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
@@ -15,6 +16,8 @@ from ...packing.refused import advice
 from ...values.arrays import shortened
 from ...values.foreign import is_numba
 from .walk import Found, Registry
+
+_PICKLE_RAISES = (TypeError, ValueError, RuntimeError, AttributeError, pickle.PicklingError)
 
 _ADVICE = "Create such an object inside the function, or pass what it is made of as an argument."
 
@@ -40,6 +43,10 @@ def explain(error: Exception, specs: Mapping[int, FunctionSpec], found: Iterable
                 f"{each.path!r}, {shortened(each.obj)}, which a function uses, cannot be sent to the "
                 f"workers: {_reason(error)}. {advice(each.obj) or _ADVICE}"
             ) from error
+    if isinstance(error, _PICKLE_RAISES):
+        raise InvalidType(
+            f"what a function uses cannot be sent to the workers: {_reason(error)}. {_ADVICE}"
+        ) from error
 
 
 def _explain_function(spec: FunctionSpec, error: Exception, found: Iterable[Found]) -> None:
