@@ -87,10 +87,8 @@ def test_unsigned_beside_signed_integers(session, library):
 def test_it_is_refused_wherever_an_array_can_be_given(session, library):
     total = summing(session)
     frame = library.DataFrame({"value": [0.5, 1.5], "id": np.array([7, BIG])})
-    whole = session.function(lambda x: x.sum(), bcast_inputs=["x"])
     data, variable = session.data(np.zeros((2, 2))), session.shared(np.zeros((2, 2)))
     for use in (
-        whole,
         total.as_serial,
         lambda f: total({"x": f}),
         lambda f: total.submit(f).result(),
@@ -104,6 +102,16 @@ def test_it_is_refused_wherever_an_array_can_be_given(session, library):
     ):
         with pytest.raises(InvalidType, match=rf"'id' .*\{{name: .* for {shown(frame)[:-1]}\}}"):
             use(frame)
+
+
+def test_a_broadcast_one_arrives_as_it_is(session, library):
+    frame = library.DataFrame({"value": [0.5, 1.5], "id": np.array([7, BIG]), "name": ["a", "b"]})
+    rows = np.ones(4)
+    f = session.function(lambda x, table: table, bcast_inputs="table", outputs=None)
+    for table in (frame, frame["name"]):
+        for found in (*f(rows, table), f.as_serial(rows, table), *f.submit(rows, table).result()):
+            assert type(found) is type(table)
+            assert found.equals(table)
 
 
 def test_bools_beside_numbers_are_refused(session, library):
