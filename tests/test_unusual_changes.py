@@ -311,7 +311,8 @@ def test_a_module_that_is_imported_anew(on_workers, tmp_path, monkeypatch):
     del sys.modules["imported_anew"]
     module = importlib.import_module("imported_anew")
     module.A = 3
-    assert on_workers(fn) == 3
+    for _ in range(20):  # what is dropped is tidied up now and then
+        assert on_workers(fn) == 3
     del sys.modules["imported_anew"]
 
 

@@ -127,7 +127,8 @@ class Objects:
         while True:
             changed = watch.changed() if view is None else list(view)
             defined = watch.defined(changed)
-            changed += [(known, known.kind.look(known.obj), None) for known in defined]
+            looked_at = {known for known, _, _ in changed}
+            changed += [(k, k.kind.look(k.obj), None) for k in defined if k not in looked_at]
             there = reached(function.roots, {known: contents for known, contents, _ in changed})
             walk = Walk(self._registry)
             news = {known for known, contents, _ in changed if not _is_as_known(known, contents)}
