@@ -218,6 +218,12 @@ def test_it_is_what_it_is_at_each_call(session):
     assert later.result()[0]["fitted"].weights.tolist() == [1, 1]
 
 
+def test_arrays_of_bytes_and_other_values_in_turn(session):
+    f = session.function(lambda x, given: given, bcast_inputs="given", outputs=None)
+    for value in (np.ones((100, 3), "u1"), "a" * 60, np.ones(100, "u1"), "b" * 60, np.zeros(100, "u1")):
+        assert same(f(X, value)[1], value)
+
+
 def test_an_object_that_functions_use_is_a_value_as_an_argument(session):
     model = Fitted(np.zeros(2))
 

@@ -141,10 +141,7 @@ class Belongings:
 
     def copy(self, number: int) -> bytes:
         """An object, pickled; its arrays are in host memory."""
-        stream = io.BytesIO()
-        numbers = {id(o): n for n, o in self._objects.items() if isinstance(o, type | FunctionType)}
-        _Copier(stream, numbers).dump(self._objects[number])
-        return stream.getvalue()
+        return self._pickled(self._objects[number])
 
     def loaded(self, stream: bytes) -> Any:
         """The value of an argument that was pickled."""
@@ -152,12 +149,17 @@ class Belongings:
 
     def packed(self, value: Any) -> list[Array]:
         """What a function returned, as bytes: the pickle, with the number of its buffers, and these."""
-        stream = io.BytesIO()
         buffers: list[memoryview] = []
-        numbers = {id(o): n for n, o in self._objects.items() if isinstance(o, type | FunctionType)}
-        _Copier(stream, numbers, kept_apart(buffers)).dump(value)
-        head = len(buffers).to_bytes(HEAD, "little") + stream.getvalue()
+        pickled = self._pickled(value, kept_apart(buffers))
+        head = len(buffers).to_bytes(HEAD, "little") + pickled
         return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
+
+    def _pickled(self, value: Any, buffer_callback: Any = None) -> bytes:
+        """*value*, pickled for the main process; of classes and functions that it has, their numbers."""
+        stream = io.BytesIO()
+        numbers = {id(o): n for n, o in self._objects.items() if isinstance(o, type | FunctionType)}
+        _Copier(stream, numbers, buffer_callback).dump(value)
+        return stream.getvalue()
 
     def drop(self, number: int) -> None:
         """No function uses it any more."""

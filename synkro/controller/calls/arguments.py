@@ -162,6 +162,7 @@ class Arguments:
         self._function = spec.name
         self._types: Mapping[str, Any] = getattr(spec.fn, "input_types", {})  # of a graph, by name
         self._buffers: dict[int, Outgoing] = {}  # by the argument's number
+        self._pickles: dict[int, Outgoing] = {}  # of what is no array, by the argument's number
         self._items_of: dict[int, Outgoing] = {}  # of lists, by the argument's number
         self._numbers = Numbers(engine)
         self._files: dict[int, tuple[Any, Data]] = {}
@@ -276,9 +277,9 @@ class Arguments:
     def _pickled(self, index: int, bound: Bound, value: Any) -> Input:
         """What is no array and no number: pickled, in memory with room for another one."""
         pickled = self._dump(value, self._called(bound))
-        buffer = self._buffers.get(index)
-        if buffer is None or buffer.array.dtype != np.uint8 or not _has_room(buffer.array, pickled):
-            buffer = self._buffers[index] = Outgoing(self._engine)
+        buffer = self._pickles.get(index)
+        if buffer is None or not _has_room(buffer.array, pickled):
+            buffer = self._pickles[index] = Outgoing(self._engine)
             room = 1 << (LENGTH + len(pickled)).bit_length()
             buffer.resize((room,), np.dtype(np.uint8), self._called(bound))
         assert buffer.placed is not None
