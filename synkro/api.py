@@ -213,6 +213,8 @@ push = _forwarded(Session.push)
 fetch = _forwarded(Session.fetch)
 save = _forwarded(Session.save)
 load = _forwarded(Session.load)
+map = _forwarded(Session.map)
+imap = _forwarded(Session.imap)
 summary = _forwarded(Session.summary)
 plot_timeline = _forwarded(Session.plot_timeline)
 

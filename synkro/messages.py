@@ -10,6 +10,7 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Fetch       → Copied  return a copy of an object
     Preserve    → Ack     keep what objects and variables hold, or put it back
     Call        → Done    run a function on your rows
+    Work        → Ack     run a function on items of a queue until there are no more
     Keep        → Ack     keep outputs of the last call as these variables
     Create      → Ack     these variables exist from now on
     Write       → Ack     put these rows into your replicas
@@ -62,7 +63,7 @@ class Reply(Message):
 class Phase(IntEnum):
     """What a worker is doing, for errors of time-outs and for progress bars.
 
-    The phases from BEGINNING on appear in traces only.
+    Those from BEGINNING to COMMUNICATING appear in traces only.
     """
 
     WAITING = 0
@@ -74,6 +75,8 @@ class Phase(IntEnum):
     BEGINNING = 6
     FEEDING = 7
     COMMUNICATING = 8
+    TAKING = 9
+    TASK = 10
 
 
 class Attach(NamedTuple):
@@ -213,6 +216,22 @@ class FunctionSpec(Message):
 @dataclass(eq=False, repr=False)
 class Call(Command):
     plan: CallPlan
+
+
+@dataclass(eq=False, repr=False)
+class Work(Command):
+    """Take items of a queue, and run a function on each.
+
+    *plan* is that of a call with what all items have in common.  *queue* numbers the descriptors of the
+    queue.  Item i's random generator is a stream of *seed*, of this map's *number*, and of i.  *objects*
+    are those that the function uses: the paths, by number.
+    """
+
+    plan: CallPlan
+    queue: tuple[int, ...]
+    seed: int
+    number: int
+    objects: dict[int, str]
 
 
 class KeptOutput(NamedTuple):
@@ -432,6 +451,7 @@ class Failed(Reply):
     ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
     the exception itself, where it survives a round trip, and ``kinds`` are its classes.  ``strays``
     says that another rank's failure was the cause.  ``traceback`` is for ``packing.tracebacks``.
+    ``item`` is the number of the item on which a task failed.
     """
 
     function: str | None
@@ -441,3 +461,4 @@ class Failed(Reply):
     kinds: tuple[bytes, ...]
     usage: bool
     strays: bool
+    item: int | None

@@ -286,7 +286,7 @@ armed = threading.Event()  # one interrupt at a time: the next only after this o
 def shoot():
     while not stop.wait(0.004):
         if who != os.getpid():  # as the main process does
-            session._engine._controller.disclaim()
+            session._engine.channel.disclaim()
             os.kill(who, signal.SIGINT)
         elif armed.is_set():
             armed.clear()

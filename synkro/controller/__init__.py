@@ -7,6 +7,7 @@ in ``results``.
 
     session     a session: its engine, functions, variables and data
     calls/      functions: planned, sent to the workers, called
+    tasks/      functions of one item at a time: maps
     objects/    the objects that functions bring along
     variables/  variables on the workers, and collectives over them
     results/    the replies of all ranks as the user's result

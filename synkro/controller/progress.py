@@ -23,8 +23,9 @@ class Progress:
     nothing.
     """
 
-    def __init__(self, what: str, total: int, unit: str, patience: float = 0.0) -> None:
-        """*what* names the work, *unit* one of its *total* steps; *patience* is in seconds."""
+    def __init__(self, what: str, total: int | None, unit: str, patience: float = 0.0) -> None:
+        """*what* names the work, *unit* one of its *total* steps (None: not
+        known); *patience* is in seconds."""
         self._what, self._total, self._unit = what, total, unit
         self._done = self._shown = 0
         self._next = time.monotonic() + max(patience, _EVERY)
@@ -52,7 +53,9 @@ class Progress:
     def _line(self, done: int) -> None:
         self._quiet = False
         self._shown = done
-        self._say(f"Synkro: {self._what}: {done} of {counted(self._total, self._unit)}")
+        total = self._total
+        count = counted(done, self._unit) if total is None else f"{done} of {counted(total, self._unit)}"
+        self._say(f"Synkro: {self._what}: {count}")
 
     def __enter__(self) -> Progress:
         return self
@@ -65,7 +68,7 @@ class Progress:
             self._line(self._done)
 
 
-def _bar(what: str, total: int, unit: str, patience: float) -> Any:
+def _bar(what: str, total: int | None, unit: str, patience: float) -> Any:
     """A bar where it can be drawn: None without a terminal or a notebook, or without tqdm."""
     if sys.stderr is None or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         return None

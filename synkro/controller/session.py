@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +14,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
 from ..devices.cpu import ALLOCATOR, thread_caps
-from ..errors import InvalidType, InvalidValue, NotAvailable, UsageError, counted
+from ..errors import InvalidValue, NotAvailable, UsageError, counted
 from ..machine import available_cores
 from ..memory.segment import aligned
 from ..messages import Gpus, Start
 from ..packing import place
 from ..plan.call import Access, Region
-from ..values.arrays import checked_bool, checked_int
+from ..values.arrays import checked_bool, checked_int, checked_seconds
 from .calls.distribution import Functions
 from .calls.forms import make_function, signature_of_function
 from .data import make_data
@@ -31,6 +30,7 @@ from .placement.choice import VARIABLE, choose
 from .placement.placement import Placement
 from .progress import status_line
 from .results.transfer import Outputs
+from .tasks.maps import Maps
 from .tracing import timeline
 from .tracing.trace import Trace
 from .variables.collectives import Collectives, in_turn
@@ -114,8 +114,8 @@ class Session:
                 f"be written: change to another."
             )
         seeded, seed = seed is not None, _seed(seed)
-        start_timeout = _seconds(start_timeout, "start_timeout")
-        timeout = None if timeout is None else _seconds(timeout, "timeout")
+        start_timeout = checked_seconds(start_timeout, "start_timeout")
+        timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
@@ -140,6 +140,7 @@ class Session:
         except BaseException:
             self._engine.close()
             raise
+        self._maps = Maps(self.functions)
         for line in placement.after(self.master_rank, problem):
             say(line)
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
@@ -200,6 +201,7 @@ class Session:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
         self.functions.cancel()
         self._engine.close()
+        self._maps.close()
         self.functions.close()
 
     def reseed(self, seed: int) -> None:
@@ -273,6 +275,8 @@ class Session:
         """
         self.functions.distribute()
 
+    map = _method(lambda session: session._maps, Maps.map)
+    imap = _method(lambda session: session._maps, Maps.imap)
     push = _method(lambda session: session.functions.objects, Objects.push)
     fetch = _method(lambda session: session.functions.objects, Objects.fetch)
 
@@ -386,16 +390,6 @@ def _check_place() -> None:
             "a session cannot be started inside a worker: a function that runs on the workers is "
             "plain array code; call fork() and Synkro's functions in the main program."
         )
-
-
-def _seconds(value: Any, name: str) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise InvalidType(f"{name} must be a number of seconds; got {value!r}.") from None
-    if not seconds > 0 or math.isinf(seconds):
-        raise InvalidValue(f"{name} must be more than 0 seconds, and finite; got {value!r}.")
-    return seconds
 
 
 def _seed(seed: Any) -> int:

@@ -52,14 +52,15 @@ AREA = 1 << 17
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
 _COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _COMMAND_EDITION, _UNWANTED, _TRACED, _ROUSED = range(7)
-_MAIN_SLEEPS = _LINE
+_MAIN_SLEEPS, _AWAITED, _ENOUGH = range(_LINE, _LINE + 3)
 _RANKS = 2 * _LINE
-_ANSWERED, _REPLY_SIZE, _REPLY_EDITION, _SLEEPS, _PHASE, _SLICE, _MARKED = range(7)
+_ANSWERED, _REPLY_SIZE, _REPLY_EDITION, _SLEEPS, _PHASE, _SLICE, _MARKED, _READ = range(_LINE)
 
 MARKS = 1 << 12
 """How many marks of each rank the block holds; new marks overwrite the oldest."""
 
 _MARK = struct.Struct("=3Q")
+_NEVER = (1 << 64) - 1  # a number that no item has
 _FD = struct.Struct("i")
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
@@ -170,12 +171,34 @@ class Controller:
         *deadline* is on the clock of ``time.monotonic``.  *on_tick* is called every 50 ms.
         Returns the sentinels that are ready, when not all workers have answered.
         """
-        if on_tick is None and self._patience.poll(self._all_answered):
+        if on_tick is None and self._patience.poll(self.all_answered):
             return []
         with self._patience:
-            return self._sleep(deadline, sentinels, on_tick)
+            return self._sleep(self.all_answered, deadline, sentinels, on_tick)
 
-    def _all_answered(self) -> bool:
+    def wait_for(
+        self,
+        condition: Callable[[], bool],
+        deadline: float | None,
+        sentinels: Sequence[int],
+        on_tick: Callable[[], None] | None = None,
+    ) -> list[int]:
+        """As ``wait``, but sleep until *condition* holds: what makes it true wakes this process."""
+        return self._sleep(condition, deadline, sentinels, on_tick)
+
+    def expect(self, number: int | None, enough: int | None) -> None:
+        """Have workers wake this process with the result of item *number*, and of items from *enough*
+        on."""
+        words = self._block.words
+        words[_AWAITED] = _NEVER if number is None else number
+        words[_ENOUGH] = _NEVER if enough is None else enough
+
+    def read_block(self, rank: int) -> None:
+        """One more block of *rank* with a result has been read."""
+        self._block.words[self._block.lines[rank] + _READ] += 1
+
+    def all_answered(self) -> bool:
+        """Whether all workers have answered the last command."""
         words = self._block.words
         number = words[_COMMAND]
         for answered in self._answered:  # noqa: SIM110 - a generator takes twice as long
@@ -185,6 +208,7 @@ class Controller:
 
     def _sleep(
         self,
+        condition: Callable[[], bool],
         deadline: float | None,
         sentinels: Sequence[int],
         on_tick: Callable[[], None] | None,
@@ -201,14 +225,14 @@ class Controller:
                 with contextlib.suppress(BlockingIOError):  # a fork of this process has read it
                     os.eventfd_read(self._wake_main)
                 found.remove(self._wake_main)
-            if found and not self._all_answered():
+            if found and not condition():
                 ready.extend(found)
                 return True
             if on_tick is not None:
                 on_tick()
             return deadline is not None and time.monotonic() >= deadline
 
-        sleep_until(self._all_answered, self._block.words, _MAIN_SLEEPS, self._fence, doze)
+        sleep_until(condition, self._block.words, _MAIN_SLEEPS, self._fence, doze)
         return ready
 
     def replies(self) -> list[bytes]:
@@ -400,6 +424,21 @@ class Listener:
         if words[_MAIN_SLEEPS] and all(words[each + _ANSWERED] == number for each in self._block.lines):
             os.eventfd_write(self._wake_main, 1)
         os.sched_yield()  # to the main process, which may wait for this core
+
+    def give(self, number: int) -> None:
+        """The result of item *number* is on its way: wake the main process if it waits for it."""
+        words = self._block.words
+        if words[_MAIN_SLEEPS] and (number == words[_AWAITED] or number >= words[_ENOUGH]):
+            self.wake_main()
+
+    def wake_main(self) -> None:
+        """Wake the main process, if it sleeps."""
+        if self._block.words[_MAIN_SLEEPS]:
+            os.eventfd_write(self._wake_main, 1)
+
+    def blocks_read(self) -> int:
+        """How many blocks of this rank with results the main process has read."""
+        return self._block.words[self._line + _READ]
 
     def descriptor(self, number: int) -> int:
         """The descriptor that was passed under *number*, open until ``release(number)``.

@@ -34,6 +34,9 @@ PICKLED = "|V1"
 
 HEAD = 4  # bytes before it, which say how many buffers follow
 
+_SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes})
+_SHORT = 64  # entries of a container that is looked through
+
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tuple})
 
 
@@ -97,10 +100,10 @@ class Writer:
         space_of: Callable[[dict[str, Any]], Space],
         current: Callable[[Space, str, Any], bool],
         compiled: Callable[[Any], Any],
-        together: bool = False,
+        least: int = OUT_OF_BAND,
     ) -> None:
-        """*numbers* are those of the objects that the workers have, by id.  All buffers stay in the
-        stream if it is to be *together*.
+        """*numbers* are those of the objects that the workers have, by id.  Buffers of *least* bytes
+        are kept apart from the stream.
 
         *space_of* gives the space of a function's globals; *current* says whether the workers have a
         value of a name already; *compiled* how a function of numba's is pickled.
@@ -110,7 +113,7 @@ class Writer:
         self.movable: list[Any] = []
         self._pickler = _Pickler(
             self._stream,
-            None if together else kept_apart(self.buffers),
+            kept_apart(self.buffers, least),
             numbers,
             space_of,
             current,
@@ -131,15 +134,31 @@ class Writer:
         return self._stream.getvalue()
 
 
-def kept_apart(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """What tells pickle which buffers stay in the stream; the others are added to *buffers*."""
+def is_simple(value: Any, depth: int = 3) -> bool:
+    """Whether pickle itself takes *value*: numbers, strings, arrays, and short containers of these."""
+    kind = type(value)
+    if kind in _SIMPLE or kind is np.ndarray:
+        return kind is not np.ndarray or (value.flags.writeable and not value.dtype.hasobject)
+    if depth and kind in (tuple, list):
+        return len(value) <= _SHORT and all(is_simple(each, depth - 1) for each in value)
+    if depth and kind is dict:
+        return len(value) <= _SHORT and all(
+            type(key) is str and is_simple(each, depth - 1) for key, each in value.items()
+        )
+    return isinstance(value, np.number | np.bool_) and type(value) is value.dtype.type
+
+
+def kept_apart(
+    buffers: list[memoryview], least: int = OUT_OF_BAND
+) -> Callable[[pickle.PickleBuffer], bool]:
+    """What tells pickle which buffers stay in the stream; those of *least* bytes go to *buffers*."""
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
         try:
             raw = buffer.raw()
         except BufferError:  # not contiguous
             return True
-        if raw.nbytes < OUT_OF_BAND:
+        if raw.nbytes < least:
             return True
         buffers.append(raw)
         return False

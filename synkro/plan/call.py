@@ -79,14 +79,16 @@ class Number:
 
 
 LENGTH = 8
-"""Bytes of the length before a pickle."""
+"""Bytes of each length before a pickle."""
 
 
 @dataclass(frozen=True)
 class Pickled:
     """A value that is no array, which every rank gets: loaded anew in each call.
 
-    Its pickle lies in shared memory, after its length, so that another one needs no new plan.
+    Its pickle lies in shared memory, so that another one needs no new plan: first a table of lengths
+    (how many buffers follow the stream, the bytes of the stream, those of each buffer), then these, each
+    at a multiple of ``ALIGNMENT``.
     """
 
     region: Region

@@ -66,6 +66,11 @@ def is_tensor(value: Any) -> bool:
     return _is(value, "torch", "Tensor")
 
 
+def times_written(tensor: Any) -> int:
+    """How often PyTorch has written to one of its tensors in place."""
+    return int(tensor._version)
+
+
 def tensor_bytes(tensor: Any) -> tuple[Any, Any]:
     """The form of one of PyTorch's tensors, and its elements, as an array of bytes."""
     torch = sys.modules["torch"]

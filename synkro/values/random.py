@@ -15,6 +15,7 @@ state of such a part."""
 _HALF = (1 << 64) - 1
 
 _GLOBAL = (1 << 32) - 1  # in the place of a rank's number: the seeds of global generators
+_ITEMS = (1 << 32) - 2  # the generators of items
 
 
 def generator(seed: int | None, stream: int) -> np.random.Generator:
@@ -23,6 +24,11 @@ def generator(seed: int | None, stream: int) -> np.random.Generator:
     Source: the spawning of ``numpy.random.SeedSequence`` (M. O'Neill's seed_seq_fe).
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+
+
+def generator_of_item(seed: int, number: int, item: int) -> np.random.Generator:
+    """The random generator of one *item* of map *number*; all are independent."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ITEMS, number, item)))
 
 
 def seed_globals(seed: int, rank: int) -> None:

@@ -5,9 +5,11 @@
     loop      receive a command, do it, reply
     rank      what one rank has and does: a handler for each command
     call      one call of one function on this rank's rows
+    tasks     a map: one item of a queue after the other
     merging   the outputs of a call: merged over its slices, laid out in the outbox
     group     the ranks of a running call, as the function sees them
     objects   the objects that functions have brought along, on this worker
     terminal  what asks for input in a worker says what to do
+    holdings  the variables of one rank, and what commands do with them
     replica   ``Replica``: one rank's replica of a variable
 """

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from ..comms.ops import OPERATIONS
 from ..devices.base import Device, Source
 from ..memory.interrupts import atomic
+from ..memory.segment import aligned
 from ..messages import Done, FunctionSpec, Phase
 from ..plan import call as plans
 from ..plan.batch import Strided
@@ -191,6 +193,23 @@ class PreparedCall:
                 count = len(values) - len(plan.keywords)
                 yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
 
+    def common(self) -> Generator[dict[str, Any], None, None]:
+        """The arguments by keyword of a call without rows, again and again: what was pickled anew."""
+        plan = self._plan
+        sources = self._sources() if self._pieces is None else self._pieces
+        with contextlib.closing(self._rank.device.feed(sources)) as feeding:
+            fed = next(feeding)
+            values = [
+                self._argument(argument, library, value, self._spans[0])
+                for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
+            ]
+            pickled = [(n, a) for n, a in enumerate(plan.inputs) if isinstance(a, plans.Pickled)]
+            while True:
+                built = values if plan.form is None else plan.form.build(values)
+                yield dict(zip(plan.keywords, built, strict=True))
+                for number, argument in pickled:
+                    values[number] = self._value_of(argument)
+
     def _argument(self, argument: plans.Argument, library: str | None, value: Any, span: Span) -> Any:
         """The argument of one piece; *value* is what the device has made of its source."""
         rank = self._rank
@@ -210,8 +229,11 @@ class PreparedCall:
         array = self._rank.array(argument.region)
         if isinstance(argument, plans.Number):
             return array.item() if argument.plain else array[()]
-        stop = plans.LENGTH + int.from_bytes(array[: plans.LENGTH].tobytes(), "little")
-        return self._rank.belongings.loaded(array[plans.LENGTH : stop].tobytes())
+        count = 2 + int.from_bytes(array[: plans.LENGTH].tobytes(), "little")
+        _, *lengths = array[: count * plans.LENGTH].view("<u8").tolist()
+        places = list(accumulate(map(aligned, (count * plans.LENGTH, *lengths))))
+        stream, *buffers = [array[p : p + n].data for p, n in zip(places, lengths, strict=False)]
+        return self._rank.belongings.loaded(bytes(stream), buffers)
 
     def _items(self, argument: plans.Items, places: Array) -> list[Any]:
         memory = self._rank.array(argument.items).data

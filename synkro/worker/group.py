@@ -26,6 +26,7 @@ from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
 from ..values.arrays import Array, is_numeric
 from ..values.foreign import handed, host_array, library_of
+from ..values.random import generator_of_item
 from ..values.variable import Variable
 from .replica import Replica
 
@@ -39,6 +40,11 @@ def _collective(method: Method) -> Method:
     def marked(self: Group, *args: Any, **kwargs: Any) -> Any:
         if self.checking:
             raise _no_plain_run("uses collectives")
+        if self._item is not None:
+            raise UsageError(
+                "a task used a collective: tasks of map() run one by one, each on the worker that is "
+                "free. Use a function() for what all ranks do together."
+            )
         self.mark(Phase.COMMUNICATING)
         self.device.resume()
         try:
@@ -79,6 +85,8 @@ class Group:
         self._rng = rng
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
+        self._item: tuple[int, int, int] | None = None
+        self._item_rng: tuple[Any, np.random.Generator] | None = None
         self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
@@ -88,6 +96,15 @@ class Group:
             self._ranks = ranks
             self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
 
+    def take(self, item: tuple[int, int, int] | None) -> None:
+        """From now on a task runs on this *item* (the seed, the number of the map, its own), or none."""
+        self._item = item
+
+    @property
+    def in_task(self) -> bool:
+        """Whether a task runs."""
+        return self._item is not None
+
     def check(self, checking: bool) -> None:
         """From now on the calls are those of ``Function.check``, or not."""
         self.checking = checking
@@ -96,7 +113,12 @@ class Group:
     def rng(self) -> np.random.Generator:
         if self.checking:
             raise _no_plain_run("draws from rng()")
-        return self._made_rng
+        item = self._item
+        if item is None:
+            return self._made_rng
+        if self._item_rng is None or self._item_rng[0] is not item:
+            self._item_rng = item, generator_of_item(*item)
+        return self._item_rng[1]
 
     @functools.cached_property
     def _made_rng(self) -> np.random.Generator:

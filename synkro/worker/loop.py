@@ -172,6 +172,7 @@ class Worker:
             kinds=kinds(error),
             usage=isinstance(error, UsageError) and not rank.in_function,
             strays=isinstance(error, CollectiveError) and error.strays,
+            item=rank.item,
         )
 
     def _on_fork(self) -> None:

@@ -117,10 +117,7 @@ class Merger:
     def _pickled(self, value: Any, device: Device) -> list[Array]:
         """What is no array, as bytes; arrays in it are NumPy's, as they are outside of containers."""
         assert self._packed is not None
-        with contextlib.suppress(RecursionError):  # a list may hold itself
-            leaves, tree = flatten(value, lambda each: not isinstance(each, dict) or type(each) is dict)
-            if tree is not None:
-                value = unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
+        value = in_host_memory(value, device)
         try:
             return self._packed(value)
         except Exception as error:
@@ -287,6 +284,15 @@ def _has_objects(value: list[Any]) -> bool:
         return True
     rows = all(_is_array(leaf) and getattr(leaf, "ndim", 0) for below in leaves for leaf in below)
     return not (value and all(leaves) and rows)
+
+
+def in_host_memory(value: Any, device: Device) -> Any:
+    """*value* with the arrays in containers as NumPy's."""
+    with contextlib.suppress(RecursionError):  # a list may hold itself
+        leaves, tree = flatten(value, lambda each: not isinstance(each, dict) or type(each) is dict)
+        if tree is not None:
+            return unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
+    return value
 
 
 def _in_container(value: Any, device: Device) -> Any:

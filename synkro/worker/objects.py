@@ -143,14 +143,22 @@ class Belongings:
         """An object, pickled; its arrays are in host memory."""
         return self._pickled(self._objects[number])
 
-    def loaded(self, stream: bytes) -> Any:
+    def found(self, number: int) -> tuple[Any, Kind]:
+        """An object, and its kind."""
+        return self._objects[number], self._kinds[number]
+
+    def loaded(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """The value of an argument that was pickled."""
-        return Reader(stream, (), self._objects, self._space).load()
+        return Reader(stream, buffers, self._objects, self._space).load()
+
+    def packed_apart(self, value: Any) -> tuple[bytes, list[memoryview]]:
+        """What a function returned, pickled, beside large buffers of it."""
+        buffers: list[memoryview] = []
+        return self._pickled(value, kept_apart(buffers)), buffers
 
     def packed(self, value: Any) -> list[Array]:
         """What a function returned, as bytes: the pickle, with the number of its buffers, and these."""
-        buffers: list[memoryview] = []
-        pickled = self._pickled(value, kept_apart(buffers))
+        pickled, buffers = self.packed_apart(value)
         head = len(buffers).to_bytes(HEAD, "little") + pickled
         return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
 

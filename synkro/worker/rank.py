@@ -13,7 +13,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,16 @@ from ..errors import InternalError
 from ..ipc.channel import Listener
 from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
-from ..messages import Ack, Command, Done, FunctionSpec, Phase, Reply
+from ..messages import Ack, Command, FunctionSpec, Phase, Reply
 from ..packing import place, settings
 from ..plan.call import Access, Region
 from ..values.arrays import Array
-from ..values.owners import sole_owner
 from ..values.random import generator, seed_globals, seed_torch
-from .call import PreparedCall, taken
-from .group import Group, fitted
-from .merging import Layout, Merger
+from .call import PreparedCall
+from .group import Group
+from .holdings import Holdings
 from .objects import Belongings
-from .replica import Replica
+from .tasks import Tasks
 
 
 class Rank:
@@ -53,6 +51,7 @@ class Rank:
         function: the name of the function that runs or ran last, for messages.
         in_function: whether the user's code is running.
         in_call: whether the other ranks may wait for this one in a collective.
+        item: the number of the item on which a task runs, or ran last in this command.
         group: the ranks of the running call, as functions see them.
         token: the name of this session, by which its variables are recognized.
         verbose: whether status lines are shown.
@@ -66,11 +65,12 @@ class Rank:
         self.device: Device = CpuDevice()
         self.comm = comm
         self.functions: dict[int, FunctionSpec] = {}
-        self.variables: dict[int, Replica] = {}
+        self.variables = Holdings(self)
         self.belongings = Belongings()
         self.function: str | None = None
         self.in_function = False
         self.in_call = False
+        self.item: int | None = None
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.report = listener.report
         self.mark = listener.mark
@@ -82,6 +82,7 @@ class Rank:
         self._kept: list[list[Array]] = []
         self._master = 0
         self.group = self._new_group(None)
+        self._tasks: Tasks | None = None
         self._at_close = contextlib.ExitStack()
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
         self._torch_seed: int | None = None  # of a session that has one, until PyTorch is imported
@@ -136,6 +137,7 @@ class Rank:
     def attend(self, epoch: int) -> None:
         """Command number *epoch* begins."""
         self.in_function = False
+        self.item = None
         self.epoch = epoch
         self.device.resume()
 
@@ -174,6 +176,15 @@ class Rank:
         if self.in_call:
             self.in_call = False
             self.comm.end(failed)
+        if self._tasks is not None:
+            self.group.take(None)
+            self._tasks.end()
+
+    def begin_item(self, item: tuple[int, int, int]) -> None:
+        """A task begins, on an *item*: the seed of its map, the number of that, and its own."""
+        self.item = item[-1]
+        self.group.take(item)
+        self.report(Phase.TASK, item[-1])
 
     def action(self, command: Command) -> Callable[[], Reply]:
         """A callable that does *command* and returns the reply."""
@@ -188,20 +199,16 @@ class Rank:
             case messages.Release():
                 return Ack
         handlers: dict[type, Callable[[Any], Reply]] = {
+            **self.variables.handlers,
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),
             messages.Compare: self._compare,
             messages.Fetch: self._copy,
             messages.Preserve: self._preserve,
             messages.Start: self._start,
-            messages.Keep: self._keep_outputs,
-            messages.Create: self._create,
-            messages.Write: self._write,
-            messages.Read: self._read,
-            messages.Inspect: self._inspect,
-            messages.Exchange: self._exchange,
             messages.Generator: self._generator,
             messages.Reseed: self._reseed,
+            messages.Work: self._work,
         }
         handler = handlers.get(type(command))
         if handler is None:
@@ -261,6 +268,11 @@ class Rank:
         self._seed_torch()
         return Ack()
 
+    def _work(self, command: messages.Work) -> Ack:
+        if self._tasks is None:
+            self._tasks = Tasks(self, self._listener, command.queue)
+        return self._tasks.work(command)
+
     def _compare(self, command: messages.Compare) -> messages.Compared:
         parcel = command.parcel
         return messages.Compared(self.belongings.compare(parcel, self._memory(parcel)))
@@ -279,6 +291,13 @@ class Rank:
     def keep(self, leaves: list[list[Array]]) -> None:
         """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""
         self._kept = leaves
+
+    def handed_over(self, leaf: int) -> list[Array]:
+        """The pieces of an output that are held, which are held no longer."""
+        pieces: list[Array] = []
+        if self._kept:
+            pieces, self._kept[leaf] = self._kept[leaf], []
+        return pieces
 
     def _storing(self, command: messages.Store) -> Callable[[], Reply]:
         places = [(p.leaf, p.piece, self.array(p.region)) for p in command.placements[self.number]]
@@ -322,89 +341,6 @@ class Rank:
             )
             for reduction in command.reductions:
                 self._kept[reduction.leaf] = []
-        return Ack()
-
-    # ── variables ────────────────────────────────────────────────────────────────────────────────
-
-    def _create(self, command: messages.Create) -> Ack:
-        value = self.array(command.value)
-        array = self.comm.empty(value.shape, value.dtype)
-        self.device.assign(array, value)
-        self.variables[command.number] = Replica(command.name, array, self.device, self.comm)
-        return Ack()
-
-    def _keep_outputs(self, command: messages.Keep) -> Ack:
-        for kept in command.outputs:
-            pieces: list[Array] = []
-            if self._kept:
-                pieces, self._kept[kept.leaf] = self._kept[kept.leaf], []
-            # an array that nobody else refers to becomes the replica without a copy
-            alone = len(pieces) == 1 and self.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
-            array = pieces[0] if alone else self._joined(pieces, kept)
-            self.variables[kept.number] = Replica(None, array, self.device, self.comm, not alone)
-        return Ack()
-
-    def _joined(self, pieces: list[Array], kept: messages.KeptOutput) -> Array:
-        """The pieces of an output, copied into one array."""
-        rows = sum(len(piece) for piece in pieces)
-        array = self.comm.empty((rows, *kept.tail), kept.dtype)
-        start = 0
-        for piece in pieces:
-            self.device.assign(array[start : start + len(piece)], piece)
-            start += len(piece)
-        return array
-
-    def _write(self, command: messages.Write) -> Ack:
-        for fill in command.fills:
-            rows = fill.rows[self.number]
-            if rows is None:
-                continue
-            source: Array = self.array(fill.source)
-            if fill.selection is not None:
-                source = taken(self, source, fill.selection, rows)
-            self.variables[fill.variable].value = source
-        return Ack()
-
-    def _read(self, command: messages.Read) -> Done:
-        if self.number not in command.ranks:
-            return Done(None, None)
-        values = [self.variables[number].whole for number in command.variables]
-        shown = tuple(value[None] if command.raised else value for value in values)
-        merger = Merger("get_value", (command.mode,) * len(shown), several=False)
-        merger.add(shown, 1, self.device)
-        layout = Layout()
-        done = layout.place(merger, self.outbox, self.device)
-        self.keep(merger.leaves if layout.keeps else [])
-        return done
-
-    def _inspect(self, command: messages.Inspect) -> messages.Shapes:
-        return messages.Shapes(tuple(self.variables[number].whole.shape for number in command.variables))
-
-    def _exchange(self, command: messages.Exchange) -> Ack:
-        variables = [self.variables[number] for number in command.variables]
-        self.begin(tuple(range(self.size)))
-        self.report(Phase.REDUCING, 0)
-        arrays = [variable.whole for variable in variables]
-        comm = self.comm if command.nccl else self.comm.by_host()
-        match command.kind:
-            case "all_reduce":
-                self.group.reduce_in_place(variables, OPERATIONS[command.op], comm)
-            case "reduce":
-                operation = OPERATIONS[command.op]
-                results = comm.reduce(arrays, operation, 1, command.root) or []
-                values = [fitted(r, v, operation) for v, r in zip(variables, results, strict=False)]
-                for variable, value in zip(variables, values, strict=False):
-                    variable.value = value
-            case "broadcast":
-                mine = arrays if self.number == command.root else None
-                copies = comm.broadcast(mine, command.root, lasting=True)
-                if mine is None:
-                    for variable, array in zip(variables, copies, strict=True):
-                        variable.adopt(array)
-            case "all_gather":
-                gathered = comm.all_gather(arrays, lasting=True)
-                for variable, array in zip(variables, gathered, strict=True):
-                    variable.adopt(array)
         return Ack()
 
     def _reseed(self, command: messages.Reseed) -> Ack:

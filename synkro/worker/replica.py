@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .. import here
 from ..comms.base import Communicator
 from ..devices.base import Device
-from ..errors import InvalidType, InvalidValue, counted
+from ..errors import InvalidType, InvalidValue, UsageError, counted
 from ..values.arrays import Array, as_numeric
 from ..values.variable import Variable
 
@@ -51,7 +52,8 @@ class Replica(Variable):
         self.adopt(fresh)
 
     def checked(self, value: Any) -> Array:
-        """*value* as an array that can be assigned.  Raises: InvalidType, InvalidValue."""
+        """*value* as an array that can be assigned.  Raises: InvalidType, InvalidValue, UsageError."""
+        self._check_no_task()
         array = self._device.adopt(value)
         if array is None:
             array = as_numeric(value, self.called())
@@ -113,9 +115,18 @@ class Replica(Variable):
         return rows[key].copy() if self._apart else rows[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self._check_no_task()
         array = self.value.copy() if self._apart else self.value
         array[key] = self._device.xp.asarray(value) if isinstance(value, np.ndarray) else value
         self.value = array
+
+    def _check_no_task(self) -> None:
+        """Raises: UsageError if a task of ``map`` runs."""
+        if here.rank is not None and here.rank.group.in_task:
+            raise UsageError(
+                f"a task assigned {self.called()}: each worker has its own, and runs some of the "
+                f"tasks. Return the value, and assign it in the main program."
+            )
 
     def _write_rows(self, array: Array) -> None:
         assert self._rows is not None

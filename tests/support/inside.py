@@ -3,7 +3,7 @@
 
 def controller(session):
     """The main process's end of the channel."""
-    return session.functions.engine._controller
+    return session.functions.engine.channel
 
 
 def whereabouts(session, rank):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, counted
-from ...memory.segment import Segment
+from ...memory.segment import Segment, aligned
 from ...messages import FunctionSpec
 from ...plan.binding import Bound
 from ...plan.call import (
@@ -39,6 +41,9 @@ SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
 _MANY = 64
 """A dict of more numbers and strings is pickled as a whole."""
+
+_VIEWED = 1 << 20
+"""Arrays in what is pickled, if they have so many bytes, lie in shared memory: they are not copied."""
 
 _LONG = range(-(2**63), 2**63)
 _PLACE, _PLACES = 16, 256  # bytes of a number's place, and how many places are reserved at once
@@ -153,9 +158,9 @@ class Arguments:
         engine: Engine,
         variables: Variables,
         spec: FunctionSpec,
-        dumps: Callable[[Any], bytes],
+        dumps: Callable[[Any, int], tuple[bytes, list[memoryview]]],
     ) -> None:
-        """*dumps* pickles what is no array."""
+        """*dumps* pickles what is no array, beside buffers of so many bytes."""
         self._engine = engine
         self._dumps = dumps
         self._variables = variables
@@ -276,17 +281,26 @@ class Arguments:
 
     def _pickled(self, index: int, bound: Bound, value: Any) -> Input:
         """What is no array and no number: pickled, in memory with room for another one."""
-        pickled = self._dump(value, self._called(bound))
+        stream, buffers = self._dump(value, self._called(bound), _VIEWED)
+        table = [len(buffers), len(stream), *map(len, buffers)]
+        parts: list[bytes | memoryview] = [
+            b"".join(length.to_bytes(LENGTH, "little") for length in table),
+            stream,
+            *buffers,
+        ]
+        ends = list(accumulate(aligned(len(part)) for part in parts))
         buffer = self._pickles.get(index)
-        if buffer is None or not _has_room(buffer.array, pickled):
+        if buffer is None or not ends[-1] <= len(buffer.array) <= 8 * ends[-1]:
+            room = ends[-1] if buffers else 1 << ends[-1].bit_length()
             buffer = self._pickles[index] = Outgoing(self._engine)
-            room = 1 << (LENGTH + len(pickled)).bit_length()
             buffer.resize((room,), np.dtype(np.uint8), self._called(bound))
         assert buffer.placed is not None
-        new = np.frombuffer(len(pickled).to_bytes(LENGTH, "little") + pickled, np.uint8)
-        if not np.array_equal(buffer.array[: len(new)], new):
-            buffer.array[: len(new)] = new
-            buffer.touch()
+        for part, end in zip(parts, ends, strict=True):
+            place = buffer.array[end - aligned(len(part)) :][: len(part)]
+            new = np.frombuffer(part, np.uint8)
+            if not np.array_equal(place, new):
+                place[...] = new
+                buffer.touch()
         return Input(bound.name, Pickled(buffer.placed.region), buffer.placed)
 
     def _items(self, index: int, bound: Bound, value: Sequence[Any]) -> Input:
@@ -296,7 +310,7 @@ class Arguments:
         if strings:
             items = [item.encode("utf-8", "surrogatepass") for item in value]
         else:
-            items = [self._dump(item, called) for item in value]
+            items = [self._dump(item, called)[0] for item in value]
         ends = np.cumsum([0, *map(len, items)], dtype=np.int64)
         _, placed = self._put(index, np.stack([ends[:-1], ends[1:]], axis=1), called)
         memory = self._items_of.setdefault(index, Outgoing(self._engine))
@@ -305,9 +319,10 @@ class Arguments:
         argument = Items(placed.region, items=region, strings=strings)
         return Input(bound.name, argument, placed, also=segment)
 
-    def _dump(self, value: Any, called: str) -> bytes:
+    def _dump(self, value: Any, called: str, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
+        """*value*, pickled, beside buffers of *least* bytes."""
         try:
-            return self._dumps(value)
+            return self._dumps(value, least)
         except RecursionError:
             raise InvalidValue(f"{called} is nested too deeply to be pickled.") from None
         except Exception as error:
@@ -339,11 +354,6 @@ class Arguments:
 
     def _called(self, bound: Bound) -> str:
         return f"the argument {bound.name!r} of the function {self._function!r}"
-
-
-def _has_room(memory: Array, pickled: bytes) -> bool:
-    """Whether a pickle fits there, and does not leave most of it empty."""
-    return LENGTH + len(pickled) <= len(memory) <= 8 * (LENGTH + len(pickled))
 
 
 def _fits(number: Any) -> bool:

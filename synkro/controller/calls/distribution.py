@@ -20,7 +20,7 @@ from ..variables.registry import Variables
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-    from .function import Function
+    from .carried import Carried
 
 _PATIENCE = 2.0  # seconds before a distribution shows how far it is
 
@@ -33,18 +33,18 @@ class Functions:
         self.outputs = outputs
         self.variables = variables
         self.objects = Objects(engine, variables.collectives.master_rank)
-        self._waiting: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
+        self._waiting: weakref.WeakValueDictionary[int, Carried] = weakref.WeakValueDictionary()
         self._executor: ThreadPoolExecutor | None = None
         self._settings: tuple[Any, ...] = ()  # those that the workers have
 
-    def add(self, function: Function) -> int:
+    def add(self, function: Carried) -> int:
         """Take *function* up, to be distributed; returns its number."""
         number = self.engine.directory.number()
         self._waiting[number] = function
         self.engine.directory.watch(function, number)
         return number
 
-    def distribute(self, only: Function | None = None) -> None:
+    def distribute(self, only: Carried | None = None) -> None:
         """Send the functions that the workers do not have yet, all in one pickle, or *only* one.
 
         Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them;
@@ -84,7 +84,7 @@ class Functions:
             yield lambda: progress.reach(self.engine.steps(totals, phases))
             progress.reach(sum(totals))
 
-    def bring(self, function: Function) -> None:
+    def bring(self, function: Carried) -> None:
         """Make sure that the workers have *function*, and the settings of the libraries.
 
         Raises: as ``distribute``.

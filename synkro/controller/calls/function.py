@@ -28,10 +28,10 @@ from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
 from ..objects.glances import Assigned
-from ..objects.walk import Known, Look
-from ..objects.watch import Watch
+from ..objects.walk import Look
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared
+from .carried import Carried
 from .check import compare, raise_refusal
 from .distribution import Functions
 from .planner import Planned, Planner
@@ -62,7 +62,7 @@ class Definition:
     bridge: Bridge | None = None
 
 
-class Function:
+class Function(Carried):
     """A function that runs on all ranks at once; made by ``function()``.
 
     It works in the session that was current when it was made; if there was none, or that one was
@@ -72,7 +72,6 @@ class Function:
         fn: the plain function.
         name: for messages.
         output_modes: the reduce operation of each output, nested as the outputs, or one for all.
-        roots: the objects that it brought along, which live on the workers as long as this.
     """
 
     def __init__(
@@ -82,11 +81,10 @@ class Function:
 
         *define* is what the function is, or makes that for a session, as of a graph.
         """
+        super().__init__()
         self._find_home = home
         self._define = define
         self._engine: Engine | None = None
-        self._watch: Watch | None = None
-        self.roots: list[Known] = []
         self._brought = False  # whether a submitted call runs, for which all was brought
         if isinstance(define, Definition):
             self._take(define)
@@ -101,7 +99,7 @@ class Function:
         if not callable(fn):
             raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
-        self.name = definition.name or _name_of(self.fn)
+        self.name = definition.name or name_of(self.fn)
         self.output_modes = check_modes(definition.outputs)
         self._definition = definition
         self._binder = Binder(self.fn, definition.inputs, definition.bcast_inputs, self.name)
@@ -117,12 +115,9 @@ class Function:
         checked = home.variables.check_updates(definition.updates)
         sliced = home.variables.check_sliceable(definition.sliceable_shareds)
         modes = for_workers(self.output_modes)
-        self.spec = FunctionSpec(self.name, self.fn, modes, checked, definition.finish)
-        self._home = home
+        self._join(home, FunctionSpec(self.name, self.fn, modes, checked, definition.finish))
         self._engine = home.engine
         self._bridge = definition.bridge
-        self._watch = None
-        self.number = home.add(self)
         self._planner = Planner(home, self._binder, self.spec, self.output_modes, self.number, sliced)
 
     def _settled(self) -> Engine:
@@ -152,13 +147,6 @@ class Function:
         if not isinstance(self._define, Definition):
             return self
         return Function(self._find_home, replace(self._define, fn=copy.deepcopy(self.fn, memo)))
-
-    def hold(self, roots: list[Known]) -> None:
-        """Keep *roots* on the workers.
-
-        They are held in here, as an object may hold a function of a method of its own: both go together.
-        """
-        self.roots = roots
 
     # ── calling ──────────────────────────────────────────────────────────────────────────────────
 
@@ -238,24 +226,7 @@ class Function:
             return self._run(planned, on_tick, assigned)
 
     def _bring(self, view: Look | None = None) -> Sequence[Assigned]:
-        """Make sure that the workers have the function, and what it uses as it is here, or in *view*.
-
-        Returns the numbers and strings that the call is to bring.
-
-        Raises: InvalidType for what cannot be pickled; InvalidValue for an object that has changed here
-        and there; WorkerError if a worker cannot load it.
-        """
-        if self._brought:
-            return ()
-        self._home.bring(self)
-        if self._watch is None:
-            self._watch = self._home.objects.watch(self)
-            if view is None:
-                return ()
-        assigned = self._watch.assigned() if view is None else None
-        if assigned is None:
-            self._watch = self._home.objects.renew(self, self._watch, view)
-        return assigned or ()
+        return () if self._brought else super()._bring(view)
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -443,7 +414,8 @@ def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-def _name_of(fn: Any) -> str:
+def name_of(fn: Any) -> str:
+    """What a function is called in messages."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__name__", type(fn).__name__))

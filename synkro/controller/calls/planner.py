@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
@@ -20,7 +20,7 @@ from ...errors import InvalidValue, counted, warn
 from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
-from ...plan.binding import Binder
+from ...plan.binding import Bound
 from ...plan.call import Access, CallPlan, Form, Held, Picked, Region, Scattered
 from ...plan.outputs import check_subset, take_subset
 from ...plan.split import Span, equal_slices, split, weight_unit
@@ -34,6 +34,12 @@ from .arguments import Arguments, Input
 from .distribution import Functions
 
 _region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
+
+
+class Binds(Protocol):
+    """Gives arguments their parameters, as ``Binder`` does."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> list[Bound]: ...
 
 
 class Doubt:
@@ -107,7 +113,7 @@ class Planner:
     def __init__(
         self,
         home: Functions,
-        binder: Binder,
+        binder: Binds,
         spec: FunctionSpec,
         modes: Any,
         number: int,

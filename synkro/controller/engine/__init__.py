@@ -6,6 +6,7 @@
     crew       the worker processes: started together, ended together
     directory  what the workers know by number
     nesting    who is in the middle of what, where signal handlers come in between
+    answers    the replies of all ranks, unpickled
     failures   what failed in the workers, as errors of the user's process
     output     what the workers print, brought to the user
 """

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import (
     CallTimeout,
@@ -35,15 +35,15 @@ from ...ipc.channel import AREA
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
-from ...messages import Command, Deliver, Exit, Failed, Indirect, Phase, Release, TooLong
+from ...messages import Command, Exit, Indirect, Phase, Release
 from ...plan.call import Access, Region
-from ...values.cache import Cache
 from ..progress import status_line
 from ..tracing.timeline import write
 from ..tracing.trace import Trace
+from .answers import Answers
 from .crew import SOCKET_PATIENCE, Crew
 from .directory import Directory
-from .failures import call_timeout, ranks_in_words, worker_error
+from .failures import call_timeout, ranks_in_words
 from .nesting import check_alone, goes_on, operation
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
@@ -60,14 +60,26 @@ class State(Enum):
     CLOSED = "no worker, no descriptor is left; Data can still be read"
 
 
+class Lasting(Protocol):
+    """What a command that lasts is for."""
+
+    def pause(self, limit: float | None) -> None:
+        """Have all ranks answer, within so many seconds, and take the replies."""
+
+    def lose(self) -> None:
+        """The command was given up."""
+
+
 class Engine:
     """The workers of one session, one a device.
 
     Attributes:
         size: the number of workers.
+        timeout: seconds that a call may take, or None.
         on_gpus: whether they compute on GPUs.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
+        channel: the main process's end of it.
         directory: what the workers know by number.
         calls: has an entry for each operation that goes on; an interrupt may leave one behind.
         trace: what records its calls, or None.
@@ -94,10 +106,9 @@ class Engine:
         self.calls: list[object] = []
         self.trace: Trace | None = None
         self.interrupted = False
-        self._timeout = timeout
-        self._decoded: Cache[bytes, Any] = Cache()
-        self._payloads: list[bytes] = []  # the last replies, pickled
-        self._replies: list[Any] = []
+        self.timeout = timeout
+        self._answers = Answers(self)
+        self._open: Lasting | None = None
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken = ""
         self._owing = False  # whether a signal handler has closed it in a call, which gives all back
@@ -106,8 +117,8 @@ class Engine:
         self._crew = Crew()
         self.versions: Versions | None = None
         try:
-            self._controller = self._crew.start(environments)
-            self.rouse = self._controller.rouse
+            self.channel = self._crew.start(environments)
+            self.rouse = self.channel.rouse
             self.state = State.READY
             _engines.add(self)
             if on_gpus:
@@ -208,28 +219,22 @@ class Engine:
         """
         if self.state is not State.READY:
             self.require_ready()
-        limit = self._timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         if self.interrupted:
             self.settle(limit)
         deadline = None if limit is None else time.monotonic() + limit
-        if len(payload) > AREA // 2:
-            payload, segment = self._indirect(payload)
-            segments = [*segments, (segment, Access.READ)]
         trace = self.trace
         self.interrupted = True
         try:
             if trace is not None:
                 trace.mark("send")
-            if segments or self.directory.gone:
-                self._send_with_news(payload, segments)
-            else:
-                self._controller.send(payload, b"")
+            self._send(payload, segments)
             if trace is not None:
                 trace.mark("wait")
-            ready = self._controller.wait(deadline, self._crew.sentinels, on_tick)
+            ready = self.channel.wait(deadline, self._crew.sentinels, on_tick)
             if ready:
                 self._check_alive(ready)
-            if deadline is not None and (late := self._controller.unanswered()):
+            if deadline is not None and (late := self.channel.unanswered()):
                 raise self._late(late, limit or 0.0)
             if trace is not None:
                 trace.mark("collect")
@@ -238,34 +243,104 @@ class Engine:
             if self._owing:
                 self._give_back()
             raise
-        payloads = self._controller.replies()
+        payloads = self.channel.replies()
         self.interrupted = False
         self._begun = True
-        return self._read(payloads)
+        return self._answers.read(payloads)
+
+    # ── commands that last, while the main process goes on ───────────────────────────────────────
+
+    @operation(unbroken=True)
+    def open(self, payload: bytes, segments: Sequence[tuple[Segment, Access]], lasting: Lasting) -> None:
+        """Send a command, and go on; the caller holds the lock, and has settled.
+
+        Before any other command *lasting* is paused.
+        """
+        self.interrupted = True
+        self._open = lasting
+        try:
+            if self.trace is not None:
+                self.trace.mark("send")
+            self._send(payload, segments)
+        except BaseException:
+            self.abandon()
+            raise
+
+    @operation(unbroken=True)
+    def attend(
+        self,
+        condition: Callable[[], bool],
+        deadline: float | None,
+        on_tick: Callable[[], None] | None,
+    ) -> None:
+        """Sleep until *condition* holds, all ranks have answered, or the *deadline* is over.
+
+        Raises: WorkerDied.
+        """
+        trace = self.trace
+        try:
+            if trace is not None:
+                trace.mark("wait")
+            ready = self.channel.wait_for(condition, deadline, self._crew.sentinels, on_tick)
+            if ready:
+                self._check_alive(ready)
+            if trace is not None:
+                trace.mark("collect")
+        except BaseException:
+            self.abandon()
+            raise
+
+    def finish(self) -> list[Any]:
+        """The replies to the command that was open; Failed among them."""
+        self.interrupted = False
+        self._open = None
+        return self._answers.loaded(self.channel.replies())
+
+    def abandon(self, limit: float | None = None) -> None:
+        """Give the last command up, and interrupt the ranks that have not answered.
+
+        Raises: CallTimeout if it was given up after *limit* seconds.
+        """
+        lasting, self._open = self._open, None
+        if lasting is not None:
+            lasting.lose()
+        late = None if limit is None else self._late(self.channel.unanswered(), limit)
+        self._abandon()
+        if self._owing:
+            self._give_back()
+        if late is not None:
+            raise late
+
+    def pass_descriptors(self, numbered: Sequence[tuple[int, int]]) -> None:
+        """Pass descriptors to all workers, as pairs ``(number, fd)``."""
+        with uninterrupted():
+            for rank in range(self.size):
+                self._crew.pass_descriptors(rank, numbered)
 
     def steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
         """How many steps are done; rank r has ``totals[r]``, and counts them in one of *phases*."""
         done = list(totals)
-        waiting = self._controller.unanswered()
+        waiting = self.channel.unanswered()
         if not waiting:  # some rank may have failed, which is known in a moment
             return 0
         for rank in waiting:
-            phase, number = self._controller.whereabouts(rank)
+            phase, number = self.channel.whereabouts(rank)
             done[rank] = number if phase in phases else 0
         return sum(done)
 
-    def _indirect(self, payload: bytes) -> tuple[bytes, Segment]:
-        """Put a long command into a segment of its own; returns the command to send in its place."""
-        segment = self.adopt(Segment.create(self.directory.number(), len(payload)))
-        segment.base[:] = memoryview(payload)
-        region = Region(segment.number, 0, (len(payload),), "|u1")
-        return pickle.dumps(Indirect(region), 5), segment
+    def _send(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
+        """Send a command, and before it what the workers are to know of memory.
 
-    def _send_with_news(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
-        """Send a command, and before it what the workers are to know of memory."""
-        news = self.directory.news(segments)
+        A long command goes through a segment of its own.
+        """
+        if len(payload) > AREA // 2:
+            segment = self.adopt(Segment.create(self.directory.number(), len(payload)))
+            segment.base[:] = memoryview(payload)
+            region = Region(segment.number, 0, (len(payload),), "|u1")
+            payload, segments = pickle.dumps(Indirect(region), 5), [*segments, (segment, Access.READ)]
+        news = self.directory.news(segments) if segments or self.directory.gone else None
         if news is None:
-            self._controller.send(payload, b"")
+            self.channel.send(payload, b"")
             return
         if len(payload) + len(news.housekeeping) > AREA:
             raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
@@ -275,56 +350,22 @@ class Engine:
                     self._crew.pass_descriptors(rank, [(s.number, s.fd) for s, _ in news.new.values()])
                 except TimeoutError:
                     raise self._late([rank], SOCKET_PATIENCE) from None
-            self._controller.send(payload, news.housekeeping)
+            self.channel.send(payload, news.housekeeping)
             self.directory.heard(news)
 
     def _late(self, ranks: list[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
-        standing = {rank: (self._crew.pids[rank], *self._controller.whereabouts(rank)) for rank in ranks}
+        standing = {rank: (self._crew.pids[rank], *self.channel.whereabouts(rank)) for rank in ranks}
         return call_timeout(standing, limit)
-
-    def _read(self, payloads: list[bytes]) -> list[Any]:
-        if payloads is self._payloads:
-            return self._replies
-        replies = [self._decode(payload) for payload in payloads]
-        if any(isinstance(reply, TooLong) for reply in replies):
-            replies = self._fetch_long(replies)
-            payloads = []
-        if any(isinstance(reply, Failed) for reply in replies):
-            raise worker_error(replies)
-        self._payloads, self._replies = payloads, replies
-        return replies
-
-    def _decode(self, payload: bytes) -> Any:
-        """The reply in *payload*: the same object as long as the same bytes keep coming."""
-        reply = self._decoded.get(payload)
-        if reply is None:
-            reply = pickle.loads(payload)
-            self._decoded[payload] = reply
-        return reply
-
-    def _fetch_long(self, replies: list[Any]) -> list[Any]:
-        """Fetch the replies that are too long for the block, through a segment with room for them."""
-        lengths = [reply.nbytes if isinstance(reply, TooLong) else 0 for reply in replies]
-        shape = (self.size, max(lengths))
-        # not by ``allocate``: it may run a command, and the ranks keep their last reply only
-        segment = self.adopt(Segment.create(self.directory.number(), shape[0] * shape[1]))
-        region = Region(segment.number, 0, shape, "|u1")
-        self.run(Deliver(region), [(segment, Access.WRITE)])
-        rows = segment.array(region)
-        return [
-            pickle.loads(rows[rank, :length].tobytes()) if length else replies[rank]
-            for rank, length in enumerate(lengths)
-        ]
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
     def _abandon(self) -> None:
         """Give the last command up: interrupt the ranks that have not answered it."""
         if self.state is State.READY and self._begun:
-            self._controller.disclaim()
-            self._controller.wake_all()
-            self._crew.interrupt(self._controller.unanswered())
+            self.channel.disclaim()
+            self.channel.wake_all()
+            self._crew.interrupt(self.channel.unanswered())
 
     @operation(unbroken=True)
     def settle(self, limit: float | None = None) -> None:
@@ -335,8 +376,13 @@ class Engine:
         if not self.interrupted:
             return
         check_alone(self, sys._getframe(1))
+        limit = self.timeout if limit is None else limit
+        if self._open is not None:
+            self._open.pause(limit)
+        if not self.interrupted:
+            return
         try:
-            self._await_all(self._timeout if limit is None else limit)
+            self._await_all(limit)
         except BaseException:
             if self._owing:
                 self._give_back()
@@ -351,8 +397,8 @@ class Engine:
             self._abandon()
             nudge = time.monotonic() + _QUIET
             until = nudge if deadline is None else min(nudge, deadline)
-            self._check_alive(self._controller.wait(until, self._crew.sentinels))
-            late = self._controller.unanswered()
+            self._check_alive(self.channel.wait(until, self._crew.sentinels))
+            late = self.channel.unanswered()
             if not late:
                 return
             if deadline is not None and time.monotonic() >= deadline:
@@ -386,7 +432,7 @@ class Engine:
                     "this session is traced already, and a trace cannot hold another: end the outer "
                     "one first, or leave this one out. (SYNKRO_TRACE, if set, traces all of a session.)"
                 )
-            self.trace = Trace(self.size, self._controller, path)
+            self.trace = Trace(self.size, self.channel, path)
             return self.trace
 
     def end_trace(self, trace: Trace | None) -> None:
@@ -422,8 +468,8 @@ class Engine:
             if state is not State.CLOSED:
                 if held:
                     self.end_trace_quietly(self.trace)
-                if state is State.READY and held and not self._controller.unanswered():
-                    self._controller.send(pickle.dumps(Exit(), 5), b"")
+                if state is State.READY and held and not self.channel.unanswered():
+                    self.channel.send(pickle.dumps(Exit(), 5), b"")
                     self._crew.ended(_GRACE)
                 self._crew.kill()
             elif not self._owing:

@@ -18,20 +18,28 @@ _DOING = {
     Phase.MERGING: "is handing its outputs over, {} done",
     Phase.STORING: "is storing outputs",
     Phase.REDUCING: "is reducing outputs",
+    Phase.TAKING: "waits for an item",
+    Phase.TASK: "is running item {}",
 }
 
 
-def worker_error(replies: Sequence[Any]) -> SynkroError:
-    """The exception of the lowest rank that failed by itself, not because another did."""
+def first_failure(replies: Sequence[Any]) -> tuple[int, Failed]:
+    """The failure on the lowest item, or of the lowest rank, that was not due to another one."""
     failures = [(rank, reply) for rank, reply in enumerate(replies) if isinstance(reply, Failed)]
-    rank, first = min(failures, key=lambda failure: (failure[1].strays, failure[0]))
+    return min(failures, key=lambda f: (f[1].strays, -1 if f[1].item is None else f[1].item, f[0]))
+
+
+def worker_error(replies: Sequence[Any], where: str = "") -> SynkroError:
+    """The exception of the first failure; *where* it was is told after the name of the function."""
+    count = sum(isinstance(reply, Failed) for reply in replies)
+    rank, first = first_failure(replies)
     original: BaseException | None = None
     if first.pickled is not None:
         original = loaded(first.pickled)
     if first.usage and isinstance(original, SynkroError):
         return original
     name = f" in the function {first.function!r}" if first.function else ""
-    others = f" ({len(failures)} ranks failed; this is the first)" if len(failures) > 1 else ""
+    others = f" ({count} ranks failed; this is the first)" if count > 1 else ""
     hint = ""
     if isinstance(original, ValueError) and "read-only" in first.summary:
         hint = " (inputs are read-only inside functions: copy before you write)"
@@ -39,7 +47,7 @@ def worker_error(replies: Sequence[Any]) -> SynkroError:
         hint = " (inputs are read-only inside functions: leave numba's signature out, or copy)"
     kinds = map(loaded, first.kinds)  # the nearest that is known here
     kind = type(original) if original is not None else next(filter(None, kinds), None)
-    message = f"rank {rank} failed{name}: {first.summary}{hint}{others}"
+    message = f"rank {rank} failed{name}{where}: {first.summary}{hint}{others}"
     error = raised_in_worker(kind, message, rank, first.function, original)
     error.__cause__ = RemoteTraceback(shown(first.traceback))
     return error
@@ -74,7 +82,8 @@ def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> 
     *standing* has the pid, the phase and the slices done of each.
     """
     where = "; ".join(
-        f"rank {rank} (pid {pid}) {_DOING[Phase(phase)].format(counted(done, 'slice'))}"
+        f"rank {rank} (pid {pid}) "
+        f"{_DOING[Phase(phase)].format(done if phase == Phase.TASK else counted(done, 'slice'))}"
         for rank, (pid, phase, done) in standing.items()
     )
     return CallTimeout(

@@ -279,12 +279,13 @@ class Objects:
             replies = self._engine.run(Fetch(known.number, place))
         return self.load(replies[place].pickle)
 
-    def dump(self, value: Any) -> bytes:
-        """*value*, pickled for the workers: it is a value there, whatever objects functions use."""
+    def dump(self, value: Any, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
+        """*value*, pickled for the workers, beside buffers of *least* bytes: it is a value there,
+        whatever objects functions use."""
         registry = self._registry
-        writer = Writer(registry, registry.space, registry.current, self._compiled, together=True)
+        writer = Writer(registry, registry.space, registry.current, self._compiled, least)
         writer.write(value)
-        return writer.stream
+        return writer.stream, writer.buffers
 
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""

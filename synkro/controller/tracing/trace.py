@@ -41,6 +41,8 @@ _NAMES = {
     Phase.COMMUNICATING: "collective",
     Phase.STORING: "store",
     Phase.REDUCING: "reduce",
+    Phase.TAKING: "wait for items",
+    Phase.TASK: "compute",
 }
 
 

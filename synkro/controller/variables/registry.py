@@ -55,8 +55,15 @@ class Variables:
         self._named: list[weakref.ref[Shared]] = []
 
     def _seed(self, seed: int) -> None:
+        self.maps = (seed, 0)
         # numbered after those of the workers, and made once
         self.rng = functools.cache(functools.partial(generator, seed, self._engine.size))
+
+    def next_map(self) -> tuple[int, int]:
+        """The seed, and the number of the map that begins."""
+        seed, number = self.maps
+        self.maps = seed, number + 1
+        return seed, number
 
     def reseed(self, seed: int) -> None:
         """Seed the generators of all ranks anew, and that of the main process."""

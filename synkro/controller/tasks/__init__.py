@@ -1,0 +1,8 @@
+"""Tasks: a function of one item at a time, on whichever worker is free.
+
+::
+
+    maps  ``map`` and ``imap``: what they take, and functions for them
+    map   one map: items to the workers, results in order
+    feed  items, read from iterables as they are needed, and pickled
+"""

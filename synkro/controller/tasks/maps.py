@@ -1,0 +1,219 @@
+"""``map`` and ``imap``: a function of one item at a time, on whichever worker is free."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MethodType
+from typing import Any
+
+import cloudpickle
+
+from ...errors import InvalidType
+from ...ipc.queue import Dispatcher
+from ...messages import FunctionSpec, Work
+from ...plan.binding import Bound
+from ...values.arrays import checked_bool, checked_seconds, shortened
+from ..calls.carried import Carried
+from ..calls.distribution import Functions
+from ..calls.function import Function, name_of
+from ..calls.planner import Planned, Planner
+from ..objects.objects import reached
+from ..progress import Progress
+from .feed import Feed
+from .map import Map
+
+
+class TaskFunction(Carried):
+    """A function of one item."""
+
+    def __init__(self, home: Functions, fn: Callable[..., Any]) -> None:
+        super().__init__()
+        self.fn = fn
+        self.name = name_of(fn)
+        self._join(home, FunctionSpec(self.name, fn, None))
+
+    def command(self, common: dict[str, Any], descriptors: tuple[int, ...]) -> tuple[Planned, bytes]:
+        """The command that runs it on items, with *common* arguments; the function is brought first."""
+        planner = Planner(self._home, _ByKeyword(), self.spec, None, self.number, ())
+        planned = planner.planned((), common, None, None, 1, None)
+        if self._bring() and self._watch is not None:
+            self._bring(self._watch.look())
+        seed, number = self._home.variables.next_map()
+        objects = {known.number: known.path for known in reached(self.roots)}
+        command = Work(planned.plan, descriptors, seed, number, objects)
+        return planned, cloudpickle.dumps(command, 5)
+
+
+class _ByKeyword:
+    """Binds the arguments that all items have in common."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
+        return [Bound(name, True, value, None) for name, value in kwargs.items()]
+
+
+class Maps:
+    """The maps of a session."""
+
+    def __init__(self, home: Functions) -> None:
+        self._home = home
+        self._queue: Dispatcher | None = None
+        self._descriptors: tuple[int, ...] = ()
+        self._last: TaskFunction | None = None
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        common: Mapping[str, Any] | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Call *fn* with each item, on whichever worker is free; returns the results, in order.
+
+        The items are those of the iterable, or, with several, one of each at a time, until the shortest
+        ends.  They, and what *fn* returns, may be anything that pickles.
+
+        Args:
+            fn: a function of one item, which does not depend on what others do: it uses no collectives,
+                and changes no variables and no objects that it shares with other calls.  ``rng()`` in
+                it is the item's own stream, the same for any number of workers.
+            iterables: the items.  They are read as they are needed.
+            common: arguments that all items have in common, by name.  Arrays and ``Data`` among them
+                are read-only in *fn*; an array is copied into shared memory once, ``Data`` are not.
+            progress: show a bar over the items, as in calls.
+            timeout: seconds that all of it may take; None for the session's.
+
+        Raises: InvalidType, InvalidValue for what cannot be called or pickled; WorkerError for the first
+        item on which *fn* failed, when the tasks that ran have ended; what the iterables raise;
+        WorkerDied, CallTimeout, SessionError.
+        """
+        with self._home.engine.lock:
+            results = self._results(fn, iterables, common, progress, timeout, ordered=False)
+            return list(results)
+
+    def imap(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        common: Mapping[str, Any] | None = None,
+        progress: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[Any]:
+        """As ``map``, but an iterator: each result as soon as it and those before it are there.
+
+        The workers go on while the program uses a result.  Only so many items are read ahead that the
+        workers have enough to do, and as many results are kept.  Another call of the program meanwhile
+        waits for the tasks that run.  *timeout* is for each result.
+        """
+        return self._results(fn, iterables, common, progress, timeout, ordered=True)
+
+    def _results(
+        self,
+        fn: Any,
+        iterables: tuple[Any, ...],
+        common: Any,
+        progress: Any,
+        timeout: Any,
+        ordered: bool,
+    ) -> Iterator[Any]:
+        engine = self._home.engine
+        fn, name = _checked_function(fn, "imap" if ordered else "map")
+        iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
+        if not iterators:
+            raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
+        shared = _checked_common(fn, name, len(iterators), common)
+        limit = engine.timeout if timeout is None else checked_seconds(timeout, "timeout")
+        bar = None
+        if checked_bool(progress, "progress"):
+            bar = Progress(name, _length(iterables), "item")
+        with engine.lock:
+            engine.require_ready()
+            engine.settle()
+            queue = self._opened()
+            if self._last is None or not _is_same(self._last.fn, fn):
+                self._last = TaskFunction(self._home, fn)
+            planned, payload = self._last.command(shared, self._descriptors)
+        feed = Feed(name, zip(*iterators, strict=False), queue, engine.size, self._home.objects.dump)
+        run = Map(self._home, self._last, queue, planned, payload, feed, ordered, bar)
+        return run.results(limit) if bar is None else _shown(run.results(limit), bar)
+
+    def _opened(self) -> Dispatcher:
+        """The queue, which is made for the first map."""
+        if self._queue is None:
+            engine = self._home.engine
+            self._queue = Dispatcher(engine.size)
+            numbered = [(engine.directory.number(), fd) for fd in self._queue.descriptors]
+            self._descriptors = tuple(number for number, _ in numbered)
+            engine.pass_descriptors(numbered)
+        return self._queue
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._last = None
+        if self._queue is not None:
+            self._queue.close()
+
+
+def _shown(results: Iterator[Any], bar: Progress) -> Iterator[Any]:
+    with bar:
+        yield from results
+
+
+def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:
+    if isinstance(fn, Function):
+        fn = fn.fn
+    if not callable(fn):
+        raise InvalidType(
+            f"{verb}() takes a function, and then its items; got {shortened(fn)}, a {type(fn).__name__}."
+        )
+    return fn, name_of(fn)
+
+
+def _iterator(iterable: Any, number: int) -> Iterator[Any]:
+    try:
+        return iter(iterable)
+    except TypeError:
+        raise InvalidType(
+            f"map() takes iterables of items; number {number} is {shortened(iterable)}, a "
+            f"{type(iterable).__name__}: put it into a list, or, if all items have it in common, pass "
+            f"it as common={{'name': …}}."
+        ) from None
+
+
+def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, Any]:
+    """What all items have in common, after a look whether *fn* takes that and *count* arguments."""
+    if common is not None and not isinstance(common, Mapping):
+        raise InvalidType(
+            f"common= takes a dict: the names of parameters of {name!r}, and their values; got "
+            f"{shortened(common)}."
+        )
+    shared = dict(common or {})
+    if not all(isinstance(key, str) for key in shared):
+        raise InvalidType(f"the keys of common= are names of parameters of {name!r}: strings.")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of builtins
+        return shared
+    try:
+        signature.bind(*[None] * count, **shared)
+    except TypeError as error:
+        raise InvalidType(
+            f"{name}{signature} cannot be called with {count} argument{'s' * (count > 1)} of each item"
+            f"{' and common=' if shared else ''}: {error}."
+        ) from None
+    return shared
+
+
+def _length(iterables: tuple[Any, ...]) -> int | None:
+    """How many items there are, if that is known."""
+    lengths = [operator.length_hint(each, -1) for each in iterables]
+    return min((n for n in lengths if n >= 0), default=None)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two functions are the same; methods are made anew each time."""
+    if isinstance(one, MethodType) and isinstance(other, MethodType):
+        return one.__func__ is other.__func__ and one.__self__ is other.__self__
+    return one is other
