@@ -52,7 +52,7 @@ AREA = 1 << 17
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
 _COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _COMMAND_EDITION, _UNWANTED, _TRACED, _ROUSED = range(7)
-_MAIN_SLEEPS, _AWAITED, _ENOUGH = range(_LINE, _LINE + 3)
+_MAIN_SLEEPS, _ATTENDING, _AWAITED, _ENOUGH = range(_LINE, _LINE + 4)
 _RANKS = 2 * _LINE
 _ANSWERED, _REPLY_SIZE, _REPLY_EDITION, _SLEEPS, _PHASE, _SLICE, _MARKED, _READ = range(_LINE)
 
@@ -125,6 +125,11 @@ class Controller:
         self._fence()  # the payload, and what the user has written to Data, before the number
         words[_COMMAND] += 1  # from here on it is sent
         self._fence()  # the number is stored before the loads of who sleeps
+        self.wake_sleepers()
+
+    def wake_sleepers(self) -> None:
+        """Wake the workers, if one of them sleeps."""
+        words = self._block.words
         for sleeps in self._sleeps:
             if words[sleeps]:
                 self.wake_all()
@@ -183,8 +188,14 @@ class Controller:
         sentinels: Sequence[int],
         on_tick: Callable[[], None] | None = None,
     ) -> list[int]:
-        """As ``wait``, but sleep until *condition* holds: what makes it true wakes this process."""
-        return self._sleep(condition, deadline, sentinels, on_tick)
+        """As ``wait``, but sleep until *condition* holds, which a rank's answer, or a result that was
+        expected, may make true."""
+        words = self._block.words
+        words[_ATTENDING] = 1
+        try:
+            return self._sleep(condition, deadline, sentinels, on_tick)
+        finally:
+            words[_ATTENDING] = 0
 
     def expect(self, number: int | None, enough: int | None) -> None:
         """Have workers wake this process with the result of item *number*, and of items from *enough*
@@ -345,6 +356,7 @@ class Listener:
         self._command = b""
         self._reply = b""  # what lies in the reply area
         self._patience = Patience(_spin(size))
+        self._item_patience = Patience(_spin(size))
 
     def close(self) -> None:
         """Let go of the socket, when no command will come any more."""
@@ -379,6 +391,13 @@ class Listener:
             self._roused = words[_ROUSED]
             if spin(self._has_command):
                 return
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """In the middle of a command, wait until the main process has made *condition* true."""
+        if not self._item_patience.poll(condition):
+            with self._item_patience:
+                line = self._line + _SLEEPS
+                sleep_until(condition, self._block.words, line, self._fence, self._doze)
 
     def _is_wanted(self) -> bool:
         """Whether a command is there, or about to come."""
@@ -421,7 +440,9 @@ class Listener:
         number = words[_COMMAND]
         words[line + _ANSWERED] = number
         self._fence()  # the number is stored before the load of whether the main process sleeps
-        if words[_MAIN_SLEEPS] and all(words[each + _ANSWERED] == number for each in self._block.lines):
+        if words[_MAIN_SLEEPS] and (
+            words[_ATTENDING] or all(words[each + _ANSWERED] == number for each in self._block.lines)
+        ):
             os.eventfd_write(self._wake_main, 1)
         os.sched_yield()  # to the main process, which may wait for this core
 

@@ -2,48 +2,86 @@
 
 ::
 
-    main process            pipes, and a shared file            worker that is free
-    ────────────            ────────────────────────            ───────────────────
-    Dispatcher.put  ─ pickles ─▶ [ blocks of the file ] ────────────▶ Taker.take
-                    ─ records ─▶ [ pipe of items: one record each ] ─▶
-    Dispatcher.collect ◀── records, with small pickles ── [ pipe of results ] ◀─ Taker.give
-                       ◀── large pickles ── [ blocks of the file ] ◀───────────
+    main process            shared file, and pipes              worker that is free
+    ────────────            ──────────────────────              ───────────────────
+    Dispatcher.issue   ─▶ [ pipe of tickets: 0, 1, 2, … ] ────▶ Taker.take: draws the next ticket,
+    Dispatcher.publish ─▶ [ slots: item 0, item 1, … ] ───────▶   and waits until its item is published
+    Dispatcher.collect ◀─ [ pipe of results ] ◀──────────────── Taker.give
 
-The records have one size, so that a read of the pipe takes a whole one, and no two workers the same
-(pipe(7): what is read or written by one call is not mixed with other calls').  A worker that dies or is
-interrupted holds no lock.  A block of the file belongs to the process that wrote it, until the other
-side has read it.
+Tickets are issued before there are items for them.  One read of the pipe takes one whole ticket, and no
+two workers the same (pipe(7)), so there is no lock that a dead worker could hold.  Small items lie in
+their slots and small results in the pipe, larger ones in *blocks* of the file, which are used again when
+the other side has read them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import mmap
+import ctypes
 import os
 import select
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..memory.arena import PART, Arena
+from ..memory.departures import call_off, call_with_last
 from ..memory.interrupts import uninterrupted
+from ..memory.mapping import map_file
+from ..plan.call import Access
 from ..values.arrays import Array
+from .waiting import Fence
 
 Packed = tuple[bytes, Sequence[Any], bool]
 """A pickled value: the stream, its buffers, and whether a pickler of our own has written it."""
 
+
+class Stored(NamedTuple):
+    """An item as it can be published: where its stream is, its bytes, its way, and what holds it."""
+
+    place: int
+    nbytes: int
+    way: int
+    memory: Any
+
+
+CAPACITY = 1 << 10
+"""How many items can be published that no worker has read."""
+
+_PUBLISHED, _END, _WANTED = 0, 8, 16  # words of the table, in lines of the cache of their own
+_HEAD = 24 * 8  # bytes before the slots
+_SLOT = 128
+_NEVER = (1 << 64) - 1
+
+_TICKET = struct.Struct("=q")
+_ISSUED = CAPACITY // 4  # tickets beyond those of published items, beside one a worker
 _RECORD = struct.Struct("=4q")  # number, place in the file, bytes of the stream, way
-_END = -1  # the number of a record that ends a worker's command
-_INSIDE = -1  # the place of a stream that follows in the pipe itself
-_SMALL = select.PIPE_BUF - _RECORD.size  # bytes that can follow
-_READ = 1 << 16  # bytes to read at once: a multiple of a record
+_INSIDE = -1  # the place of a stream that follows the record
+_INLINE = _SLOT - _RECORD.size
+_SMALL = select.PIPE_BUF - _RECORD.size
+_READ = 1 << 16  # bytes to read at once
 _AHEAD = 1 << 26  # bytes of large results that a worker may leave unread, beside one
 _PAUSE = 1e-3  # seconds between two looks of a worker whether these were read
+
+
+_set_to_zero = ctypes.CDLL(None)["bzero"]  # it ignores the third argument that callbacks get
+_set_to_zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object]
+
+
+class _Table:
+    """The words and the slots, as one process has them mapped."""
+
+    def __init__(self, file: int) -> None:
+        array = map_file(file, _HEAD + CAPACITY * _SLOT, Access.WRITE)
+        self.address: int = array.ctypes.data
+        memory = array.data
+        self.words = memory[:_HEAD].cast("Q")
+        self.slots = memory[_HEAD:]
+        self.fence = Fence()
 
 
 class Dispatcher:
@@ -51,24 +89,25 @@ class Dispatcher:
 
     Attributes:
         descriptors: what the workers need for their end.
-        capacity: how many items may wait to be taken.
     """
 
     def __init__(self, size: int) -> None:
         """The queue of *size* workers.  Raises: OSError."""
         self._closing = contextlib.ExitStack()
         with uninterrupted():
-            self._items, self._put = self._pipe()
+            self._tickets, self._put = self._pipe()
             self._results, given = self._pipe()
             self._file = os.memfd_create("synkro-tasks", os.MFD_CLOEXEC)
             self._closing.callback(os.close, self._file)
         os.fchmod(self._file, 0o600)
-        self.descriptors = (self._items, given, self._file)
-        room = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) - mmap.PAGESIZE
-        self.capacity = max(1, room // _RECORD.size - size)  # of the workers' ends, each has one
-        self._room = select.poll()
-        self._room.register(self._put, select.POLLOUT)
+        os.posix_fallocate(self._file, 0, _HEAD + CAPACITY * _SLOT)
+        self.descriptors = (self._tickets, given, self._file)
+        self._published = 0  # the next item
+        self._table = _Table(self._file)
         self._arena = Arena(self._file, size)
+        self._spare = size + _ISSUED
+        self._issued = 0  # the next ticket
+        self._leaving = 0  # what is done when nobody reads the results any more
         self._rest = b""
 
     def _pipe(self) -> tuple[int, int]:
@@ -78,47 +117,72 @@ class Dispatcher:
         return ends
 
     def close(self) -> None:
+        call_off(self._leaving)
         self._closing.close()
 
-    def store(self, first: int, items: Sequence[Packed]) -> tuple[Array, list[bytes]]:
-        """Put the items from number *first* on into a block of the file; returns it, and their records.
+    def open(self, reader: object) -> None:
+        """Let the workers draw tickets; none of them does now, and nobody wants what is in the queue.
 
-        The memory is used again when nothing refers to the block any more.  Raises: SharedMemoryError.
+        They stop when *reader*, if there is one, is gone.
         """
-        parts: list[Any] = []
-        places = []
-        end = 0
-        for stream, buffers, own in items:
-            places.append((end, len(stream), len(buffers) << 1 | own))
-            parts.append(stream)
-            end += len(stream)
-            if buffers:
-                end += _add(parts, buffers)
-        block, start = _placed(self._arena, end, parts)
-        records = [
-            _RECORD.pack(number, start + place, nbytes, way)
-            for number, (place, nbytes, way) in enumerate(places, first)
-        ]
-        return block, records
+        words = self._table.words
+        words[_WANTED] = 1
+        call_off(self._leaving)
+        if reader is not None:
+            self._leaving = call_with_last(reader, _set_to_zero, self._table.address + 8 * _WANTED, 8)
+        _chunks(self._tickets)
+        _chunks(self._results)
+        self._rest = b""
+        words[_PUBLISHED], words[_END] = self._published, _NEVER
+        self._issued = self._published
+        self._issue()
 
-    def put(self, records: Sequence[bytes]) -> None:
-        """Offer items to the workers: not more than there is *capacity* for."""
-        data = b"".join(records)
-        while data:
-            try:
-                data = data[os.write(self._put, data) :]
-            except BlockingIOError:
-                self._room.poll()
+    def _issue(self) -> None:
+        """Write tickets, so that there are enough beyond those of published items."""
+        stop = self._published + self._spare
+        os.write(self._put, b"".join(map(_TICKET.pack, range(self._issued, stop))))
+        self._issued = stop
 
-    def end(self, workers: int) -> None:
-        """Have so many workers end their command, when all that was offered before is taken."""
-        self.put([_RECORD.pack(_END, 0, 0, 0)] * workers)
+    def stored(self, item: Packed) -> Stored:
+        """An item as it can be published; if it is large, in a block.  Raises: SharedMemoryError."""
+        stream, buffers, own = item
+        if len(stream) <= _INLINE and not buffers:
+            return Stored(_INSIDE, len(stream), own, stream)
+        block, place = _placed(self._arena, stream, buffers)
+        return Stored(place, len(stream), len(buffers) << 1 | own, block)
 
-    def withdraw(self) -> list[bytes]:
-        """Take back the records that no worker has taken, in their order."""
-        data = b"".join(_chunks(self._items))
-        found = [data[at : at + _RECORD.size] for at in range(0, len(data), _RECORD.size)]
-        return [record for record in found if _RECORD.unpack(record)[0] != _END]
+    def publish(self, number: int, item: Stored) -> int:
+        """Publish *item* by its *number*; returns its slot, the contents of which a worker has read."""
+        place, nbytes, way, memory = item
+        table, ticket = self._table, self._published
+        slot = ticket % CAPACITY
+        at = slot * _SLOT
+        _RECORD.pack_into(table.slots, at, number, place, nbytes, way)
+        if place == _INSIDE:
+            at += _RECORD.size
+            table.slots[at : at + nbytes] = memory
+        table.fence()  # the slot is stored before the number
+        self._published = table.words[_PUBLISHED] = ticket + 1
+        if self._issued - ticket < self._spare - _ISSUED // 2:
+            self._issue()
+        return slot
+
+    @property
+    def next_slot(self) -> int:
+        """The slot of the next item."""
+        return self._published % CAPACITY
+
+    def end(self) -> None:
+        """Have the workers end their command when all that was published is taken."""
+        self._table.words[_END] = self._published
+
+    def withdraw(self) -> list[int]:
+        """Have them end it at once; returns the numbers of the items that nobody has taken."""
+        data = b"".join(_chunks(self._tickets))
+        self.end()
+        drawn = [ticket for (ticket,) in _TICKET.iter_unpack(data) if ticket < self._published]
+        slots = self._table.slots
+        return [_RECORD.unpack_from(slots, ticket % CAPACITY * _SLOT)[0] for ticket in drawn]
 
     def collect(self) -> list[tuple[int, int, Packed]]:
         """The results that have come: number, the rank whose block it lay in (-1: none), and value."""
@@ -139,43 +203,55 @@ class Dispatcher:
         self._rest = data[at:]
         return found
 
-    def clear(self) -> None:
-        """Drop what was offered and what has come: nobody wants it any more."""
-        self.withdraw()
-        self.collect()
-        self._rest = b""
-
 
 class Taker:
     """A worker's end."""
 
     def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
         """*descriptors* are those of the ``Dispatcher``, which this end owns."""
-        self._items, self._results, self._file = descriptors
+        self._tickets, self._results, self._file = descriptors
+        self._table = _Table(self._file)
         self._arena = Arena(self._file, rank)
-        self._hungry = select.poll()
-        self._hungry.register(self._items, select.POLLIN)
         self._room = select.poll()
         self._room.register(self._results, select.POLLOUT)
         self._unread: deque[Array] = deque()  # blocks of results
         self._read = 0  # how many blocks the main process had read, when the last ones were dropped
+        self._ticket = -1  # the one that was drawn last
 
     def begin(self, read: int) -> None:
         """A command begins: nobody wants results of the last one.  *read* blocks were read until now."""
         self._unread.clear()
         self._read = read
 
-    def take(self, idle: Callable[[], None]) -> tuple[int, Packed] | None:
-        """The next item, with its number; None when there will be none.  Before it waits: *idle*."""
-        while True:
-            try:
-                record = os.read(self._items, _RECORD.size)
-                break
-            except BlockingIOError:
-                idle()
-                self._hungry.poll()
-        number, place, nbytes, way = _RECORD.unpack(record)
-        return None if number == _END else (number, _load(self._file, place, nbytes, way))
+    def take(self, wait: Callable[[Callable[[], bool]], None]) -> tuple[int, Packed] | None:
+        """The next item, with its number; None when there will be none.
+
+        *wait* waits for a condition: until the main process wakes this one, having made it true.
+        """
+        if not self._table.words[_WANTED]:
+            return None
+        try:
+            (ticket,) = _TICKET.unpack(os.read(self._tickets, _TICKET.size))
+        except BlockingIOError:  # they were withdrawn
+            ticket = _NEVER
+        table = self._table
+        if table.words[_PUBLISHED] <= ticket:
+            self._ticket = ticket
+            wait(self._is_decided)
+            if table.words[_PUBLISHED] <= ticket:
+                return None
+        table.fence()  # the number is loaded before the slot
+        at = ticket % CAPACITY * _SLOT
+        number, place, nbytes, way = _RECORD.unpack_from(table.slots, at)
+        if place == _INSIDE:
+            begin = at + _RECORD.size
+            return number, (bytes(table.slots[begin : begin + nbytes]), (), bool(way))
+        return number, _load(self._file, place, nbytes, way)
+
+    def _is_decided(self) -> bool:
+        """Whether the item is published, or never will be."""
+        words = self._table.words
+        return words[_PUBLISHED] > self._ticket or words[_END] <= self._ticket
 
     def give(
         self, number: int, result: Packed, read: Callable[[], int], rouse: Callable[[], None]
@@ -202,8 +278,7 @@ class Taker:
         self, number: int, result: Packed, read: Callable[[], int], rouse: Callable[[], None]
     ) -> bytes:
         stream, buffers, own = result
-        parts: list[Any] = [stream]
-        nbytes = len(stream) + (_add(parts, buffers) if buffers else 0)
+        nbytes = len(stream) + sum(map(len, buffers))
         while True:
             for _ in range(read() - self._read):
                 self._unread.popleft()
@@ -212,7 +287,7 @@ class Taker:
                 break
             rouse()
             time.sleep(_PAUSE)
-        block, place = _placed(self._arena, nbytes, parts)
+        block, place = _placed(self._arena, stream, buffers)
         self._unread.append(block)
         return _RECORD.pack(number, place, len(stream), len(buffers) << 1 | own)
 
@@ -228,23 +303,16 @@ def _chunks(pipe: int) -> list[bytes]:
     return found
 
 
-def _add(parts: list[Any], buffers: Sequence[Any]) -> int:
-    """Add *buffers* to *parts*, and before them their lengths; returns the bytes of all that."""
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
-    lengths = struct.pack(f"={len(views)}q", *map(len, views))
-    parts += [lengths, *views]
-    return len(lengths) + sum(map(len, views))
-
-
-def _placed(arena: Arena, nbytes: int, parts: Sequence[Any]) -> tuple[Array, int]:
-    """A new block that holds *parts*, and its place in the file."""
-    block = arena.empty((nbytes,), np.uint8)
+def _placed(arena: Arena, stream: bytes, buffers: Sequence[Any]) -> tuple[Array, int]:
+    """A new block with a stream, the lengths of its buffers, and these; and its place in the file."""
+    lengths = struct.pack(f"={len(buffers)}q", *map(len, buffers))
+    block = arena.empty((len(stream) + len(lengths) + sum(map(len, buffers)),), np.uint8)
     place = arena.locate(block)
     assert place is not None
-    memory, end = block.data, 0
-    for part in parts:
-        memory[end : end + len(part)] = part
-        end += len(part)
+    memory, start = block.data, 0
+    for part in (stream, lengths, *buffers):
+        memory[start : start + len(part)] = part
+        start += len(part)
     return block, place
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Tasks:
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         done = 0
         with contextlib.closing(PreparedCall(rank, command.plan).common()) as common:
-            while (taken := taker.take(self._idle)) is not None:
+            while (taken := taker.take(self._wait)) is not None:
                 if listener.unwanted():  # and the function has caught the interrupt
                     raise KeyboardInterrupt
                 number, (stream, buffers, own) = taken
@@ -76,8 +76,9 @@ class Tasks:
                 self._frozen.append(array)
                 array.flags.writeable = False
 
-    def _idle(self) -> None:
+    def _wait(self, condition: Callable[[], bool]) -> None:
         self._rank.report(Phase.TAKING, 0)
+        self._listener.wait_for(condition)
 
     def _packed(self, value: Any, number: int, name: str) -> Packed:
         """A result, pickled.  Raises: OutputError."""

@@ -13,12 +13,12 @@ finish what they have begun, and the map goes on with a command of its own.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
-from collections.abc import Iterator
 from typing import Any
 
-from ...errors import OutputError, SynkroError, UsageError
+from ...errors import OutputError, UsageError
 from ...ipc.queue import Dispatcher
 from ...messages import Failed
 from ..calls.carried import Carried
@@ -28,6 +28,8 @@ from ..engine.engine import Engine, State
 from ..engine.failures import first_failure, worker_error
 from ..progress import Progress
 from .feed import Feed, shown
+
+_WHILE = 1e-3  # seconds between two looks whether the workers need items, while results are there
 
 
 class Map:
@@ -42,10 +44,12 @@ class Map:
         payload: bytes,
         feed: Feed,
         ordered: bool,
+        limit: float | None,
         progress: Progress | None,
     ) -> None:
         """*payload* is the command for *planned*, a call of *function*.  If *ordered*, each result is
-        wanted as soon as those before it are there, else all at the end."""
+        wanted as soon as those before it are there, else all at the end.  *limit* is in seconds: for
+        each, or for all."""
         self._engine: Engine = home.engine
         self._load = home.objects.load
         self._function = function  # which lives on the workers as long as this
@@ -54,59 +58,82 @@ class Map:
         self._payload = payload
         self._feed = feed
         self._ordered = ordered
+        self._limit = limit
         self._progress = progress
         self._results: dict[int, Any] = {}
         self._nbytes: dict[int, int] = {}  # of results that wait in their order
+        self._held = 0  # all these bytes
+        self._looked = 0.0  # when results were collected last
         self._next = 0  # the number of the next result
-        self._begun = False
         self._open = False  # whether the workers do the command
         self._ending = False  # whether they are to end it
         self._lost = False  # whether it was given up
-        self._failure: SynkroError | None = None
+        self._failure: Exception | None = None
 
-    def results(self, limit: float | None) -> Iterator[Any]:
-        """The results in order; *limit* is in seconds: for each if *ordered*, else for all.
+    def read_by(self, reader: object) -> None:
+        """The results are wanted as long as there is *reader*."""
+        self._feed.want(reader)
 
-        Raises: WorkerError for a task that failed, when the others have ended; what the iterables
-        raise; CallTimeout; WorkerDied; UsageError after an interrupted call.
+    def all(self) -> list[Any]:
+        """All results.  Raises: as ``next``."""
+        deadline = self._deadline()
+        with self._engine.lock, self._tracing():
+            while self._goes_on():
+                self._step(deadline)
+        return [self._results.pop(number) for number in range(self._feed.count)]
+
+    def next(self) -> Any:
+        """The next result.
+
+        Raises: StopIteration if there are no more; WorkerError for a task that failed, when the others
+        have ended; what the iterables raise; CallTimeout; WorkerDied; UsageError after an interrupt.
         """
-        deadline = None if limit is None else time.monotonic() + limit
-        try:
-            while True:
-                while self._is_next_there():
-                    self._nbytes.pop(self._next, None)
-                    value = self._results.pop(self._next)
-                    self._next += 1
-                    yield value
-                    if self._ordered and limit is not None:
-                        deadline = time.monotonic() + limit
-                if self._failure is not None and not self._open:
-                    raise self._failure
-                if self._is_over():
-                    break
-                with self._engine.lock:
-                    self._advance(deadline, limit)
-            if self._feed.error is not None:
-                raise self._feed.error
-        except GeneratorExit:
-            with self._engine.lock:
-                self._leave()
-            raise
-        except BaseException:
-            if self._open:
-                self._engine.abandon()
-            raise
+        deadline = self._deadline()
+        while not self._is_next_there():
+            if not self._goes_on():
+                raise StopIteration
+            self._step(deadline)
+        if self._open and time.perf_counter() - self._looked > _WHILE:
+            self._step(None)
+        self._held -= self._nbytes.pop(self._next, 0)
+        self._next += 1
+        return self._results.pop(self._next - 1)
+
+    def _deadline(self) -> float | None:
+        return None if self._limit is None else time.monotonic() + self._limit
+
+    def _goes_on(self) -> bool:
+        """Whether there is something to wait for.  Raises: what has ended the map, once."""
+        error = None if self._open else self._failure
+        if error is None and self._feed.is_done and not self._open:
+            error = self._feed.error
+            if error is None:
+                return False
+        if error is not None:
+            self._failure = self._feed.error = None
+            self._feed.drop()
+            raise error
+        return True
+
+    def _step(self, deadline: float | None) -> None:
+        """Go on until there is something to do; if the next result is there, do not wait."""
+        with self._engine.lock, self._tracing():
+            try:
+                if self._is_next_there():
+                    self._feed_them()
+                else:
+                    self._advance(deadline)
+            except BaseException:
+                if self._open:
+                    self._engine.abandon()
+                raise
 
     def _is_next_there(self) -> bool:
-        """Whether the next result can be given: if they are not ordered, when all are there."""
-        return self._next in self._results and (self._ordered or self._is_over())
-
-    def _is_over(self) -> bool:
-        return self._feed.exhausted and not self._feed.waiting and not self._open
+        return self._ordered and self._next in self._results
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────
 
-    def _advance(self, deadline: float | None, limit: float | None) -> None:
+    def _advance(self, deadline: float | None) -> None:
         """Feed the workers, and collect results until there is something to do."""
         engine, feed = self._engine, self._feed
         engine.require_ready()
@@ -115,59 +142,60 @@ class Map:
                 "this imap() was interrupted, and its items with it: call imap() again, with the items "
                 "that are left."
             )
-        held = self._bytes_held()
-        if feed.due(held) and self._failure is None and not self._ending:
-            feed.fill(held, self._is_next_there)  # which may call functions of the program's
-        if self._is_over() or (self._failure is not None and not self._open):
-            return
         if not self._open:
             self._begin()
-        unanswered = len(engine.channel.unanswered())
-        if not self._ending and (feed.exhausted or unanswered < engine.size):
-            if unanswered < engine.size:  # a task has failed
-                feed.withdraw()
-            self._end(unanswered)
-        self._collect()
+        self._feed_them()
+        if not self._open:
+            return
         if not self._is_due():
-            engine.channel.expect(
-                self._next if self._ordered else None, feed.threshold(self._bytes_held())
-            )
+            engine.channel.expect(self._next if self._ordered else None, feed.threshold(self._held))
             engine.attend(self._is_due, deadline, self._show)
         self._show()
         if not engine.channel.unanswered():
             self._finish()
         elif deadline is not None and time.monotonic() >= deadline and not self._is_next_there():
-            engine.abandon(limit)
+            engine.abandon(self._limit)
+
+    def _feed_them(self) -> None:
+        """Publish items, if there are too few; or end the command, if there are no more."""
+        self._engine.require_ready()
+        self._collect()
+        if self._feed.due(self._held) and not self._ending:
+            self._feed.fill(self._held, self._is_due)  # which may call functions of the program's
+        if self._open and not self._ending:
+            failed = len(self._engine.channel.unanswered()) < self._engine.size
+            if failed or self._feed.exhausted:
+                self._end(at_once=failed)
 
     def _begin(self) -> None:
         engine = self._engine
         engine.rouse()
         engine.settle()
-        if not self._begun:
-            self._queue.clear()
-            self._begun = True
-        self._feed.offer_again()
+        self._feed.open()
         engine.open(self._payload, self._planned.segments, self)
         self._open, self._ending = True, False
 
-    def _end(self, workers: int) -> None:
-        """Have so many workers end their command."""
+    def _end(self, at_once: bool) -> None:
+        """Have the workers end their command: *at_once*, or when they have taken all items."""
         self._ending = True
-        self._queue.end(workers)
+        if at_once:
+            self._feed.withdraw()
+        else:
+            self._feed.close()
 
     def _is_due(self) -> bool:
         """Whether there is something to do, after new results were collected."""
+        if not self._open:
+            return False
         self._collect()
         unanswered = len(self._engine.channel.unanswered())
         if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
             return True
-        return self._is_next_there() or (not self._ending and self._feed.due(self._bytes_held()))
-
-    def _bytes_held(self) -> int:
-        return sum(self._nbytes.values()) if self._ordered else 0
+        return self._is_next_there() or (not self._ending and self._feed.due(self._held))
 
     def _collect(self) -> None:
         """Take the results that have come."""
+        self._looked = time.perf_counter()
         for number, rank, (stream, buffers, own) in self._queue.collect():
             if rank >= 0:
                 self._engine.channel.read_block(rank)
@@ -184,30 +212,39 @@ class Map:
             self._results[number] = value
             if self._ordered:
                 self._nbytes[number] = nbytes
+                self._held += nbytes
 
     def _finish(self) -> None:
         """All ranks have answered."""
         self._collect()
         self._open = False
-        self._feed.withdraw()  # what those that failed have left
         replies = self._engine.finish()
         if any(isinstance(reply, Failed) for reply in replies):
             item = first_failure(replies)[1].item
             where = ""
             if item is not None:
                 args = self._feed.waiting.get(item)
-                where = f" at item {item}" + (f", {shown(args[0])}" if args else "")
+                where = f" at item {item}" + (f" ({shown(args[0])})" if args else "")
             self._failure = worker_error(replies, where)
+
+    def _tracing(self) -> contextlib.AbstractContextManager[None]:
+        """Record for a trace that this is a call, unless it is in one."""
+        trace = self._engine.trace
+        if trace is None or trace.within:
+            return contextlib.nullcontext()
+        return trace.call(self._function.name, self._function.number)
 
     def _show(self) -> None:
         if self._progress is not None:
-            self._progress.reach(self._feed.read - len(self._feed.waiting))
+            self._progress.reach(self._feed.count)
 
     # ── for the engine ───────────────────────────────────────────────────────────────────────────
 
     def pause(self, limit: float | None) -> None:
         deadline = None if limit is None else time.monotonic() + limit
         self._withdraw()
+        if self._feed.is_left:
+            self._feed.drop()
         while self._engine.channel.unanswered():
             self._engine.attend(self._is_paused, deadline, None)
             if (
@@ -222,19 +259,18 @@ class Map:
         self._open, self._lost = False, True
 
     def _withdraw(self) -> None:
-        if not self._ending:
-            self._feed.withdraw()
-            self._end(len(self._engine.channel.unanswered()))
+        self._end(at_once=True)
 
     def _is_paused(self) -> bool:
         self._collect()
         return not self._engine.channel.unanswered()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Nobody wants more results: let the tasks that run end, and no other begin."""
-        self._feed.drop()
-        if self._open and self._engine.state is State.READY:
-            self._withdraw()
+        with self._engine.lock:
+            self._feed.drop()
+            if self._open and self._engine.state is State.READY:
+                self._withdraw()
 
 
 def _load(stream: bytes, buffers: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,8 +91,9 @@ class Maps:
         WorkerDied, CallTimeout, SessionError.
         """
         with self._home.engine.lock:
-            results = self._results(fn, iterables, common, progress, timeout, ordered=False)
-            return list(results)
+            run, bar = self._made("map", fn, iterables, common, progress, timeout)
+            with bar or contextlib.nullcontext():
+                return run.all()
 
     def imap(
         self,
@@ -100,26 +102,20 @@ class Maps:
         common: Mapping[str, Any] | None = None,
         progress: bool = False,
         timeout: float | None = None,
-    ) -> Iterator[Any]:
+    ) -> Results:
         """As ``map``, but an iterator: each result as soon as it and those before it are there.
 
         The workers go on while the program uses a result.  Only so many items are read ahead that the
         workers have enough to do, and as many results are kept.  Another call of the program meanwhile
         waits for the tasks that run.  *timeout* is for each result.
         """
-        return self._results(fn, iterables, common, progress, timeout, ordered=True)
+        return Results(*self._made("imap", fn, iterables, common, progress, timeout))
 
-    def _results(
-        self,
-        fn: Any,
-        iterables: tuple[Any, ...],
-        common: Any,
-        progress: Any,
-        timeout: Any,
-        ordered: bool,
-    ) -> Iterator[Any]:
+    def _made(
+        self, verb: str, fn: Any, iterables: tuple[Any, ...], common: Any, progress: Any, timeout: Any
+    ) -> tuple[Map, Progress | None]:
         engine = self._home.engine
-        fn, name = _checked_function(fn, "imap" if ordered else "map")
+        fn, name = _checked_function(fn, verb)
         iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
         if not iterators:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
@@ -135,9 +131,16 @@ class Maps:
             if self._last is None or not _is_same(self._last.fn, fn):
                 self._last = TaskFunction(self._home, fn)
             planned, payload = self._last.command(shared, self._descriptors)
-        feed = Feed(name, zip(*iterators, strict=False), queue, engine.size, self._home.objects.dump)
-        run = Map(self._home, self._last, queue, planned, payload, feed, ordered, bar)
-        return run.results(limit) if bar is None else _shown(run.results(limit), bar)
+        feed = Feed(
+            name,
+            zip(*iterators, strict=False),
+            queue,
+            engine.channel,
+            engine.size,
+            self._home.objects.dump,
+        )
+        ordered = verb == "imap"
+        return Map(self._home, self._last, queue, planned, payload, feed, ordered, limit, bar), bar
 
     def _opened(self) -> Dispatcher:
         """The queue, which is made for the first map."""
@@ -156,9 +159,30 @@ class Maps:
             self._queue.close()
 
 
-def _shown(results: Iterator[Any], bar: Progress) -> Iterator[Any]:
-    with bar:
-        yield from results
+class Results(Iterator[Any]):
+    """The results of ``imap``, an iterator.
+
+    When it is closed, or nobody refers to it any more, no other task begins.
+    """
+
+    def __init__(self, run: Map, bar: Progress | None) -> None:
+        self._map = run
+        self._open = contextlib.ExitStack()
+        if bar is not None:
+            self._open.enter_context(bar)
+        run.read_by(self)
+
+    def __next__(self) -> Any:
+        try:
+            return self._map.next()
+        except BaseException as error:
+            self._open.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def close(self) -> None:
+        """Let the tasks that run end, and no other begin."""
+        self._map.leave()
+        self._open.close()
 
 
 def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:

@@ -34,6 +34,7 @@ class Variables:
         token: the name of the session, by which a pickled variable finds its replica on a worker.
         rng: returns the generator of functions that run in the main process by themselves.
         collectives: reads and writes the replicas.
+        maps: the seed, and the number of the next map, from which items get random streams.
         linked: PyTensor's shared variables, for which variables of the session stand.
         streams: PyTensor's random streams, too.
     """
@@ -58,6 +59,10 @@ class Variables:
         self.maps = (seed, 0)
         # numbered after those of the workers, and made once
         self.rng = functools.cache(functools.partial(generator, seed, self._engine.size))
+
+    def go_on_with(self, seed: int, number: int) -> None:
+        """The next map is number *number* of *seed*."""
+        self.maps = seed, number
 
     def next_map(self) -> tuple[int, int]:
         """The seed, and the number of the map that begins."""

@@ -1,7 +1,8 @@
 """Named variables and random generators of all ranks, to a file and back.
 
 The file is NumPy's ``.npz``.  Its entry ``synkro`` is a JSON text: the number of ranks, the states of
-their generators and of the main process's (``as_serial``), and the names of each variable's entries.  A
+their generators and of the main process's (``as_serial``), the
+seed and the number of the next map, and the names of each variable's entries.  A
 variable has one entry, ``name``, if all replicas were equal, else one a rank, ``name@rank``.  Names that
 are not fit for files are replaced by numbers.
 """
@@ -45,6 +46,7 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
         "ranks": len(ranks),
         "generators": collectives.generators(),
         "own": variables.rng().bit_generator.state,
+        "maps": variables.maps,
         "places": places,
     }
     entries["synkro"] = np.array(json.dumps(header))
@@ -107,6 +109,8 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
     collectives.generators(tuple(generators))
     if "own" in header:
         variables.rng().bit_generator.state = header["own"]
+    if "maps" in header:
+        variables.go_on_with(*header["maps"])
 
 
 def _by_name(variables: Variables) -> dict[str, Shared]:

@@ -1,0 +1,550 @@
+"""map and imap: the results in order, of items and results of any kind, whichever worker takes them."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import pathlib
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import synkro as synk
+from support.sessions import running, start
+from synkro import InvalidType, InvalidValue, OutputError, UsageError, WorkerError
+
+pytestmark = pytest.mark.quick
+
+
+def double(x):
+    return x * 2
+
+
+def lasting(workers):
+    """Workers that serve the file, with the queue that the first map of a session makes."""
+    with start(workers) as session:
+        session.map(double, [0])
+        yield session
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def forked(request):
+    yield from lasting(request.param)
+
+
+@pytest.fixture(scope="module")
+def two_forked():
+    yield from lasting(2)
+
+
+@pytest.fixture(scope="module")
+def three_forked():
+    yield from lasting(3)
+
+
+@dataclasses.dataclass
+class Fit:
+    alpha: float
+    weights: np.ndarray
+
+
+# ── what comes back ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 100, 3000])
+def test_the_results_are_those_of_the_builtin_in_order(n, count):
+    assert synk.map(double, range(count)) == list(map(double, range(count)))
+    assert list(synk.imap(double, range(count))) == list(map(double, range(count)))
+
+
+KINDS = {
+    "numbers": [1, 2.5, 1j, 10**30, True, None],
+    "strings": ["a", "ä" * 5000, "", "\ud800"],
+    "bytes": [b"", b"x" * 100_000],
+    "arrays": [np.arange(5), np.zeros((0, 3)), np.ones((300, 200)).T, np.float32(2), np.array(1)],
+    "large arrays": [np.arange(200_000.0) + i for i in range(5)],
+    "dates, records and objects": [
+        np.array(["2026-11-22"], "datetime64[D]"),
+        np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+        np.array([{"a": 1}, None], object),
+    ],
+    "read-only arrays": [np.broadcast_to(1.0, (3, 3)), np.frombuffer(b"12345678")],
+    "containers": [{"a": [1, {2, 3}], "b": (None, np.ones(3))}, collections.Counter("aab"), [[[[[1]]]]]],
+    "instances": [Fit(0.1, np.arange(3)), Fit(0.2, np.zeros(100_000))],
+    "classes and functions": [Fit, double, functools.partial(double, 2), np.sin, math.pi],
+    "paths": [pathlib.Path("a/b"), slice(1, 5)],
+}
+
+
+def same(one, other):
+    if isinstance(one, np.ndarray):
+        return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict) and not isinstance(one, collections.Counter):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Fit):
+        return isinstance(other, Fit) and same(one.weights, other.weights) and one.alpha == other.alpha
+    if isinstance(one, functools.partial):
+        return same(one.func, other.func) and one.args == other.args
+    if one is double:  # it travels by value
+        return other.__code__ == one.__code__
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("items", KINDS.values(), ids=KINDS)
+def test_items_and_results_are_anything_that_pickles(n, items):
+    assert same(items, synk.map(lambda x: x, items))
+    assert same([{"x": item} for item in items], list(synk.imap(lambda x: {"x": x}, items)))
+
+
+@settings(max_examples=30)
+@given(
+    items=st.lists(
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats(allow_nan=False)
+            | st.text()
+            | st.binary(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+        ),
+        max_size=30,
+    )
+)
+def test_any_items(three_forked, items):
+    assert three_forked.map(lambda x: (x, x), items) == [(item, item) for item in items]
+
+
+def test_what_a_task_gets_and_returns_is_its_own(n):
+    def change(x):
+        x["list"].append(1)
+        x["array"] += 1
+        return x
+
+    item = {"list": [], "array": np.zeros(3)}
+    results = synk.map(change, [item] * 10)
+    assert same(item, {"list": [], "array": np.zeros(3)})
+    assert all(result["list"] == [1] and result["array"].tolist() == [1, 1, 1] for result in results)
+    results[0]["array"] += 5
+    assert results[1]["array"].tolist() == [1, 1, 1]
+
+
+def test_several_iterables_end_with_the_shortest(n):
+    assert synk.map(lambda a, b: (a, b), "abc", itertools.count()) == [("a", 0), ("b", 1), ("c", 2)]
+
+
+def test_builtins_methods_and_functions_of_synkro_can_be_mapped(n):
+    assert synk.map(math.sqrt, [1, 4, 9]) == [1, 2, 3]
+    assert synk.map(str.upper, ["a", "b"]) == ["A", "B"]
+    assert synk.map(Fit(2.0, np.ones(2)).__eq__, [1]) == [NotImplemented]
+    assert synk.map(synk.function(double, outputs="sum"), [1, 2]) == [2, 4]
+    assert synk.map(functools.partial(pow, 2), [1, 2, 3]) == [2, 4, 8]
+
+
+def test_a_function_sees_its_globals_as_they_are_now(n):
+    factor = 2
+
+    def times(x):
+        return factor * x
+
+    assert synk.map(times, [1, 2]) == [2, 4]
+    factor = 3
+    assert synk.map(times, [1, 2]) == [3, 6]
+    table = np.ones(3)
+
+    def total(x):
+        return table.sum() * x
+
+    assert synk.map(total, [1, 2]) == [3, 6]
+    table *= 2
+    assert synk.map(total, [1, 2]) == [6, 12]
+
+
+# ── what all items have in common ────────────────────────────────────────────────────────────────────
+
+
+def test_common_arguments_are_shared(n):
+    table = synk.data(np.arange(10.0))
+
+    def look_up(i, table, scale, names, settings):
+        return names[i] + str(table[i] * scale) + settings["unit"]
+
+    common = {"table": table, "scale": 2, "names": list("abc"), "settings": {"unit": "m"}}
+    assert synk.map(look_up, range(3), common=common) == ["a0.0m", "b2.0m", "c4.0m"]
+    table[:] = table[:] + 1
+    assert synk.map(look_up, range(3), common=common) == ["a2.0m", "b4.0m", "c6.0m"]
+
+
+def test_an_array_in_common_is_one_memory_for_all(n):
+    table = np.arange(1 << 20)
+
+    def where(i, table):
+        assert not table.flags.writeable
+        with open("/proc/self/maps") as maps:
+            address = table.__array_interface__["data"][0]
+            for line in maps:
+                low, high = (int(end, 16) for end in line.split()[0].split("-"))
+                if low <= address < high:
+                    return line.split()[4]
+        return None
+
+    inodes = set(synk.map(where, range(20), common={"table": table}))
+    assert len(inodes) == 1
+    assert inodes.isdisjoint({"0", None})
+
+
+def test_what_a_task_changes_of_common_arguments_is_gone_for_the_next(n):
+    def grow(i, log, nested):
+        log.append(i)
+        nested["a"]["b"] = i
+        return len(log), sorted(nested["a"])
+
+    common = {"log": ["x"], "nested": {"a": {"c": "d"}}}
+    assert synk.map(grow, range(12), common=common) == [(2, ["b", "c"])] * 12
+
+
+def test_large_arrays_in_what_is_pickled_are_not_copied(n):
+    class Table:
+        def __init__(self, values):
+            self.values = values
+
+    table = Table(np.arange(1 << 18, dtype=float))
+
+    def look(i, table):
+        return table.values[i], table.values.flags.writeable
+
+    assert synk.map(look, range(5), common={"table": table}) == [(i, False) for i in range(5)]
+    f = synk.function(look, bcast_inputs=["table"], outputs=None)
+    assert f(np.arange(6), table)[0][1] is False
+
+
+def test_a_variable_in_common_is_read(n):
+    w = synk.shared(np.arange(3.0), name="w")
+    assert synk.map(lambda i, w: w[i], range(3), common={"w": w}) == [0, 1, 2]
+    assert synk.map(lambda i: w.value[i], range(3)) == [0, 1, 2]
+
+
+# ── imap ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_results_come_while_items_are_still_made(n):
+    """A generator that needs the first result to go on would wait for ever, were it read to its end."""
+    seen = []
+
+    def items():
+        yield from range(4 * n)
+        while True:
+            yield len(seen)
+
+    for result in synk.imap(double, items()):
+        seen.append(result)
+        if len(seen) == 5000:
+            break
+    assert seen[: 4 * n] == [2 * i for i in range(4 * n)]
+    assert synk.map(double, [1]) == [2]
+
+
+def test_few_items_are_read_ahead_of_slow_tasks(n, tmp_path):
+    read = []
+
+    def items():
+        for i in range(1000):
+            read.append(i)
+            yield i
+
+    def wait(i, folder):
+        while not (folder / str(i)).exists():
+            time.sleep(0.002)
+        time.sleep(0.01)
+        return i
+
+    results = synk.imap(wait, items(), common={"folder": tmp_path})
+    for i in range(6):
+        (tmp_path / str(i)).touch()
+        assert next(results) == i
+        assert len(read) <= 20 * n
+    for i in range(1000):
+        (tmp_path / str(i)).touch()
+    results.close()
+    assert synk.map(double, [4]) == [8]
+
+
+def test_large_results_do_not_pile_up(two):
+    """The program reads slowly; the workers wait with more than a few results."""
+
+    def large(i):
+        return np.full(4 << 20, i, np.uint8)  # 4 MB
+
+    read = []
+
+    def items():
+        for i in range(200):
+            read.append(i)
+            yield i
+
+    for number, result in enumerate(synk.imap(large, items())):
+        assert {result[0], result[-1]} == {number % 256}
+        assert len(read) - number <= 50  # 64 MB, and what is on its way
+    assert number == 199
+
+
+def test_other_calls_go_on_between_two_results(n):
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    w = synk.shared(np.zeros(2), name="w")
+    table = {"factor": 1}
+
+    def scaled(x):
+        return x * table["factor"]
+
+    total = 0
+    for i, result in enumerate(synk.imap(scaled, range(300))):
+        assert result == i
+        if i % 50 == 0:
+            total += f(np.full(6, result))
+            w.set_value(np.full(2, i))
+            assert synk.map(double, [i]) == [2 * i]
+    assert total == 6 * sum(range(0, 300, 50))
+
+
+def test_two_maps_take_turns(n):
+    one, other = synk.imap(double, range(100)), synk.imap(lambda x: -x, itertools.count())
+    assert [(next(one), next(other)) for _ in range(100)] == [(2 * i, -i) for i in range(100)]
+    assert list(one) == []
+
+
+def test_items_may_come_from_calls_and_maps(n):
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    sums = (f(np.full(6, i)) for i in range(20))
+    assert synk.map(double, sums) == [12 * i for i in range(20)]
+    assert list(synk.imap(double, synk.imap(double, range(50)))) == [4 * i for i in range(50)]
+
+
+def test_a_map_that_was_left_ends_by_itself(n):
+    done = set()
+    for result in synk.imap(lambda x: (x, os.getpid()), itertools.count()):
+        done.add(result)
+        if len(done) == 10:
+            break
+    assert synk.map(double, [1, 2]) == [2, 4]
+    unread = synk.imap(double, itertools.count())
+    assert next(unread) == 0
+    del unread
+    assert synk.map(double, [1, 2]) == [2, 4]
+    never_begun = synk.imap(double, [1])
+    del never_begun
+
+
+def test_another_thread_waits_for_its_turn(n):
+    results = []
+    results_of_thread = []
+    thread = threading.Thread(target=lambda: results_of_thread.extend(synk.map(double, range(500))))
+    for result in synk.imap(double, range(500)):
+        results.append(result)
+        if result == 20:
+            thread.start()
+    thread.join()
+    assert results == results_of_thread == [2 * i for i in range(500)]
+
+
+# ── random streams ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_random_stream_of_an_item_is_its_own():
+    def draw(i):
+        return synk.rng().random(), synk.rng().random()
+
+    found = []
+    for workers in (1, 2, 3):
+        with running(workers, seed=7):
+            found.append((synk.map(draw, range(20)), list(synk.imap(draw, range(20)))))
+    assert found[0] == found[1] == found[2]
+    first, second = found[0]
+    assert len({*itertools.chain(*first), *itertools.chain(*second)}) == 80
+
+
+def test_a_new_seed_begins_anew_and_a_saved_session_goes_on(two, tmp_path):
+    def draw(i):
+        return synk.rng().random()
+
+    two.reseed(3)
+    first = synk.map(draw, range(5))
+    w = synk.shared(np.zeros(2), name="w")
+    synk.save(tmp_path / "a")
+    second = synk.map(draw, range(5))
+    two.reseed(3)
+    assert synk.map(draw, range(5)) == first
+    two.reseed(4)
+    assert synk.map(draw, range(5)) != first
+    synk.load(tmp_path / "a")
+    assert synk.map(draw, range(5)) == second
+    del w
+
+
+def test_generators_may_be_items(n):
+    streams = (
+        np.random.default_rng(1).spawn(6)
+        if hasattr(np.random.Generator, "spawn")
+        else [np.random.default_rng(s) for s in np.random.SeedSequence(1).spawn(6)]
+    )
+    expected = [
+        np.random.Generator(type(s.bit_generator)(s.bit_generator.seed_seq)).random() for s in streams
+    ]
+    assert synk.map(lambda rng: rng.random(), streams) == expected
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────
+
+
+def cured(error, kind, *words):
+    """Check that *error* is of a kind, and says all these words."""
+    assert isinstance(error.value, kind)
+    for word in words:
+        assert word in str(error.value), str(error.value)
+
+
+def test_wrong_arguments_are_told_before_a_worker_runs(three):
+    cases = [
+        (lambda: synk.map(3, [1]), "map() takes a function", "got 3"),
+        (lambda: synk.map(double), "got no items"),
+        (lambda: synk.map(double, 5), "takes iterables", "common="),
+        (lambda: synk.map(double, [1], [2]), "double(x) cannot be called with 2 arguments"),
+        (lambda: synk.map(double, [1], common={"y": 1}), "common=", "'y'"),
+        (lambda: synk.map(double, [1], common=[1]), "common= takes a dict"),
+        (lambda: synk.map(double, [1], common={1: 1}), "strings"),
+        (lambda: synk.map(double, [1], comon={}), "comon", "common"),
+        (lambda: synk.map(double, [1], timeout="a"), "timeout must be a number"),
+        (lambda: synk.map(double, [1], progress=3), "progress"),
+    ]
+    for call, *words in cases:
+        with pytest.raises(InvalidType) as error:
+            call()
+        cured(error, TypeError, *words)
+    with pytest.raises(InvalidValue, match="more than 0"):
+        synk.map(double, [1], timeout=0)
+
+
+def test_imap_checks_its_arguments_when_it_is_called(three):
+    with pytest.raises(InvalidType):
+        synk.imap(3, [1])
+
+
+def test_an_item_that_does_not_pickle_is_named(n):
+    items = [1, 2, threading.Lock(), 4]
+    with pytest.raises(InvalidType, match=r"item 2 of map\(\).*lock.*cannot be pickled"):
+        synk.map(double, items)
+    results = synk.imap(double, items)
+    assert [next(results), next(results)] == [2, 4]
+    with pytest.raises(InvalidType, match="item 2"):
+        next(results)
+    assert synk.map(double, [1]) == [2]
+
+
+def test_a_result_that_does_not_pickle_is_named(n):
+    def locked(x):
+        return threading.Lock()
+
+    with pytest.raises(OutputError, match=r"function 'locked' for item \d.*cannot be pickled"):
+        synk.map(locked, range(5))
+
+
+def test_collectives_are_refused_in_tasks(n):
+    for use in (lambda x: synk.all_reduce(x), lambda x: synk.barrier(), lambda x: synk.broadcast(x)):
+        with pytest.raises(UsageError, match="a task used a collective"):
+            synk.map(use, [1.0, 2.0])
+    assert synk.function(lambda: synk.all_reduce(1.0, "sum"), outputs="max")() == n
+
+
+def test_variables_cannot_be_assigned_in_tasks(n):
+    w = synk.shared(np.zeros(3), name="w")
+
+    def assign(x):
+        w.value = np.full(3, x)
+
+    def write(x):
+        w[0] = x
+
+    def into(x):
+        w.value[0] = x
+
+    for change in (assign, write):
+        with pytest.raises(UsageError, match=r"a task assigned .*'w'"):
+            synk.map(change, [1.0, 2.0])
+    with pytest.raises(WorkerError, match="read-only"):
+        synk.map(into, [1.0])
+    assert w.get_value().tolist() == [0, 0, 0]
+    synk.function(into, inputs=[], bcast_inputs=["x"], outputs=[])(2.0)
+    assert w.get_value().tolist() == [2, 0, 0]
+
+
+def test_objects_that_tasks_share_cannot_change(n):
+    log, counts, array = [], {}, np.zeros(3)
+
+    class Counter:
+        def __init__(self):
+            self.count = 0
+
+    counter = Counter()
+
+    def to_list(x):
+        log.append(x)
+
+    def to_dict(x):
+        counts[x] = x
+
+    def to_array(x):
+        array[0] = x
+
+    def to_attribute(x):
+        counter.count += 1
+
+    for change, name in ((to_list, "log"), (to_dict, "counts")):
+        with pytest.raises(InvalidValue, match=f"changes '?{name}"):
+            synk.map(change, range(3 * n))
+    with pytest.raises(WorkerError, match="read-only"):
+        synk.map(to_array, range(3 * n))
+    with pytest.raises(InvalidValue, match="counter"):
+        synk.map(to_attribute, range(3 * n))
+    assert (log, counts, counter.count) == ([], {}, 0)
+
+
+def test_what_an_object_prepares_at_its_first_use_is_no_change(n):
+    class Table:
+        def __init__(self, rows):
+            self.rows = rows
+
+        @functools.cached_property
+        def total(self):
+            return sum(self.rows)
+
+    table = Table([1, 2, 3])
+
+    @functools.lru_cache
+    def square(x):
+        return x * x
+
+    assert synk.map(lambda x: table.total * square(x % 3), range(12)) == [
+        6 * (x % 3) ** 2 for x in range(12)
+    ]
+
+
+def test_a_session_of_ones_own_has_them_too():
+    with synk.Session(2, verbose=False) as own:
+        assert own.map(double, range(5)) == [0, 2, 4, 6, 8]
+        assert list(own.imap(double, range(5))) == [0, 2, 4, 6, 8]
+        rest = own.imap(double, itertools.count())
+        next(rest)
+    with pytest.raises(synk.SessionClosed):
+        list(itertools.islice(rest, 5000))
+
+
+def test_inside_of_a_worker_there_is_no_map(n):
+    with pytest.raises(UsageError, match="inside a worker"):
+        synk.map(lambda x: synk.map(double, [x]), [1])

@@ -1,0 +1,411 @@
+"""Maps that fail, are interrupted, take too long, or lose a worker: at any moment."""
+
+import contextlib
+import io
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.inside import controller, in_phase, whereabouts
+from support.leftovers import nothing_left
+from support.sessions import running
+from support.waiting import SOON, Watch, wait_until
+from synkro import CallTimeout, SessionBroken, UsageError, WorkerDied, WorkerError
+from synkro.controller.engine.engine import State
+from synkro.controller.tasks.map import Map
+from synkro.messages import Phase
+
+
+def double(x):
+    return x * 2
+
+
+@pytest.fixture(params=["map", "imap"])
+def results(request):
+    """A list of the results, by either."""
+    return synk.map if request.param == "map" else lambda *args, **kw: list(synk.imap(*args, **kw))
+
+
+def fine():
+    """The session serves maps and calls."""
+    assert synk.map(double, range(20)) == [2 * i for i in range(20)]
+    assert synk.function(lambda x: x.sum(), outputs="sum")(np.ones(9)) == 9
+    return True
+
+
+# ── exceptions ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_exception_names_the_item(own, results):
+    def fail(x):
+        if x == 17:
+            raise KeyError("no such thing")
+        return x
+
+    with pytest.raises(KeyError) as error:
+        results(fail, range(1000))
+    assert isinstance(error.value, WorkerError)
+    assert "in the function 'fail' at item 17 (17): KeyError" in str(error.value)
+    assert "no such thing" in str(error.value.__cause__)
+    assert fine()
+
+
+def test_of_several_failures_the_first_item_is_told(own, results):
+    def fail(x):
+        raise ValueError(x)
+
+    for _ in range(10):
+        with pytest.raises(ValueError, match=r"at item 0 \('a'\)"):
+            results(fail, "abcdef")
+    assert fine()
+
+
+def test_imap_gives_the_results_before_the_failure(own):
+    def fail(x):
+        return 1 // (x - 50) and x
+
+    results = synk.imap(fail, range(100))
+    assert list(itertools.islice(results, 50)) == list(range(50))
+    with pytest.raises(ZeroDivisionError, match="at item 50"):
+        next(results)
+    with pytest.raises(StopIteration):
+        next(results)
+    assert fine()
+
+
+def test_what_runs_ends_and_no_other_task_begins(own, tmp_path):
+    def task(x):
+        if x == 0:
+            raise RuntimeError
+        time.sleep(0.2)
+        (tmp_path / str(x)).touch()
+
+    with pytest.raises(RuntimeError, match="item 0"):
+        synk.map(task, range(100))
+    assert {path.name for path in tmp_path.iterdir()} <= {"1", "2"}
+    assert fine()
+
+
+@pytest.mark.parametrize("error", [StopIteration, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_would_end_something_here_is_an_exception_of_the_worker(own, results, error):
+    def fail(x):
+        raise error(x)
+
+    with pytest.raises(WorkerError, match=error.__name__):
+        results(fail, [1, 2])
+    assert fine()
+
+
+def test_an_exception_of_the_iterable_comes_when_its_items_are_done(own, results):
+    def items():
+        yield from range(10)
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        results(double, items())
+    got = []
+    with pytest.raises(LookupError):
+        got.extend(synk.imap(double, items()))
+    assert got == [2 * i for i in range(10)]
+    assert fine()
+
+
+# ── deaths ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("number", [0, 1, 30])
+def test_a_worker_that_dies_is_told(own, results, number):
+    def die(x):
+        if x == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    with Watch(), pytest.raises(WorkerDied, match="SIGKILL"):
+        results(die, range(100))
+    with pytest.raises(SessionBroken):
+        synk.map(double, [1])
+    own.close()
+
+
+def test_a_worker_that_dies_while_it_waits_for_items_is_told(own):
+    def items():
+        yield 1
+        assert wait_until(in_phase(own, Phase.TAKING))
+        os.kill(own.pids[1], signal.SIGKILL)
+        yield from itertools.count()
+
+    with Watch(), pytest.raises(WorkerDied):
+        synk.map(double, items())
+
+
+def test_a_worker_that_dies_between_two_results_is_told(own):
+    results = synk.imap(double, itertools.count())
+    next(results)
+    os.kill(own.pids[0], signal.SIGKILL)
+    with Watch(), pytest.raises(WorkerDied):
+        for _ in results:
+            pass
+    with pytest.raises(SessionBroken):
+        next(synk.imap(double, [1]))
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sleep(seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+def test_a_timeout_says_what_runs(own):
+    with Watch(), pytest.raises(CallTimeout, match=r"rank \d \(pid \d+\) is running item 3"):
+        synk.map(sleep, [0, 0, 0, 30, 0], timeout=0.5)
+    assert fine()
+
+
+def test_a_timeout_of_map_is_for_all_and_of_imap_for_each(own):
+    items = [0.1] * 20
+    with pytest.raises(CallTimeout):
+        synk.map(sleep, items, timeout=0.5)
+    assert len(list(synk.imap(sleep, items, timeout=0.9))) == 20
+    with pytest.raises(CallTimeout, match="item 20"):
+        list(synk.imap(sleep, [*items, 30], timeout=0.9))
+    assert fine()
+
+
+def test_the_sessions_timeout_holds_for_maps():
+    with running(2, timeout=0.5), Watch(), pytest.raises(CallTimeout):
+        synk.map(sleep, [30] * 4)
+
+
+# ── Ctrl-C ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def interrupt_when(condition):
+    """Send this process a SIGINT when *condition* comes true."""
+
+    def wait():
+        assert wait_until(condition, 30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def inside(function):
+    """Whether the main thread is in *function*."""
+
+    def condition():
+        frame = sys._current_frames()[threading.main_thread().ident]
+        while frame is not None and frame.f_code is not function.__code__:
+            frame = frame.f_back
+        return frame is not None
+
+    return condition
+
+
+@pytest.mark.parametrize("item", [0, 40])
+def test_ctrl_c_ends_the_map_and_not_the_session(own, results, item):
+    def task(x):
+        if x >= item:
+            time.sleep(30)
+        return x
+
+    def running_it():
+        return whereabouts(own, 1) == Phase.TASK
+
+    pids = own.pids
+    thread = interrupt_when(running_it)
+    with Watch(), pytest.raises(KeyboardInterrupt):
+        results(task, range(100))
+    thread.join()
+    with Watch():
+        assert fine()
+    assert own.pids == pids
+    assert own.state is State.READY
+
+
+def test_ctrl_c_in_the_items_ends_the_map(own, results):
+    def items():
+        yield from range(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        yield from itertools.count()
+
+    with Watch(), pytest.raises(KeyboardInterrupt):
+        results(double, items())
+    assert fine()
+
+
+def test_a_task_that_catches_the_interrupt_is_the_last_one(own):
+    def stubborn(x):
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(1 if x < 2 else 30)
+        return x
+
+    thread = interrupt_when(in_phase(own, Phase.TASK))
+    with Watch(), pytest.raises(KeyboardInterrupt):
+        synk.map(stubborn, range(100))
+    thread.join()
+    with Watch():
+        assert fine()
+
+
+def test_an_imap_that_was_interrupted_does_not_go_on(own):
+    results = synk.imap(sleep, [0.0] * 4 + [30.0] * 20)
+    assert [next(results) for _ in range(4)] == [0.0] * 4
+    assert wait_until(lambda: min(controller(own).whereabouts(rank)[1] for rank in (0, 1)) > 3)
+    thread = interrupt_when(inside(Map.pause))
+    with Watch(), pytest.raises(KeyboardInterrupt):
+        synk.map(double, [1])  # which waits for the tasks that run
+    thread.join()
+    with pytest.raises(UsageError, match=r"this imap\(\) was interrupted"):
+        list(results)
+    assert fine()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_interrupts_at_any_moment(own, seed):
+    """Maps of all kinds, interrupted at random moments: every result that comes is right."""
+    rng = np.random.default_rng(seed)
+    large = [np.full(50_000, i) for i in range(30)]
+    kinds = [
+        lambda: synk.map(double, range(500)) == [2 * i for i in range(500)],
+        lambda: list(synk.imap(double, iter(range(500)))) == [2 * i for i in range(500)],
+        lambda: all((r == 2 * i).all() for i, r in enumerate(synk.imap(double, large))),
+        lambda: all((r == 2 * i).all() for i, r in enumerate(synk.map(double, large))),
+        lambda: next(synk.imap(double, itertools.count())) == 0,
+    ]
+    old = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+    try:
+        came = [interrupted(kinds[n % len(kinds)], rng.uniform(1e-4, 0.03)) for n in range(100)]
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert any(came)
+    assert fine()
+
+
+def interrupted(call, delay):
+    """Whether *call* was interrupted, after a *delay*; what it returns is true otherwise."""
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            assert call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+# ── what is left ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("end", ["done", "left", "failed", "died", "unfinished"])
+def test_nothing_is_left_of_a_session_with_maps(end):
+    def task(x):
+        if x == 50 and end == "failed":
+            raise ValueError
+        if x == 50 and end == "died":
+            os._exit(3)
+        return np.full(100_000, x)
+
+    with nothing_left(), running(2):
+        results = synk.imap(task, range(100))
+        with contextlib.suppress(ValueError, WorkerDied):
+            if end in ("left", "unfinished"):
+                next(results)
+            else:
+                list(results)
+        if end != "unfinished":
+            del results
+
+
+def test_the_memory_of_maps_is_used_again(own):
+    def used():
+        with open("/proc/meminfo") as info:
+            return next(int(line.split()[1]) for line in info if line.startswith("Shmem:"))
+
+    large = np.zeros(1 << 20)
+    for _ in synk.imap(double, itertools.repeat(large, 20)):
+        pass
+    before = used()
+    for _ in synk.imap(double, itertools.repeat(large, 100)):
+        pass
+    assert (
+        used() - before < 200_000
+    )  # of 1.6 GB that went there and back; other programs share some, too
+
+
+def test_a_forked_child_has_no_map(own):
+    assert synk.map(double, [1]) == [2]
+    results = synk.imap(double, itertools.count())
+    next(results)
+    child = os.fork()
+    if child == 0:
+        try:
+            for _ in results:
+                pass
+        except synk.SessionClosed:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert next(results) == 2
+
+
+# ── what is seen of it ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_bar_counts_items(own, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "synkro.controller.progress.Progress.reach", lambda self, done: seen.append(done)
+    )
+    assert synk.map(double, range(300), progress=True) == [2 * i for i in range(300)]
+    assert list(synk.imap(double, iter(range(10)), progress=True)) == [2 * i for i in range(10)]
+    assert seen[-1] == 10
+    assert 300 in seen
+    assert seen == sorted(seen[: seen.index(300) + 1]) + seen[seen.index(300) + 1 :]
+
+
+def test_a_map_is_a_call_in_a_trace(own, capsys):
+    with synk.trace():
+        synk.map(double, range(50))
+        list(synk.imap(sleep, [0.01] * 4))
+    synk.summary()
+    table = capsys.readouterr().out
+    assert "double" in table
+    assert "sleep" in table
+
+
+def test_prints_of_tasks_have_their_rank(own, capsys):
+    synk.map(print, ["hello"])
+    assert wait_until(lambda: "hello" in capsys.readouterr().out, SOON)
+
+
+def test_the_signals_of_other_programs_do_not_harm(own):
+    """What interrupts a system call (a timer of the program's, say) ends no task."""
+    old = signal.signal(signal.SIGALRM, lambda *args: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        for _ in range(5):
+            assert synk.map(double, range(2000)) == [2 * i for i in range(2000)]
+            assert list(synk.imap(double, iter(range(500)))) == [2 * i for i in range(500)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_output_is_not_mixed(own):
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream):
+        synk.map(double, range(10))
+    assert stream.getvalue() == ""
