@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +14,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
 from ..devices.cpu import ALLOCATOR, thread_caps
-from ..errors import InvalidType, InvalidValue, NotAvailable, UsageError, counted
+from ..errors import InvalidValue, NotAvailable, UsageError, counted
 from ..machine import available_cores
 from ..memory.segment import aligned
 from ..messages import Gpus, Start
 from ..packing import place
 from ..plan.call import Access, Region
-from ..values.arrays import checked_bool, checked_int
+from ..values.arrays import checked_bool, checked_int, checked_seconds
 from .calls.distribution import Functions
 from .calls.forms import make_function, signature_of_function
 from .data import make_data
@@ -114,8 +113,8 @@ class Session:
                 f"be written: change to another."
             )
         seeded, seed = seed is not None, _seed(seed)
-        start_timeout = _seconds(start_timeout, "start_timeout")
-        timeout = None if timeout is None else _seconds(timeout, "timeout")
+        start_timeout = checked_seconds(start_timeout, "start_timeout")
+        timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
@@ -386,16 +385,6 @@ def _check_place() -> None:
             "a session cannot be started inside a worker: a function that runs on the workers is "
             "plain array code; call fork() and Synkro's functions in the main program."
         )
-
-
-def _seconds(value: Any, name: str) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise InvalidType(f"{name} must be a number of seconds; got {value!r}.") from None
-    if not seconds > 0 or math.isinf(seconds):
-        raise InvalidValue(f"{name} must be more than 0 seconds, and finite; got {value!r}.")
-    return seconds
 
 
 def _seed(seed: Any) -> int:

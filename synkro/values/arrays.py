@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 from typing import Any
 
@@ -213,6 +214,17 @@ def checked_int(value: Any, called: str, low: int, high: int | None = None, inst
     if number < low or (high is not None and number > high):
         raise InvalidValue(f"{called} must be {bounds}{instead}; got {value!r}.")
     return number
+
+
+def checked_seconds(value: Any, called: str) -> float:
+    """Raises: InvalidType, InvalidValue unless it is a finite number of more than 0 seconds."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise InvalidType(f"{called} must be a number of seconds; got {value!r}.") from None
+    if not seconds > 0 or math.isinf(seconds):
+        raise InvalidValue(f"{called} must be more than 0 seconds, and finite; got {value!r}.")
+    return seconds
 
 
 def checked_bool(value: Any, called: str) -> bool:

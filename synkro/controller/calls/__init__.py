@@ -5,6 +5,7 @@
     forms         the two forms of ``function()``: of a callable, and of a graph
     graphs        functions of PyTensor graphs
     function      ``Function``: plan, run, collect
+    options       a function with options of its calls
     planner       from the arguments of a call to its plan
     arguments     arguments on their way to the workers
     distribution  the functions of a session, and how they get to the workers
