@@ -11,9 +11,10 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import here
 from ..comms.base import Communicator
@@ -30,6 +31,19 @@ from ..values.variable import Variable
 from .replica import Replica
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Running(Protocol):
+    """The call whose function runs.
+
+    Attributes:
+        in_parts: whether it is cut into pieces of which the user has said nothing.
+    """
+
+    in_parts: bool
+
+    def rows(self) -> NDArray[np.int64] | None:
+        """The indices of its rows among all rows of the scattered inputs; None if there are none."""
 
 
 def _collective(method: Method) -> Method:
@@ -79,14 +93,34 @@ class Group:
         self._rng = rng
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
+        self._running: Running | None = None
         self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
 
-    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
-        """A call begins, in which *ranks* take part."""
+    def begin(self, epoch: int, ranks: tuple[int, ...], running: Running | None = None) -> None:
+        """A call begins, in which *ranks* take part; *running*, if a function runs in it."""
         self.comm.begin(epoch, ranks)
+        self._running = running
         if ranks is not self._ranks:
             self._ranks = ranks
             self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
+
+    def forget(self) -> None:
+        """The function of the call has returned: let go of its inputs."""
+        self._running = None
+
+    def rows(self) -> NDArray[np.int64]:
+        """The indices of the rows that the function sees, among all rows of the scattered inputs.
+
+        Raises: UsageError if the call has no scattered inputs.
+        """
+        rows = None if self._running is None else self._running.rows()
+        if rows is None:
+            raise UsageError(
+                "rows() are the indices of rows of scattered inputs, and this call has none: scatter "
+                "something with a row for each, such as np.arange(n). (Of what an earlier call left on "
+                'the workers: let that call return rows(), too, as another output with "keep".)'
+            )
+        return rows
 
     def check(self, checking: bool) -> None:
         """From now on the calls are those of ``Function.check``, or not."""
