@@ -53,6 +53,12 @@ def _collective(method: Method) -> Method:
     def marked(self: Group, *args: Any, **kwargs: Any) -> Any:
         if self.checking:
             raise _no_plain_run("uses collectives")
+        if self._running is not None and self._running.in_parts:
+            raise InvalidValue(
+                f'{method.__name__}() was called in a call with num_slices="auto": it would see the '
+                f"rows of one piece of each rank, and not all of them. Leave num_slices= out, or give "
+                f"a number that suits the function."
+            )
         self.mark(Phase.COMMUNICATING)
         self.device.resume()
         try:

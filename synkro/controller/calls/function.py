@@ -178,7 +178,7 @@ class Function:
         output_subset: Sequence[Any] | None = None,
         batch: Any = None,
         batch_s: Any = None,
-        num_slices: int = 1,
+        num_slices: int | str = 1,
         progress: bool = False,
         **kwargs: Any,
     ) -> Any:
@@ -196,7 +196,9 @@ class Function:
                 them, one a rank.  All rows by default.
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
                 the function's own memory is bounded; the result is the same, but what the function
-                itself changes it changes once for each piece.
+                itself changes it changes once for each piece.  ``"auto"``: in as many pieces as fit the
+                caches, by the sizes of the inputs alone, so that equal calls give equal bits; in one
+                where pieces would show, in ``outputs=None`` and ``updates=``.  Collectives are refused.
             progress: show a bar over the slices of all ranks, by tqdm if that is installed; where there
                 is no terminal and no notebook, a line now and then.
 
@@ -230,7 +232,7 @@ class Function:
         kwargs: dict[str, Any],
         batch: Any,
         batch_s: Any,
-        num_slices: int,
+        num_slices: int | str,
         output_subset: Sequence[Any] | None,
         progress: bool,
     ) -> Any:
