@@ -47,6 +47,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "recovery": (),
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),
+    "mixture": ("threadpoolctl",),
     "compiled": ("pytensor", "threadpoolctl"),
     "endurance": (),
 }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence  # noqa: F401  a name i
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike  # noqa: F401
+from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
 
 from . import here
 from .controller.calls.forms import make_function
@@ -287,6 +287,17 @@ def rng() -> np.random.Generator:
     It is kept from call to call.  The states are spawned from one seed, as NumPy's SeedSequence does.
     """
     return current_group("rng").rng
+
+
+def rows() -> NDArray[np.int64]:
+    """The indices of the rows that the function sees, among all rows of the scattered inputs.
+
+    With ``batch=`` they are those of the rows that it selects, in its order; with ``num_slices=`` those
+    of the running slice.  An array of int64, a new one each time; it costs nothing where it is not used.
+
+    Raises: UsageError in the main program, and in a call without scattered inputs.
+    """
+    return current_group("rows").rows()
 
 
 def reduce_scatter(value: Any, op: str = "mean", *, weight: Any = None) -> Any:

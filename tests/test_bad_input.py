@@ -463,9 +463,9 @@ def test_a_batch_of_nothing_scattered(quiet):
 @pytest.mark.parametrize(
     ("slices", "error", "message"),
     [
-        (0, InvalidValue, "num_slices must be 1 or more; got 0"),
-        (-1, InvalidValue, "num_slices must be 1 or more; got -1"),
-        (2.0, InvalidType, r"num_slices must be an int of 1 or more; got 2\.0, a float"),
+        (0, InvalidValue, 'num_slices must be 1 or more, or "auto"; got 0'),
+        (-1, InvalidValue, 'num_slices must be 1 or more, or "auto"; got -1'),
+        (2.0, InvalidType, r'num_slices must be an int of 1 or more, or "auto"; got 2\.0, a float'),
         (True, InvalidType, "got True, a bool"),
         ("2", InvalidType, "got '2', a str"),
         (None, InvalidType, "got None"),

@@ -74,7 +74,7 @@ def make_train_function(
         changed=updated,
     )
 
-    def train_minibatch(x_data: Any, y_data: Any, batch: Any = None, num_slices: int = 1) -> Any:
+    def train_minibatch(x_data: Any, y_data: Any, batch: Any = None, num_slices: int | str = 1) -> Any:
         return step(x_data, y_data, batch=batch, num_slices=num_slices)
 
     return train_minibatch

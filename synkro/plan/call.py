@@ -139,6 +139,9 @@ class CallPlan:
     ``held[r]`` to rows of rank r's replicas: of held inputs, and of the variables ``sliced``.  A call
     without both has one row a rank.
 
+    The pieces are *in_parts* if their number was left to Synkro: collectives would mean something else
+    in each of them.
+
     The last arguments are passed by ``keywords``.  Inputs are the arguments themselves or, with a
     ``form``, leaves of them.
     """
@@ -154,6 +157,7 @@ class CallPlan:
     subset: tuple[Any, ...] | None
     held: tuple[Rows, ...] | None = None
     sliced: tuple[int, ...] = ()
+    in_parts: bool = False
 
     @property
     def nccl(self) -> bool:

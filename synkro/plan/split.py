@@ -5,6 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from math import gcd
 
+AUTO = "auto"
+"""What ``num_slices=`` says for as many pieces as ``fitting_slices``."""
+
+PIECE_ROWS = 1 << 14
+PIECE_BYTES = 1 << 21
+"""How much a piece has at least if Synkro chooses: what is computed of so many rows, a few numbers each,
+fits the caches of all common cores.  With less the calls of NumPy's functions, and the starts of their
+loops, begin to count.  ``benchmarks/mixture.py`` measures both; constants make equal bits everywhere."""
+
 Span = tuple[int, int]
 """A half-open range of rows, ``(start, stop)``."""
 
@@ -32,6 +41,15 @@ def equal_slices(spans: tuple[Span, ...], slices: int) -> int:
     All ranks compute equally many, so that their collectives match.
     """
     return min([slices, *(stop - start for start, stop in spans if stop > start)])
+
+
+def fitting_slices(spans: tuple[Span, ...], row_bytes: int) -> int:
+    """Into how many pieces the longest span is cut so that what is computed of a piece fits a cache.
+
+    *row_bytes* are those of a row of all inputs.  It depends on sizes alone.
+    """
+    longest = max(stop - start for start, stop in spans)
+    return max(1, min(longest // PIECE_ROWS, longest * row_bytes // PIECE_BYTES))
 
 
 def weight_unit(spans: tuple[Span, ...], slices: int) -> int:

@@ -20,6 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..comms.ops import OPERATIONS
 from ..devices.base import Device, Source
@@ -44,7 +45,12 @@ Arguments = tuple[list[Any], dict[str, Any], int]  # positional, by keyword, the
 
 
 class PreparedCall:
-    """One call of one function on this rank's rows; runs again as long as its inputs stay in place."""
+    """One call of one function on this rank's rows; runs again as long as its inputs stay in place.
+
+    Attributes:
+        name: the function's.
+        in_parts: as in ``group.Running``.
+    """
 
     def __init__(self, rank: Rank, plan: plans.CallPlan) -> None:
         self._rank = rank
@@ -54,7 +60,9 @@ class PreparedCall:
         if plan.subset is not None and isinstance(outputs, tuple | list | dict):
             outputs = take_subset(plan.subset, outputs, "outputs=")
         self._ranks = tuple(range(len(plan.spans))) if spec.finish else plan.participants
+        self.name, self.in_parts = spec.name, plan.in_parts
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
+        self._number = 0  # of the piece that runs
         self._sliced = [rank.variables[number] for number in plan.sliced]
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(spec.fn)
@@ -89,7 +97,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         if not self._spans:
             return self._run_without_rows()
-        rank.begin(self._ranks, spec.name)
+        rank.begin(self._ranks, self)
         rank.mark(Phase.FEEDING)
         for place, key, number in self._numbers:
             place[key] = self._value_of(number)
@@ -139,7 +147,7 @@ class PreparedCall:
         rank, spec = self._rank, self._spec
         rank.keep([])
         if spec.finish is not None:
-            rank.begin(self._ranks, spec.name)
+            rank.begin(self._ranks, self)
             if spec.updates:
                 rank.comm.barrier()  # in which the others wait before they update
             self._finish(0)
@@ -150,6 +158,7 @@ class PreparedCall:
         rank, spec, subset = self._rank, self._spec, self._plan.subset
         for number, (args, kwargs, weight) in enumerate(arguments):
             rank.report(Phase.RUNNING, number)
+            self._number = number
             for variable in self._sliced:
                 variable.show(self._rows_held(self._spans[number]))
             value = rank.run(spec.fn, args, kwargs)
@@ -174,6 +183,7 @@ class PreparedCall:
 
     def _finish(self, weight: int) -> None:
         self._rank.mark(Phase.RUNNING)
+        self._rank.group.forget()  # which is for the pieces
         with atomic:  # Ctrl-C stops all ranks before this block, or none
             self._rank.run(self._spec.finish, (weight,), {})
 
@@ -267,6 +277,17 @@ class PreparedCall:
             return Source(array[slice(*span)])
         assert self._plan.selection is not None
         return selected(self._rank, array, self._plan.selection, span)
+
+    def rows(self) -> NDArray[np.int64] | None:
+        """The indices of the rows of the running piece among all rows of the scattered inputs."""
+        start, stop = self._spans[self._number]
+        selection = self._plan.selection
+        if selection is None:
+            return None
+        if isinstance(selection, Strided):
+            return selection.start + np.arange(start, stop, dtype=np.int64) * selection.step
+        indices = self._rank.array(selection.indices)[start:stop]
+        return np.array(indices, np.int64)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
         """A function that takes the rows *span* of the call out of an array that this rank holds."""

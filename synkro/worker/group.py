@@ -11,9 +11,10 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import here
 from ..comms.base import Communicator
@@ -33,6 +34,19 @@ from .replica import Replica
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+class Running(Protocol):
+    """The call whose function runs.
+
+    Attributes:
+        in_parts: whether it is cut into pieces of which the user has said nothing.
+    """
+
+    in_parts: bool
+
+    def rows(self) -> NDArray[np.int64] | None:
+        """The indices of its rows among all rows of the scattered inputs; None if there are none."""
+
+
 def _collective(method: Method) -> Method:
     """While *method* runs, this rank is communicating."""
 
@@ -44,6 +58,12 @@ def _collective(method: Method) -> Method:
             raise UsageError(
                 "a task used a collective: tasks of map() run one by one, each on the worker that is "
                 "free. Use a function() for what all ranks do together."
+            )
+        if self._running is not None and self._running.in_parts:
+            raise InvalidValue(
+                f'{method.__name__}() was called in a call with num_slices="auto": it would see the '
+                f"rows of one piece of each rank, and not all of them. Leave num_slices= out, or give "
+                f"a number that suits the function."
             )
         self.mark(Phase.COMMUNICATING)
         self.device.resume()
@@ -87,11 +107,13 @@ class Group:
         self._ranks: tuple[int, ...] = ()
         self._item: tuple[int, int, int] | None = None
         self._item_rng: tuple[Any, np.random.Generator] | None = None
+        self._running: Running | None = None
         self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
 
-    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
-        """A call begins, in which *ranks* take part."""
+    def begin(self, epoch: int, ranks: tuple[int, ...], running: Running | None = None) -> None:
+        """A call begins, in which *ranks* take part; *running*, if a function runs in it."""
         self.comm.begin(epoch, ranks)
+        self._running = running
         if ranks is not self._ranks:
             self._ranks = ranks
             self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
@@ -104,6 +126,24 @@ class Group:
     def in_task(self) -> bool:
         """Whether a task runs."""
         return self._item is not None
+
+    def forget(self) -> None:
+        """The function of the call has returned: let go of its inputs."""
+        self._running = None
+
+    def rows(self) -> NDArray[np.int64]:
+        """The indices of the rows that the function sees, among all rows of the scattered inputs.
+
+        Raises: UsageError if the call has no scattered inputs.
+        """
+        rows = None if self._running is None else self._running.rows()
+        if rows is None:
+            raise UsageError(
+                "rows() are the indices of rows of scattered inputs, and this call has none: scatter "
+                "something with a row for each, such as np.arange(n). (Of what an earlier call left on "
+                'the workers: let that call return rows(), too, as another output with "keep".)'
+            )
+        return rows
 
     def check(self, checking: bool) -> None:
         """From now on the calls are those of ``Function.check``, or not."""

@@ -124,6 +124,7 @@ class Worker:
         rank.attend(self._listener.number)
         if housekeeping:
             self._prepared.clear()  # prepared calls hold views of segments that may have to go
+            rank.group.forget()  # so does the last one
             rank.keep_house(pickle.loads(housekeeping))
         self._interruptible = True  # not before: the housekeeping must not be lost
         if self._listener.unwanted():

@@ -162,11 +162,11 @@ class Rank:
         if self._torch_seed is not None and seed_torch(self._torch_seed, self.number):
             self._torch_seed = None
 
-    def begin(self, ranks: tuple[int, ...], function: str | None = None) -> None:
+    def begin(self, ranks: tuple[int, ...], call: PreparedCall | None = None) -> None:
         """A call begins, in which *ranks* take part: they may wait for each other in collectives."""
-        if function is not None:
-            self.function = function
-        self.group.begin(self.epoch, ranks)
+        if call is not None:
+            self.function = call.name
+        self.group.begin(self.epoch, ranks, call)
         self.in_call = True
 
     def end(self, failed: bool) -> None:

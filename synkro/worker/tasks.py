@@ -44,11 +44,12 @@ class Tasks:
         rank, listener, taker = self._rank, self._listener, self._taker
         taker.begin(listener.blocks_read())
         spec = rank.functions[command.plan.function]
-        rank.begin(tuple(range(rank.size)), spec.name)
+        call = PreparedCall(rank, command.plan)
+        rank.begin(tuple(range(rank.size)), call)
         state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         done = 0
-        with contextlib.closing(PreparedCall(rank, command.plan).common()) as common:
+        with contextlib.closing(call.common()) as common:
             while (taken := taker.take(self._wait)) is not None:
                 if listener.unwanted():  # and the function has caught the interrupt
                     raise KeyboardInterrupt

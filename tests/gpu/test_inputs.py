@@ -44,6 +44,23 @@ def scaled(session):
     return session.function(lambda x, y: (x * y).sum(axis=0), outputs="sum", bcast_inputs=["y"])
 
 
+def test_rows_are_numbered_on_the_host(session):
+    f = session.function(lambda x: (synk.rows(), x), outputs="gather")
+    x = np.arange(40.0)
+    for batch in (None, slice(None, None, -3), [7, 7, 0, 39]):
+        for slices in (1, 3):
+            numbers, values = f(x, batch=batch, num_slices=slices)
+            assert numbers.dtype == np.int64
+            assert np.array_equal(values, x[numbers])
+            assert np.array_equal(values, x if batch is None else x[batch])
+
+
+def test_pieces_that_fit_a_cache_are_for_cpus(session):
+    f = session.function(lambda x: np.array([len(x)]), outputs="gather")
+    whole = f(np.zeros((200_000, 32)))
+    assert np.array_equal(f(np.zeros((200_000, 32)), num_slices="auto"), whole)
+
+
 # ── kinds of inputs ──────────────────────────────────────────────────────────────────────────────
 
 

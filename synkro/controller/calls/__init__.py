@@ -6,6 +6,7 @@
     graphs        functions of PyTensor graphs
     function      ``Function``: plan, run, collect
     carried       a function on its way to the workers
+    options       a function with options of its calls
     planner       from the arguments of a call to its plan
     arguments     arguments on their way to the workers
     distribution  the functions of a session, and how they get to the workers

@@ -18,11 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, NotForked, SessionClosed, WorkerError, counted
+from ...errors import (
+    InvalidType,
+    InvalidValue,
+    NotForked,
+    SessionClosed,
+    WorkerError,
+    check_keywords,
+    counted,
+)
 from ...messages import FunctionSpec, Phase
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.outputs import check_modes, flatten, for_workers, take_subset, unflatten
-from ...values.arrays import checked_bool
+from ...values.arrays import checked_bool, checked_seconds
 from ...values.foreign import library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine, State
@@ -34,6 +42,7 @@ from ..variables.shared import Shared
 from .carried import Carried
 from .check import compare, raise_refusal
 from .distribution import Functions
+from .options import Options
 from .planner import Planned, Planner
 from .serial import run_alone
 
@@ -157,7 +166,7 @@ class Function(Carried):
         output_subset: Sequence[Any] | None = None,
         batch: Any = None,
         batch_s: Any = None,
-        num_slices: int = 1,
+        num_slices: int | str = 1,
         progress: bool = False,
         **kwargs: Any,
     ) -> Any:
@@ -175,7 +184,9 @@ class Function(Carried):
                 them, one a rank.  All rows by default.
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
                 the function's own memory is bounded; the result is the same, but what the function
-                itself changes it changes once for each piece.
+                itself changes it changes once for each piece.  ``"auto"``: in as many pieces as fit the
+                caches, by the sizes of the inputs alone, so that equal calls give equal bits; in one
+                where pieces would show, in ``outputs=None`` and ``updates=``.  Collectives are refused.
             progress: show a bar over the slices of all ranks, by tqdm if that is installed; where there
                 is no terminal and no notebook, a line now and then.
 
@@ -209,7 +220,7 @@ class Function(Carried):
         kwargs: dict[str, Any],
         batch: Any,
         batch_s: Any,
-        num_slices: int,
+        num_slices: int | str,
         output_subset: Sequence[Any] | None,
         progress: bool,
     ) -> Any:
@@ -273,6 +284,12 @@ class Function(Carried):
         and ``save`` may overtake them.  At the end of the program, also after an exception, those that
         have not begun still run.
         """
+        return self.submit_as(self, args, kwargs)
+
+    def submit_as(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Future[Any]:
+        """``submit``, where *call* makes the call: this, or this with options."""
         named = {name: _snapshot(value) for name, value in kwargs.items()}
         given = tuple(map(_snapshot, args))
         engine = self._settled()
@@ -281,11 +298,16 @@ class Function(Carried):
                 self._bring()
         assert self._watch is not None
         self._watch, view = self._home.objects.view(self, self._watch)
-        later = functools.partial(self._run_submitted, engine, view, given, named)
+        later = functools.partial(self._run_submitted, call, engine, view, given, named)
         return self._home.submit(later)
 
     def _run_submitted(
-        self, engine: Engine, view: Look, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        call: Callable[..., Any],
+        engine: Engine,
+        view: Look,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """The call, of what its globals were when it was submitted."""
         with engine.lock:
@@ -293,9 +315,24 @@ class Function(Carried):
             self._bring(view)
             self._brought = True
             try:
-                return self(*args, **kwargs)
+                return call(*args, **kwargs)
             finally:
                 self._brought = False
+
+    def limited(self, seconds: float | None) -> contextlib.AbstractContextManager[None]:
+        """A block whose calls may take *seconds*; None: as long as all others."""
+        return self._settled().limited(seconds)
+
+    def options(self, *, timeout: float | None = None, **unknown: Any) -> Options:
+        """The function with options of its calls: ``f.options(timeout=2.0)(x)``, or ``….submit(x)``.
+
+        Args:
+            timeout: seconds that a call may take; None for what ``fork(timeout=)`` says.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        check_keywords("options()", unknown, ["timeout"])
+        return Options(self, None if timeout is None else checked_seconds(timeout, "timeout"))
 
     def check(self, *args: Any, batch: Any = None, **kwargs: Any) -> Any:
         """Call it, and compare the result with that of the plain function, run once on the same rows.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -22,8 +23,8 @@ from ...messages import Call, FunctionSpec
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
 from ...plan.call import Access, CallPlan, Form, Held, Picked, Region, Scattered
-from ...plan.outputs import check_subset, take_subset
-from ...plan.split import Span, equal_slices, split, weight_unit
+from ...plan.outputs import check_subset, flatten, take_subset
+from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split, weight_unit
 from ...values.arrays import checked_int
 from ...values.cache import Cache
 from ..data import Data
@@ -159,8 +160,8 @@ class Planner:
                 if isinstance(arg, Data):
                     arg.touch_if_shared()
         # True and 1.0 are equal to 1, but are no numbers of slices
-        simple = batch is None and batch_s is None and subset is None and type(slices) is int
-        simple = simple and alone is None
+        simple = batch is None and batch_s is None and subset is None
+        simple = simple and (type(slices) is int or type(slices) is str) and alone is None
         if simple:
             values = (*args, *kwargs.values()) if kwargs else args
             try:
@@ -173,7 +174,8 @@ class Planner:
                 return found
         self._engine.require_ready()
         self._engine.settle()
-        slices = checked_int(slices, "num_slices", 1)
+        if not (type(slices) is str and slices == AUTO):
+            slices = checked_int(slices, "num_slices", 1, instead=', or "auto"')
         opened, form = self.arguments.opened(self._binder.bind(args, kwargs))
         inputs = [self.arguments.input(index, bound) for index, bound in enumerate(opened)]
         chosen = check_subset(subset)
@@ -204,7 +206,7 @@ class Planner:
         form: Form | None,
         batch: Any,
         batch_s: Any,
-        slices: int,
+        slices: int | str,
         subset: tuple[Any, ...] | None,
         alone: int | None,
     ) -> Planned:
@@ -222,7 +224,8 @@ class Planner:
             chosen = Picked(region)
         else:
             chosen = selection
-        pieces = equal_slices(spans, slices)
+        in_parts = isinstance(slices, str)
+        pieces = equal_slices(spans, self._fitting(inputs, spans) if slices == AUTO else int(slices))
         changed = [v for v in self._sliced if any(v is updated for updated, _ in self._spec.updates)]
         if changed and (pieces > 1 or batch_s is not None):
             raise InvalidValue(
@@ -242,10 +245,34 @@ class Planner:
             subset=subset,
             held=held,
             sliced=tuple(variable.number for variable in self._sliced),
+            in_parts=in_parts,
         )
         return self._known.get(plan) or Planned(
             plan, segments, self._home, self._name, self._modes, self._doubt
         )
+
+    def _fitting(self, inputs: list[Input], spans: tuple[Span, ...]) -> int:
+        """Into how many pieces the rows of a rank are cut by ``num_slices="auto"``.
+
+        One, where pieces would show: values are listed, or updates computed, from all rows of a rank.
+        """
+        listed = None in flatten(self._spec.outputs)[0]
+        if listed or (self._spec.updates and self._spec.finish is None) or self._engine.on_gpus:
+            return 1
+        arrays = [
+            each.placed.segment.array(each.placed.region)
+            for each in inputs
+            if each.placed is not None and isinstance(each.argument, Scattered)
+        ]
+        row_bytes = sum(array[:1].nbytes for array in arrays)
+        held = [
+            each.variable
+            for each in inputs
+            if isinstance(each.argument, Held) and each.variable is not None
+        ]
+        for variable in (*held, *self._sliced):
+            row_bytes += prod(variable.shape[1:]) * variable.dtype.itemsize
+        return fitting_slices(spans, row_bytes)
 
     def _spans(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ... import here
 from ...comms.shm import ShmCommunicator, shared_file
@@ -35,11 +36,10 @@ def run_alone(
     rng: Callable[[], np.random.Generator],
 ) -> Any:
     """Run the function of *spec* once, in this process; the last arguments go by *keywords*."""
-    values = [_serial(argument) for argument in arguments]
-    if form is not None:
-        values = form.build(values)
+    leaves = [_serial(argument) for argument in arguments]
+    values = leaves if form is None else form.build(leaves)
     count = len(values) - len(keywords)
-    with alone(rng):
+    with alone(rng, Alone(arguments, leaves)):
         value = spec.fn(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
         if spec.updates:
             value, new = pair_of(value, len(spec.updates), spec.name)
@@ -48,6 +48,29 @@ def run_alone(
         if spec.finish is not None:
             spec.finish(1)
     return value
+
+
+class Alone:
+    """A call of all rows, in this process.
+
+    Attributes:
+        in_parts: as in ``group.Running``.
+    """
+
+    in_parts = False
+
+    def __init__(self, arguments: Sequence[Bound], values: Sequence[Any]) -> None:
+        """*values* are what the function gets for *arguments*."""
+        pairs = zip(arguments, values, strict=True)
+        self._scattered: list[Any] = [
+            value
+            for argument, value in pairs
+            if not argument.broadcast and not isinstance(argument.value, Shared) and np.iterable(value)
+        ]
+
+    def rows(self) -> NDArray[np.int64] | None:
+        """The indices of all rows; None without scattered inputs."""
+        return np.arange(len(self._scattered[0]), dtype=np.int64) if self._scattered else None
 
 
 def _serial(argument: Bound) -> Any:
@@ -68,8 +91,8 @@ def _serial(argument: Bound) -> Any:
 
 
 @contextlib.contextmanager
-def alone(rng: Callable[[], np.random.Generator]) -> Iterator[None]:
-    """Until the end of the block, in this thread, this process is the only rank of a call.
+def alone(rng: Callable[[], np.random.Generator], call: Alone) -> Iterator[None]:
+    """Until the end of the block, in this thread, this process is the only rank of a *call*.
 
     *rng* gives its random generator.
     """
@@ -79,8 +102,8 @@ def alone(rng: Callable[[], np.random.Generator]) -> Iterator[None]:
         file = shared_file(1)
         stack.callback(os.close, file)
         comm = ShmCommunicator(0, 1, file, [wake])
-        comm.begin(1, (0,))
         group = Group(comm, rng)
+        group.begin(1, (0,), call)
         token = here.group.set(group)
         try:
             yield

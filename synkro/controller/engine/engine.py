@@ -12,12 +12,13 @@ Nothing in here knows functions or ``Data``.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -151,6 +152,17 @@ class Engine:
                 f"this session is broken: {self._why_broken} Call close() and then fork() for a "
                 f"new one; all Data can still be read."
             )
+
+    @contextlib.contextmanager
+    def limited(self, seconds: float | None) -> Iterator[None]:
+        """In the block *seconds*, if given, stand in for the session's timeout.  It holds the lock."""
+        with self.lock:
+            usual = self._timeout
+            try:
+                self._timeout = usual if seconds is None else seconds
+                yield
+            finally:
+                self._timeout = usual
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
