@@ -78,11 +78,12 @@ class Functions:
     ) -> Iterator[Callable[[], None]]:
         """Show how far the command in the block is; yields the ``on_tick`` to run it with.
 
-        Rank r has ``totals[r]`` steps, and counts them in one of *phases*; see ``Progress``.
+        Rank r has ``totals[r]`` steps, and counts them in one of *phases*; a step is done when all ranks
+        have done it.  See ``Progress``.
         """
-        with Progress(what, sum(totals), unit, patience) as progress:
+        with Progress(what, max(totals), unit, patience) as progress:
             yield lambda: progress.reach(self.engine.steps(totals, phases))
-            progress.reach(sum(totals))
+            progress.reach(max(totals))
 
     def bring(self, function: Function) -> None:
         """Make sure that the workers have *function*, and the settings of the libraries.

@@ -188,8 +188,9 @@ class Function:
             num_slices: each rank computes its rows in so many pieces, one after the other, so that
                 the function's own memory is bounded; the result is the same, but what the function
                 itself changes it changes once for each piece.
-            progress: show a bar over the slices of all ranks, by tqdm if that is installed; where there
-                is no terminal and no notebook, a line now and then.
+            progress: show a bar over the slices, by tqdm if that is installed; where there is no
+                terminal and no notebook, a line now and then.  A slice counts when all ranks have
+                computed theirs.
 
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.

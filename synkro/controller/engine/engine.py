@@ -244,15 +244,17 @@ class Engine:
         return self._read(payloads)
 
     def steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
-        """How many steps are done; rank r has ``totals[r]``, and counts them in one of *phases*."""
-        done = list(totals)
+        """How many steps all ranks have done; rank r has ``totals[r]``, and counts them in *phases*."""
+        done = max(totals)
         waiting = self._controller.unanswered()
         if not waiting:  # some rank may have failed, which is known in a moment
             return 0
         for rank in waiting:
             phase, number = self._controller.whereabouts(rank)
-            done[rank] = number if phase in phases else 0
-        return sum(done)
+            number = number if phase in phases else 0
+            if number < totals[rank]:
+                done = min(done, number)
+        return done
 
     def _indirect(self, payload: bytes) -> tuple[bytes, Segment]:
         """Put a long command into a segment of its own; returns the command to send in its place."""
