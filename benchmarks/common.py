@@ -50,7 +50,6 @@ LIBRARIES = (
     "distributed",
 )
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
-SCALES = ("full", "quick", "smoke")
 
 Samples = dict[str, list[float]]
 
@@ -136,7 +135,9 @@ class Report:
         record: what goes into the JSON file; numbers are in the unit that stands beside them.
     """
 
-    def __init__(self, question: str, text: str, scale: str) -> None:
+    def __init__(self, question: str, text: str, scale: str, judged: bool = False) -> None:
+        """*judged*: figures are held against their targets."""
+        self._judged = judged
         self.record: dict[str, Any] = {
             "question": question,
             "asks": paragraphs(text)[0],
@@ -200,13 +201,13 @@ class Report:
         at_most: float | None = None,
         **spread: float,
     ) -> None:
-        """A number, and whether it meets its target."""
+        """A number, and whether it meets its target, if that is to be judged."""
         figure: dict[str, Any] = {"name": name, "unit": unit, "value": float(value), **spread}
         line = f"  {name}: {readable(value, unit)}"
         if spread:
             line += " (" + ", ".join(f"{k} {readable(v, unit)}" for k, v in spread.items()) + ")"
         target, sign = (at_least, "≥") if at_least is not None else (at_most, "≤")
-        if target is not None and self.record["scale"] != "smoke":  # which measures nothing
+        if target is not None and self._judged:
             met = bool(value >= target if at_least is not None else value <= target)
             figure |= {"target": f"{sign} {readable(target, unit)}", "met": met}
             line += f"   target {figure['target']}: {'met' if met else 'missed'}"
@@ -216,6 +217,16 @@ class Report:
     def note(self, text: str) -> None:
         self.record["notes"].append(text)
         print(f"  {text}", flush=True)
+
+
+def missed(record: dict[str, Any]) -> list[str]:
+    """The figures of a record that miss their targets, a sentence each."""
+    return [
+        f"{record['question']}: {each['name']} is {readable(each['value'], each['unit'])}, "
+        f"target {each['target']}"
+        for each in record.get("figures", ())
+        if not each.get("met", True)
+    ]
 
 
 def paragraphs(text: str) -> list[str]:
@@ -295,31 +306,37 @@ def main(
 
     def asked() -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # put off by benchmarks/run.py
-        _ask(file, text, ask, {"full": full, "quick": full | quick, "smoke": full | smoke})
-        return 0
+        scales = {"full": full, "quick": full | quick, "smoke": full | smoke}
+        return 1 if missed(_ask(file, text, ask, scales)) else 0
 
     sys.exit(ctrl_c.status_of(asked))
 
 
-def _ask(file: str, text: str, ask: Callable[..., None], scales: dict[str, dict[str, Any]]) -> None:
+def _ask(
+    file: str, text: str, ask: Callable[..., None], scales: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The record."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawTextHelpFormatter)
-    add_scales(parser)
+    add_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE")
     options = parser.parse_args()
     settings = scales[options.scale]
-    report = Report(Path(file).stem, text, options.scale)
+    report = Report(Path(file).stem, text, options.scale, options.judge)
     start = time.monotonic()
     ask(report, **settings)
     report.record["settings"] = settings
     report.record["seconds"] = round(time.monotonic() - start, 1)
     if options.json:
         options.json.write_text(json.dumps(report.record, indent=1, ensure_ascii=False) + "\n")
+    return report.record
 
 
-def add_scales(parser: argparse.ArgumentParser) -> None:
-    """``--quick`` and ``--smoke``."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """``--quick``, ``--smoke`` and ``--judge``."""
     parser.set_defaults(scale="full")
-    for scale, help_text in (("quick", "about a tenth"), ("smoke", "the least: does it still work?")):
-        parser.add_argument(
-            f"--{scale}", dest="scale", action="store_const", const=scale, help=help_text
-        )
+    add, either = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    add("--quick", dest="scale", action="store_const", const="quick", help="about a tenth of the calls")
+    least = "the least: does it work?  It measures nothing that could be judged"
+    either("--smoke", dest="scale", action="store_const", const="smoke", help=least)
+    judge = "say which figures meet their targets; exit with 1 if one does not"
+    either("--judge", action="store_true", help=judge)

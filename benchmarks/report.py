@@ -1,4 +1,4 @@
-"""One page over all records: plots, tables, figures beside their targets, and what was not measured.
+"""One page over all records: plots, tables, figures, their targets if judged, and what was not measured.
 
 ``python -m benchmarks.report RECORDS.json FOLDER`` writes ``report.html``, which needs no other file,
 and each plot as a PNG beside it.
@@ -181,23 +181,24 @@ def _section(name: str, record: dict[str, Any], pictures: list[bytes]) -> Iterat
 def _figures(figures: list[dict[str, Any]]) -> str:
     if not figures:
         return ""
+    judged = any("met" in each for each in figures)
     rows = "".join(
         f"<tr><td>{html.escape(each['name'])}<td>{readable(each['value'], each['unit'])}"
-        f"<td>{html.escape(each.get('target', ''))}{_verdict(each)}</tr>"
+        f"{_verdict(each) if judged else ''}</tr>"
         for each in figures
     )
-    return f"<table><tr><th>figure<th>value<th>target<th></tr>{rows}</table>"
+    return f"<table><tr><th>figure<th>value{'<th>target<th>' if judged else ''}</tr>{rows}</table>"
 
 
 def _verdict(figure: dict[str, Any]) -> str:
     if "met" not in figure:
-        return "<td>"
+        return "<td><td>"
     word = "met" if figure["met"] else "missed"
-    return f"<td class={word}>{word}"
+    return f"<td>{html.escape(figure['target'])}<td class={word}>{word}"
 
 
 def _missed(records: dict[str, dict[str, Any]]) -> str:
-    """How many targets were met, and those that were not, with links."""
+    """How many targets were met, of those that were judged, and those that were not, with links."""
     targets = [(name, each) for name, record in records.items() for each in record["figures"]]
     targets = [(name, each) for name, each in targets if "met" in each]
     missed = [(name, each) for name, each in targets if not each["met"]]
@@ -210,8 +211,10 @@ def _missed(records: dict[str, dict[str, Any]]) -> str:
     warning = (
         f"<p class=missed>Some are {' and '.join(sorted(scales))} runs: noise.</p>" if scales else ""
     )
-    met = f"{len(targets) - len(missed)} of {len(targets)} targets met; missed:"
-    return f"{warning}<p>{met}</p><ul>{items}</ul>"
+    if not targets:
+        return warning
+    met = f"{len(targets) - len(missed)} of {len(targets)} targets met"
+    return warning + (f"<p>{met}; missed:</p><ul>{items}</ul>" if missed else f"<p>{met}.</p>")
 
 
 def _about(environment: dict[str, Any]) -> str:

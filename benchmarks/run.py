@@ -3,6 +3,7 @@
   python -m synkro bench                       all of them; writes benchmarks/results/cpu.json
   python -m synkro bench call_overhead --quick
   python -m synkro bench --out lab             records, plots and a page in the folder lab
+  python -m synkro bench --judge               … and hold the figures against their targets
 
 ``python benchmarks/run.py`` is the same, ``python -m benchmarks.call_overhead`` one question without a
 record.  Only a full run writes ``results/cpu.json`` unasked; records of questions that did not run stay
@@ -27,7 +28,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from synkro.cli import ctrl_c  # noqa: E402  which may not be installed
+from synkro.cli import ctrl_c  # noqa: E402  first, as what follows takes a while; it may not be installed
+
+# isort: split
+from benchmarks.common import add_options, missed  # noqa: E402
 from synkro.controller.progress import Progress  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
@@ -60,16 +64,18 @@ _PATIENCE = 10  # seconds that a question has to end after Ctrl-C
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask what *arguments*, or the command line, want; returns the exit status."""
     options, out, folder = parsed(arguments)
-    failed = []
+    failed, misses, targets = [], [], 0
     asked = options.questions or list(QUESTIONS)
     with contextlib.ExitStack() as stack:
         progress = None
         if not options.quiet:
             progress = stack.enter_context(Progress("bench", len(asked), "question"))
         for number, question in enumerate(asked, 1):
-            record = ask(question, options.scale, progress)
+            record = ask(question, options, progress)
             if "failed" in record:
                 failed.append(f"{question} ({record['failed']})")
+            misses += missed(record)
+            targets += sum("met" in figure for figure in record.get("figures", ()))
             if out is not None:
                 keep(out, record)
             if progress is not None:
@@ -79,9 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if folder is not None:
         command = [sys.executable, "-m", "benchmarks.report", str(out), str(folder)]
         subprocess.run(command, cwd=ROOT, check=True, start_new_session=True)
+    if options.judge:
+        print(f"\ntargets: {targets - len(misses)} of {targets} met")
+    for sentence in misses:
+        print(f"missed: {sentence}", file=sys.stderr)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if failed or misses else 0
 
 
 def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Path | None, Path | None]:
@@ -93,12 +103,14 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Path | 
     )
     add = parser.add_argument
     add("questions", nargs="*", metavar="QUESTION", help=", ".join(QUESTIONS))
-    parser.set_defaults(scale="full")
-    for scale, text in (("quick", "about a tenth of the calls"), ("smoke", "the least: does it work?")):
-        add(f"--{scale}", dest="scale", action="store_const", const=scale, help=text)
+    add_options(parser)
     where = "write records.json, plots and report.html there (a path that ends in .json: the records)"
     add("--out", metavar="DIR", help=where)
-    add("--quiet", action="store_true", help="print only what failed, and where records are")
+    add(
+        "--quiet",
+        action="store_true",
+        help="print only what failed or was judged, and where records are",
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.questions) - set(QUESTIONS):
         parser.error(f"no such question: {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
@@ -140,7 +152,7 @@ def unwritable(out: Path | None, folder: Path | None) -> str | None:
     return None if known else f"--out: {out} is there already, and is no file of records: name another."
 
 
-def ask(question: str, scale: str, progress: Progress | None) -> dict[str, Any]:
+def ask(question: str, options: argparse.Namespace, progress: Progress | None) -> dict[str, Any]:
     """The record of *question*, or why it *failed*.  Its tables are printed above *progress*, if any."""
     missing = [name for name in QUESTIONS[question] if importlib.util.find_spec(name) is None]
     if missing:
@@ -148,8 +160,10 @@ def ask(question: str, scale: str, progress: Progress | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "record.json")
         command = [sys.executable, "-m", f"benchmarks.{question}", "--json", str(file)]
-        if scale != "full":
-            command.append(f"--{scale}")
+        if options.scale != "full":
+            command.append(f"--{options.scale}")
+        if options.judge:
+            command.append("--judge")
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         process = None
@@ -171,9 +185,10 @@ def ask(question: str, scale: str, progress: Progress | None) -> dict[str, Any]:
             if process is not None:
                 end(process)
             raise
-        if status != 0:
+        record = json.loads(file.read_text()) if file.exists() else {}
+        if status != 0 and not missed(record):
             return {"question": question, "failed": f"exit status {status}"}
-        return json.loads(file.read_text())
+        return record
 
 
 @contextlib.contextmanager

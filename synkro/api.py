@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence  # noqa: F401  a name in the signatures of methods
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
@@ -27,6 +27,9 @@ from .controller.variables.shared import Shared  # noqa: F401
 from .errors import InvalidType, NotForked, UsageError, check_keywords
 from .machine import importing
 from .worker.group import Group
+
+if TYPE_CHECKING:
+    from .controller.tracing.picture import Timeline  # noqa: F401
 
 # ── where we are ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -32,6 +32,7 @@ HOMES = {
     "pandas": set(),
     "polars": set(),
     "tqdm": {"controller/progress.py"},
+    "matplotlib": {"controller/tracing/picture.py"},
     "mpi4py": set(),
     "sklearn": set(),
     "theano": set(),

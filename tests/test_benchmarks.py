@@ -34,7 +34,7 @@ def test_leaves_a_record_with_medians(question, run_python, tmp_path):
             assert row["runs"] > 0
     for figure in record["figures"]:
         assert math.isfinite(figure["value"])
-        assert ("target" in figure) == ("met" in figure)
+        assert not {"target", "met"} & set(figure)  # nobody has asked for a judgement
 
 
 def test_two_versions_take_turns(run_python, tmp_path):
@@ -64,6 +64,95 @@ def test_the_report_is_one_page_with_its_plots(run_python, tmp_path):
         assert all(row["name"] in page for row in table["rows"])
     for figure in record["figures"]:
         assert figure["name"] in page
+
+
+FIGURES = """
+from benchmarks import common
+
+def ask(report):
+    report.figure("a call", 26e-6, "s", at_most=25e-6)
+    report.figure("speed-up", 2.0, "×", at_least=1.9)
+    report.figure("rows", 7.0, "")
+
+if __name__ == "__main__":
+    common.main("kmeans.py", "How fast?", ask, full={}, quick={}, smoke={})
+"""
+"""A question that two targets belong to, one of them out of reach."""
+
+
+@pytest.fixture
+def asked(tmp_path, run_python):
+    """Ask the question above in place of ``kmeans``, with options of the command line."""
+    (tmp_path / "ask.py").write_text(
+        "import sys; sys.path.insert(0, '.')\n"
+        "from benchmarks import run\n"
+        "popen = run.subprocess.Popen\n"
+        f"file = {str(tmp_path / 'question.py')!r}\n"
+        "def instead(command, **options):\n"
+        "    return popen([command[0], file, *command[3:]], **options)\n"
+        "run.subprocess.Popen = instead\n"
+        "sys.exit(run.main(sys.argv[1:]))\n"
+    )
+    (tmp_path / "question.py").write_text(FIGURES)
+    return lambda *options: run_python(
+        str(tmp_path / "ask.py"), "kmeans", *options, check=False, env={"PYTHONPATH": str(ROOT)}
+    )
+
+
+def test_figures_are_shown_and_not_judged(asked, tmp_path):
+    done = asked("--out", str(tmp_path / "records.json"))
+    assert done.returncode == 0
+    assert "a call: 26 us\n" in done.stdout
+    assert not any(word in done.stdout + done.stderr for word in ("target", "met", "missed"))
+    record = json.loads((tmp_path / "records.json").read_text())["kmeans"]
+    assert [set(figure) for figure in record["figures"]] == [{"name", "unit", "value"}] * 3
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_they_are_judged_when_asked(asked, tmp_path, quiet):
+    done = asked("--judge", "--out", str(tmp_path / "records.json"), *quiet)
+    assert done.returncode == 1
+    assert ("a call: 26 us   target ≤ 25 us: missed\n" in done.stdout) == (not quiet)
+    assert ("speed-up: 2 ×   target ≥ 1.9 ×: met\n" in done.stdout) == (not quiet)
+    assert "targets: 1 of 2 met\n" in done.stdout
+    assert done.stderr.endswith("missed: kmeans: a call is 26 us, target ≤ 25 us\n")
+    record = json.loads((tmp_path / "records.json").read_text())["kmeans"]
+    assert [figure.get("met") for figure in record["figures"]] == [False, True, None]
+
+
+def test_all_targets_met_is_a_success(asked, tmp_path):
+    (tmp_path / "question.py").write_text(FIGURES.replace("26e-6", "24e-6"))
+    done = asked("--judge", "--quick")
+    assert (done.returncode, "targets: 2 of 2 met\n" in done.stdout) == (0, True)
+
+
+def test_a_question_that_breaks_is_no_missed_target(asked, tmp_path):
+    (tmp_path / "question.py").write_text(FIGURES.replace("2.0, ", "1 / 0, "))
+    done = asked("--judge", "--quick")
+    assert (done.returncode, "failed: kmeans (exit status 1)" in done.stderr) == (1, True)
+    assert "missed:" not in done.stderr
+
+
+def test_what_measures_nothing_is_not_judged(run_python):
+    done = run_python(str(RUN), "kmeans", "--smoke", "--judge", check=False)
+    assert done.returncode == 2
+    assert "not allowed with argument" in done.stderr
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_the_page_has_verdicts_where_there_are_some(judged, tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks.common import Report
+    from benchmarks.report import write
+
+    report = Report("quiz", "What?", "full", judged)
+    report.figure("a call", 26e-6, "s", at_most=25e-6)
+    report.figure("rows", 7.0, "")
+    page = write({"quiz": report.record}, tmp_path).read_text()
+    assert "<td>26 us" in page
+    assert ("0 of 1 targets met; missed:<" in page) == judged
+    assert ("<td>≤ 25 us<td class=missed>missed" in page) == judged
+    assert ("target" in page) == judged
 
 
 def test_peers_that_are_not_here_are_listed(tmp_path):

@@ -14,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synkro as synk
+from support.inside import controller
 from support.sessions import INLINE, lasting
 from support.waiting import wait_until
 from synkro import InvalidIndex, InvalidType, InvalidValue, NotAvailable, WorkerError
+from synkro.controller.progress import Progress
+from synkro.messages import Phase
 
 pytestmark = pytest.mark.quick  # on every Python version
 
@@ -314,7 +317,39 @@ def test_what_is_written_into_a_map_between_calls_is_seen(session, tmp_path, mod
 def test_progress_ends_with_a_line_where_there_is_no_terminal(session, capsys):
     f = session.function(lambda x: x.sum(), outputs="sum", name="counting")
     assert f(X, num_slices=3, progress=True) == X.sum()
-    assert capsys.readouterr().err == "Synkro: counting: 6 of 6 slices\n"
+    assert capsys.readouterr().err == "Synkro: counting: 3 of 3 slices\n"
+
+
+def test_slices_that_there_are_no_rows_for_are_not_counted(session, capsys):
+    f = session.function(lambda x: x.sum(), outputs="sum", name="counting")
+    f(np.ones(5), num_slices=8, progress=True)  # three rows on one rank, two on the other
+    assert capsys.readouterr().err == "Synkro: counting: 2 of 2 slices\n"
+    f(np.ones(1), num_slices=8, progress=True)
+    assert capsys.readouterr().err == "Synkro: counting: 1 of 1 slice\n"
+
+
+def test_a_slice_counts_when_all_ranks_have_computed_theirs(session, tmp_path, monkeypatch):
+    go_on, seen, meanwhile = tmp_path / "go on", [], []
+
+    def late_on_rank_1(k):
+        if synk.rank() == 1 and k[0] == 13:  # the second of its four slices
+            while not go_on.exists():
+                time.sleep(0.001)
+        return k.sum()
+
+    def reach(progress, done):
+        seen.append(done)
+        if controller(session).unanswered() == [1]:
+            if controller(session).whereabouts(1) == (Phase.RUNNING, 1):
+                meanwhile.append(done)
+            if len(meanwhile) == 2:  # the first of them may be from just before
+                go_on.touch()
+
+    monkeypatch.setattr(Progress, "reach", reach)
+    f = session.function(late_on_rank_1, outputs="sum")
+    assert f(np.arange(20), num_slices=4, progress=True) == 190
+    assert meanwhile[1] == 1
+    assert seen[-1] == max(seen) == 4
 
 
 # ── in the background ────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,12 @@ CELLS = {
     "pids": "print(*synk.here.session.pids)",
     "define": "def f(x):\n    return x.sum()\nf = synk.function(f, outputs='sum')\nsynk.distribute()",
     "call": "x = synk.data(np.arange(5.0))\nf(x)",
+    "trace": "with synk.trace():\n    f(x)",
+    "picture": "synk.plot_timeline()",
+    "picture beside pyplot": "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"
+    "before = plt.get_backend()\nsynk.plot_timeline('timeline.png')",
+    "pyplot": "plt.get_fignums() == [] and plt.get_backend() == before",
+    "picture not shown": "picture = synk.plot_timeline()",
     "redefine": "def f(x):\n    return 2 * helper(x)\ndef helper(x):\n    return x.sum()\n"
     "f = synk.function(f, outputs='sum')",
     "call the new one": "f(x)",
@@ -103,6 +109,7 @@ def value(outputs):
         ("call the new one", "np.float64(20.0)"),
         ("change a global", None),
         ("call after a failure", None),
+        ("pyplot", "True"),
         ("class", "[0.0, 3.0, 6.0, 9.0, 12.0]"),
         ("fork again", "1"),
         ("define again", "np.int64(6)"),
@@ -111,6 +118,16 @@ def value(outputs):
 )
 def test_what_cells_show(cell, shown, executed):
     assert value(executed[cell]) == (shown or "np.float64(-20.0)")
+
+
+@pytest.mark.parametrize(
+    ("cell", "times"), [("picture", 1), ("picture beside pyplot", 1), ("picture not shown", 0)]
+)
+def test_a_timeline_is_shown_once(cell, times, executed):
+    results = [output for output in executed[cell] if output.output_type == "execute_result"]
+    assert ["image/png" in output.data for output in results] == [True] * times
+    others = [o for o in executed[cell] if o.output_type == "display_data"]  # the plot of pyplot's
+    assert len(others) == (cell == "picture beside pyplot")
 
 
 def test_status_lines_are_shown(executed):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import cloudpickle
 import numpy as np
@@ -20,6 +20,7 @@ from support.programs import ROOT
 from support.sessions import lasting, running
 from support.waiting import Watch, wait_until
 from synkro import extensions, here
+from synkro.controller.tracing.trace import NAMES
 from synkro.errors import (
     InvalidType,
     InvalidValue,
@@ -202,18 +203,154 @@ def test_the_summary_says_where_the_time_went(current, capsys):
 
 
 PICTURE = """
-import sys, numpy, pytest, synkro
+import pathlib, sys, time, numpy, pytest, synkro
 synkro.fork(2, verbose=False)
-f = synkro.function(lambda x: x.sum(), outputs="sum", name="$\\\\frac{$")
+def late(x, nap=0):
+    time.sleep(nap)
+    return x.sum()
+def made(name):
+    return synkro.function(late, bcast_inputs="nap", outputs="sum", name=name)
+f, long = made("$\\\\frac{$"), made("long")
+others = [made(f"a function of the number {n}") for n in range(9)]
+synkro.distribute()
 with synkro.trace():
+    long(numpy.ones(10), nap=0.05)
     f(numpy.ones(10))
-synkro.plot_timeline(sys.argv[1], calls=3)
+    for other in others:
+        other(numpy.ones(10))
+figure = synkro.plot_timeline(calls=20)
+assert not pathlib.Path(sys.argv[1]).exists()
+few = synkro.plot_timeline(sys.argv[1], calls=3)
+assert "matplotlib.pyplot" not in sys.modules
+
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+def told(figure):
+    texts = [each for each in figure.findobj(Text) if each.get_text() and each.get_visible()]
+    figure.draw_without_rendering()
+    return {each.get_text(): each.get_window_extent() for each in texts}
+
+assert type(figure).__mro__[1] is Figure
+boxes = told(figure)
+page = figure.bbox
+for text, box in boxes.items():
+    assert 0 <= box.x0 < box.x1 <= page.x1 and 0 <= box.y0 < box.y1 <= page.y1, text
+    for other, beside in boxes.items():
+        assert text == other or not box.overlaps(beside), (text, other)
+names = ["$\\\\frac{$", "long", *(other.name for other in others)]
+assert {"11 traced calls", "main process", "rank 0", "rank 1", "ms", *names} <= boxes.keys()
+assert {"compute", "wait", "send"} <= boxes.keys()
+assert not {"collective", "reduce", "store", "not kept"} & boxes.keys()
+last = {"the last 3 of 11 traced calls", *(other.name for other in others[-3:])}
+assert last <= told(few).keys() and not {"long", *names[:-3]} & told(few).keys()
 with pytest.raises(synkro.InvalidValue, match="cannot be drawn"):
     synkro.plot_timeline(sys.argv[1] + ".json")
 for calls, error in ((0, synkro.InvalidValue), ("all", synkro.InvalidType)):
     with pytest.raises(error, match="calls must be"):
         synkro.plot_timeline(sys.argv[1], calls=calls)
 """
+
+
+OVERLAP = """
+from hypothesis import given, strategies as st
+from synkro.controller.tracing.picture import arranged
+
+names = st.sampled_from(["f", "g", "loss_and_gradient", "f (2)"]) | st.integers(0, 99).map(str)
+calls = st.lists(st.tuples(names, st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=60)
+
+@given(calls, st.sampled_from([0.001, 0.01, 0.1]))
+def check(calls, scale):
+    end, placed = 0, []
+    for name, pause, length in calls:
+        placed.append((name, end + pause, end + pause + length))
+        end += pause + length
+    width = lambda text: 0.1 * len(text)
+    labels = arranged(placed, scale, width)[::-1]
+    for index, label in enumerate(labels):
+        assert 1 <= label.row <= 10
+        for later in labels[index + 1:]:
+            assert label.stop <= later.start
+            reached = later.start * scale < label.start * scale + width(label.text)
+            assert not reached or later.row < label.row  # it is below, and its pole ends there
+    for label in labels:
+        mine = [name for name, start, stop in placed if label.start <= start and stop <= label.stop]
+        assert label.names == {name: mine.count(name) for name in mine}
+    assert sum(sum(label.names.values()) for label in labels) == len(calls)
+
+check()
+crowd = [(f"f{n % 50}", n, n + 1) for n in range(20_000)]
+label, = arranged(crowd, 1e-6, lambda text: 0.1 * len(text))
+assert sum(label.names.values()) == 20_000 and len(label.text) <= 48
+same, other = arranged([("g", 0, 9), ("f", 10, 11), ("f", 11, 12)], 1, lambda text: 4)
+assert (same.text, other.text) == ("f ×2", "g")
+"""
+
+
+def test_labels_do_not_overlap_and_none_is_missing(run_python):
+    run_python(OVERLAP)
+
+
+def linear(colour):
+    """The parts of red, green and blue light in "#rrggbb"."""
+    parts = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(light):
+    """Source: Björn Ottosson, "A perceptual color space for image processing" (2020)."""
+    cones = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    opponents = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.array(opponents) @ np.cbrt(np.array(cones) @ light)
+
+
+EYES = {
+    "all cones": np.eye(3),
+    "no red": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "no green": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no blue": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+"""What is left of light in eyes that lack cones.
+
+Source: Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision
+deficiency" (2009).
+"""
+
+
+@pytest.mark.parametrize("eyes", EYES)
+def test_colours_differ(eyes):
+    from synkro.controller.tracing.picture import COLOURS
+
+    seen = [oklab(np.clip(np.array(EYES[eyes]) @ linear(colour), 0, 1)) for colour in COLOURS.values()]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 0.09
+
+
+def test_every_step_has_a_colour():
+    from synkro.controller.tracing.picture import COLOURS
+
+    assert COLOURS.keys() == {"plan", "copy", "send", "wait", "collect", "wake", "wait for others"} | {
+        *NAMES.values()
+    }
 
 
 def test_a_picture(tmp_path):  # in a process of its own: matplotlib keeps its fonts open

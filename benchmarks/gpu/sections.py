@@ -115,7 +115,7 @@ class Section(Report):
         """*file* always has what was found so far; *seconds* is how long the section should take."""
         self._file, self._until = Path(file), time.monotonic() + seconds
         self.gpus, self.torch, self.broken = gpus, torch, broken
-        super().__init__(name, text, scale)
+        super().__init__(name, text, scale, judged=True)
         self.record |= {"checks": [], "not_measured": []}
         self._save()
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
 from ..devices.cpu import ALLOCATOR, thread_caps
@@ -35,6 +35,9 @@ from .tracing import timeline
 from .tracing.trace import Trace
 from .variables.collectives import Collectives, in_turn
 from .variables.registry import Variables
+
+if TYPE_CHECKING:
+    from .tracing.picture import Timeline
 
 _OUTBOXES = 1 << 21
 """Bytes of all ranks' outboxes together.  The main process merges outputs that fit into their rank's
@@ -363,13 +366,25 @@ class Session:
         """
         print(timeline.table(self._traced()))
 
-    def plot_timeline(self, path: str | os.PathLike[str], calls: int = 10) -> None:
-        """Draw the last traced *calls* as a picture (PNG, PDF, SVG … by *path*'s suffix), a lane a rank.
+    def plot_timeline(self, path: str | os.PathLike[str] | None = None, calls: int = 10) -> Timeline:
+        """Draw the last traced *calls*, a lane a rank, and write the picture to *path*, if given.
+
+        The suffix of *path* says as what: PNG, PDF, SVG …
+
+        Returns the figure, a ``matplotlib.figure.Figure``, which a notebook shows where it ends a cell.
+        pyplot does not know of it: nothing pops up, and there is nothing to close.
 
         Raises: UsageError if nothing was traced; InvalidValue for a *path* that cannot be written;
         NotAvailable without matplotlib.
         """
-        timeline.plot(self._traced(), timeline.checked_path(path), checked_int(calls, "calls", 1))
+        trace = self._traced()
+        checked = None if path is None else timeline.checked_path(path)
+        count = checked_int(calls, "calls", 1)
+        try:
+            from .tracing import picture  # noqa: PLC0415  which needs matplotlib
+        except ImportError:
+            raise NotAvailable("plot_timeline() needs matplotlib: pip install matplotlib.") from None
+        return picture.draw(trace, checked, count)
 
     def _traced(self) -> Trace:
         if self._trace is None or not self._trace.calls:

@@ -78,11 +78,25 @@ class Functions:
     ) -> Iterator[Callable[[], None]]:
         """Show how far the command in the block is; yields the ``on_tick`` to run it with.
 
-        Rank r has ``totals[r]`` steps, and counts them in one of *phases*; see ``Progress``.
+        Rank r has ``totals[r]`` steps, and counts them in one of *phases*; a step is done when all ranks
+        have done it.  See ``Progress``.
         """
-        with Progress(what, sum(totals), unit, patience) as progress:
-            yield lambda: progress.reach(self.engine.steps(totals, phases))
-            progress.reach(sum(totals))
+        with Progress(what, max(totals), unit, patience) as progress:
+            yield lambda: progress.reach(self._steps(totals, phases))
+            progress.reach(max(totals))
+
+    def _steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
+        """How many steps all ranks have done; rank r has ``totals[r]``, and counts them in *phases*."""
+        done, channel = max(totals), self.engine.channel
+        waiting = channel.unanswered()
+        if not waiting:  # some rank may have failed, which is known in a moment
+            return 0
+        for rank in waiting:
+            phase, number = channel.whereabouts(rank)
+            number = number if phase in phases else 0
+            if number < totals[rank]:
+                done = min(done, number)
+        return done
 
     def bring(self, function: Carried) -> None:
         """Make sure that the workers have *function*, and the settings of the libraries.

@@ -187,8 +187,9 @@ class Function(Carried):
                 itself changes it changes once for each piece.  ``"auto"``: in as many pieces as fit the
                 caches, by the sizes of the inputs alone, so that equal calls give equal bits; in one
                 where pieces would show, in ``outputs=None`` and ``updates=``.  Collectives are refused.
-            progress: show a bar over the slices of all ranks, by tqdm if that is installed; where there
-                is no terminal and no notebook, a line now and then.
+            progress: show a bar over the slices, by tqdm if that is installed; where there is no
+                terminal and no notebook, a line now and then.  A slice counts when all ranks have
+                computed theirs.
 
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.

@@ -36,7 +36,7 @@ from ...ipc.channel import AREA
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
-from ...messages import Command, Exit, Indirect, Phase, Release
+from ...messages import Command, Exit, Indirect, Release
 from ...plan.call import Access, Region
 from ..progress import status_line
 from ..tracing.timeline import write
@@ -157,12 +157,12 @@ class Engine:
     def limited(self, seconds: float | None) -> Iterator[None]:
         """In the block *seconds*, if given, stand in for the session's timeout.  It holds the lock."""
         with self.lock:
-            usual = self._timeout
+            usual = self.timeout
             try:
-                self._timeout = usual if seconds is None else seconds
+                self.timeout = usual if seconds is None else seconds
                 yield
             finally:
-                self._timeout = usual
+                self.timeout = usual
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
@@ -293,9 +293,7 @@ class Engine:
         try:
             if trace is not None:
                 trace.mark("wait")
-            ready = self.channel.wait_for(condition, deadline, self._crew.sentinels, on_tick)
-            if ready:
-                self._check_alive(ready)
+            self._check_alive(self.channel.wait_for(condition, deadline, self._crew.sentinels, on_tick))
             if trace is not None:
                 trace.mark("collect")
         except BaseException:
@@ -328,17 +326,6 @@ class Engine:
         with uninterrupted():
             for rank in range(self.size):
                 self._crew.pass_descriptors(rank, numbered)
-
-    def steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
-        """How many steps are done; rank r has ``totals[r]``, and counts them in one of *phases*."""
-        done = list(totals)
-        waiting = self.channel.unanswered()
-        if not waiting:  # some rank may have failed, which is known in a moment
-            return 0
-        for rank in waiting:
-            phase, number = self.channel.whereabouts(rank)
-            done[rank] = number if phase in phases else 0
-        return sum(done)
 
     def _send(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
         """Send a command, and before it what the workers are to know of memory.

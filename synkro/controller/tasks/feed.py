@@ -93,7 +93,7 @@ class Feed:
         """Nobody waits for results any more."""
         self.waiting.clear()
         self._back = []
-        self.exhausted = True
+        self.exhausted, self.error = True, None
 
     def want(self, reader: object) -> None:
         """Results are wanted as long as there is *reader*; without it, no other task begins."""

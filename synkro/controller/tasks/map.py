@@ -110,7 +110,7 @@ class Map:
             if error is None:
                 return False
         if error is not None:
-            self._failure = self._feed.error = None
+            self._failure = None
             self._feed.drop()
             raise error
         return True

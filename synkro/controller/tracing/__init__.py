@@ -2,6 +2,7 @@
 
 ::
 
-    timeline  a trace as a file, a table and a picture
+    picture   a trace as a picture, by matplotlib
+    timeline  a trace as a file and a table
     trace     what the user's process and every rank did, and when
 """

@@ -1,8 +1,7 @@
-"""A trace as a file for Perfetto and Chrome, as a table of where the time went, and as a picture."""
+"""A trace as a file for Perfetto and Chrome, and as a table of where the time went."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from bisect import bisect_right
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, NotAvailable
+from ...errors import InvalidType, InvalidValue
 from ...values.arrays import Array
 from .trace import MAIN, Called, Span, Trace
 
@@ -25,27 +24,6 @@ SHARES = {
     "waiting": ("wait for others",),
 }
 """The columns of the table, and the spans that each counts; the rest of a call is overhead."""
-
-_COLOURS = {
-    "compute": "tab:green",
-    "inputs": "tab:orange",
-    "outputs": "gold",
-    "store": "tab:brown",
-    "load": "tab:olive",
-    "collective": "tab:blue",
-    "reduce": "tab:cyan",
-    "wait for others": "tab:red",
-    "wake": "lightgrey",
-    "begin": "grey",
-    "plan": "tab:purple",
-    "copy": "maroon",
-    "send": "thistle",
-    "wait": "whitesmoke",
-    "collect": "tab:pink",
-}
-
-
-_LETTERS = 130  # side by side, as wide as the picture
 
 
 def checked_path(path: Any) -> Path:
@@ -107,7 +85,7 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
         yield event(lane, max(start, origin), max(stop, origin), "steps that were not kept", "gap")
     for number, call in enumerate(calls):
         yield event(MAIN, call.start, call.stop, call.name, "call", call=number)
-    for span, number in _placed(trace, calls):
+    for span, number in placed(trace, calls):
         args: dict[str, Any] = {"function": calls[number].name, "call": number}
         if span.what in ("compute", "collective"):
             args["slice"] = span.piece
@@ -122,15 +100,15 @@ def table(trace: Trace) -> str:
     missing are left out, and counted below.
     """
     calls, whole = list(trace.calls), trace.whole()
-    labels = _labels(calls)
+    names = labels(calls)
     spent: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros(trace.size))
     groups = {what: share for share, whats in SHARES.items() for what in whats}
-    for span, number in _placed(trace, calls):
+    for span, number in placed(trace, calls):
         if span.what in groups and whole[number]:
             ranks = slice(None) if span.lane == MAIN else span.lane
-            spent[labels[number], groups[span.what]][ranks] += span.stop - span.start
+            spent[names[number], groups[span.what]][ranks] += span.stop - span.start
     lengths: dict[str, list[int]] = defaultdict(list)
-    for label, call, known in zip(labels, calls, whole, strict=True):
+    for label, call, known in zip(names, calls, whole, strict=True):
         if known:
             lengths[label].append(call.stop - call.start)
     titles = ["function", "calls", "ms a call", *SHARES, "overhead", "imbalance"]
@@ -147,7 +125,7 @@ def table(trace: Trace) -> str:
     return "\n".join(lines if rows else lines[1:])
 
 
-def _labels(calls: Sequence[Called]) -> list[str]:
+def labels(calls: Sequence[Called]) -> list[str]:
     """The calls' functions by their names; those that share a name are numbered."""
     known: dict[tuple[str, int], str] = {}
     count: dict[str, int] = defaultdict(int)
@@ -169,55 +147,7 @@ def _row(name: str, lengths: Sequence[int], spent: Sequence[Array]) -> list[str]
     return [name, str(len(lengths)), f"{whole / len(lengths) / 1e6:.3f}", *percent, imbalance]
 
 
-def plot(trace: Trace, path: Path, count: int) -> None:
-    """Draw the last *count* calls, a lane for the main process and one for each rank.
-
-    Raises: NotAvailable without matplotlib.
-    """
-    try:
-        figure_of = importlib.import_module("matplotlib.figure").Figure
-        patches = importlib.import_module("matplotlib.patches")
-    except ImportError:
-        raise NotAvailable("plot_timeline() needs matplotlib: pip install matplotlib.") from None
-    calls = list(trace.calls)
-    first = max(0, len(calls) - count)
-    origin = calls[first].start
-    figure = figure_of(figsize=(12, 1.5 + 0.5 * (trace.size + 1)), layout="constrained")
-    axes = figure.subplots()
-    bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-    for span, number in _placed(trace, calls):
-        if number >= first:
-            bar = ((span.start - origin) / 1e6, (span.stop - span.start) / 1e6)
-            bars[span.lane, span.what].append(bar)
-    for (lane, what), pieces in bars.items():
-        axes.broken_barh(pieces, (lane - 0.4, 0.8), facecolors=_COLOURS[what])
-    lost: list[Any] = []
-    for lane, start, stop in trace.gaps():
-        if (start := max(start, origin)) < stop:
-            bar = ((start - origin) / 1e6, (stop - start) / 1e6)
-            axes.broken_barh([bar], (lane - 0.4, 0.8), facecolor="white", edgecolor="grey", hatch="///")
-            lost = [patches.Patch(facecolor="white", edgecolor="grey", hatch="///", label="not kept")]
-    room = (calls[-1].stop - origin) / _LETTERS  # a letter's
-    for call in calls[first:]:
-        if len(call.name) * room <= call.stop - call.start:
-            middle = ((call.start + call.stop) / 2 - origin) / 1e6
-            name = call.name.replace("$", r"\$")  # which begins a formula
-            axes.annotate(name, (middle, MAIN - 0.5), ha="center", va="bottom", fontsize=8)
-    axes.set_title(f"the last {len(calls) - first} of {len(calls)} traced calls", fontsize=10)
-    lanes = range(MAIN, trace.size)
-    axes.set_yticks(lanes, ["main process" if lane == MAIN else f"rank {lane}" for lane in lanes])
-    axes.set_ylim(trace.size - 0.5, MAIN - 1)
-    axes.set_xlabel("ms")
-    used = [what for what in _COLOURS if any(what == each for _, each in bars)]
-    handles = [patches.Patch(color=_COLOURS[what], label=what) for what in used] + lost
-    figure.legend(handles=handles, loc="outside right center", fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # a suffix that stands for no kind of picture
-        raise InvalidValue(f"{path} cannot be drawn: {error}.") from None
-
-
-def _placed(trace: Trace, calls: Sequence[Called]) -> list[tuple[Span, int]]:
+def placed(trace: Trace, calls: Sequence[Called]) -> list[tuple[Span, int]]:
     """The spans that lie in a call, each with the number of that."""
     starts = [call.start for call in calls]
     placed = []

@@ -32,7 +32,7 @@ MAIN = -1
 _KEPT = 200_000  # marks a lane; newer ones replace older ones
 _ENOUGH = MARKS // 4  # unfetched marks of a rank at which they are fetched
 
-_NAMES = {
+NAMES = {
     Phase.LOADING: "load",
     Phase.BEGINNING: "begin",
     Phase.FEEDING: "inputs",
@@ -181,4 +181,4 @@ def _rank_spans(
             stop = marks[index + 1][0]
         else:  # it never answered: it died, or the main process gave it up
             stop = commands[at][1] if at >= 0 else start
-        yield Span(rank, start, max(start, stop), _NAMES[Phase(phase)], number)
+        yield Span(rank, start, max(start, stop), NAMES[Phase(phase)], number)
