@@ -6,6 +6,8 @@ and an iteration is one call.  The fit is the serial one, to rounding.
     python demos/demo_13_mixture.py [times as large]
 """
 
+import itertools
+
 import numpy as np
 from cookbook import LARGER, timed, timed_by_joblib
 
@@ -63,9 +65,7 @@ def by_joblib(in_two):
     return fit(e_step)
 
 
-everywhere = synk.function(
-    expectation, bcast_inputs=["weights", "means", "covariances"], outputs="sum"
-)
+everywhere = synk.function(expectation, bcast_inputs=["weights", "means", "covariances"], outputs="sum")
 synk.distribute()
 rows = synk.data(table)
 
@@ -77,7 +77,7 @@ for one, two, three in zip(expected, beside, found, strict=True):
     assert np.allclose(two, one, rtol=1e-6)
     assert np.allclose(three, one, rtol=1e-6)
 assert np.allclose(ours, track, rtol=1e-9)
-assert all(after > before for before, after in zip(ours, ours[1:], strict=False))
+assert all(after > before for before, after in itertools.pairwise(ours))
 print(f"log-likelihood a row {ours[0] / ROWS:.4f} at first, {ours[-1] / ROWS:.4f} at last")
 
 print("All assertions passed.")

@@ -52,6 +52,6 @@ assert np.array_equal(beside, expected)
 assert np.array_equal(found, expected)
 low, high = np.quantile(found, [0.025, 0.975])
 assert low < gap(table) < high
-print(f"older people earn {gap(table):.3f} times as much; 95% of the replicates: {low:.3f} to {high:.3f}")
+print(f"the older half earns {gap(table):.3f} times as much (95%: {low:.3f} to {high:.3f})")
 
 print("All assertions passed.")

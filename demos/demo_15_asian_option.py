@@ -24,10 +24,11 @@ BLOCKS, PATHS = 300 * LARGER, 2_000  # that many blocks of so many paths
 def payoffs(seeds):
     """Discounted mean payoffs (blocks, 2) of the arithmetic and of the geometric average."""
     step = YEARS / DATES
+    drift, spread = (RATE - VOLATILITY**2 / 2) * step, VOLATILITY * math.sqrt(step)
     found = np.empty((len(seeds), 2))
     for i, seed in enumerate(seeds):
         moves = np.random.default_rng(seed).standard_normal((PATHS, DATES))
-        logs = np.cumsum((RATE - VOLATILITY**2 / 2) * step + VOLATILITY * math.sqrt(step) * moves, axis=1)
+        logs = np.cumsum(drift + spread * moves, axis=1)
         averages = SPOT * np.array([np.exp(logs).mean(axis=1), np.exp(logs.mean(axis=1))])
         found[i] = math.exp(-RATE * YEARS) * np.maximum(averages - STRIKE, 0).mean(axis=1)
     return found

@@ -1,4 +1,4 @@
-"""A hierarchical logistic regression: its likelihood is a graph of PyTensor over all rows, fitted by scipy.
+"""A hierarchical logistic regression: its likelihood is a graph of PyTensor, and scipy fits it.
 
 Each group has an intercept of its own, drawn from a common normal distribution (partial pooling).  The
 log-likelihood is a sum over rows, and so is its gradient: both are outputs with the operation "sum".
@@ -25,7 +25,7 @@ true_slopes, true_effects = rng.normal(0, 1, FEATURES), rng.normal(-0.5, 0.8, GR
 x_all, groups = rng.standard_normal((ROWS, FEATURES)), rng.integers(GROUPS, size=ROWS)
 y_all = rng.binomial(1, expit(x_all @ true_slopes + true_effects[groups])).astype("float64")
 
-# All parameters are one vector: the slopes, the groups' effects, their mean, the logarithm of their spread.
+# All parameters in one vector: slopes, effects of the groups, and their mean and logarithm of spread.
 params = T.vector("params")
 slopes, effects = params[:FEATURES], params[FEATURES : FEATURES + GROUPS]
 mean, log_spread = params[-2], params[-1]
@@ -55,7 +55,8 @@ def fit(of_rows):
         logp, gradient = (rows + alone for rows, alone in terms)
         return -logp, -gradient
 
-    found = minimize(minus_logp, start, method="L-BFGS-B", jac=True, options={"ftol": 1e-14, "gtol": 1e-4})
+    exact = {"ftol": 1e-14, "gtol": 1e-4}
+    found = minimize(minus_logp, start, method="L-BFGS-B", jac=True, options=exact)
     assert found.success, found.message
     return found
 
@@ -83,7 +84,7 @@ rows = synk.data(x_all), synk.data(groups), synk.data(y_all)
 for first in (serial(x_all, groups, y_all, start), everywhere(*rows, start)):
     assert np.isclose(first[0], -ROWS * np.log(2))  # not timed: numba compiles in the first call
 expected = timed("serial", fit, lambda params: serial(x_all, groups, y_all, params))
-beside = timed_by_joblib(by_joblib, expected)
+beside = timed_by_joblib(by_joblib, expected, "scipy.special")
 found = timed("Synkro (2 workers)", fit, lambda params: everywhere(*rows, params))
 
 assert np.allclose(beside.x, expected.x, atol=1e-4)

@@ -19,7 +19,8 @@ synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)
 pixels = np.zeros((IMAGES, SIDE, SIDE))
 which = np.repeat(np.arange(IMAGES), SPOTS)
-pixels[which, *rng.integers(SIDE, size=(2, len(which)))] = 1
+rows, columns = rng.integers(SIDE, size=(2, len(which)))
+pixels[which, rows, columns] = 1
 pixels = ndimage.gaussian_filter(pixels, 2, axes=(1, 2)) * 25 + rng.normal(0, 0.3, pixels.shape)
 pixels = pixels.astype("float32")
 
@@ -46,7 +47,7 @@ synk.distribute()
 images = synk.data(pixels)
 
 expected = timed("serial", analysed, pixels)
-beside = timed_by_joblib(by_joblib, expected)
+beside = timed_by_joblib(by_joblib, expected, "scipy.ndimage")
 found = timed("Synkro (2 workers)", everywhere, images)
 
 for name in expected:

@@ -16,7 +16,7 @@ from torch import nn
 
 import synkro as synk
 
-ROWS, BATCH, EPOCHS, RATE = 8_000 * LARGER, 1_000, 6, 0.05
+ROWS, BATCH, EPOCHS, RATE = 16_000 * LARGER, 2_000, 4, 0.05
 
 synk.fork(2, devices="cpu")
 torch.manual_seed(0)
@@ -80,7 +80,7 @@ step(x, y)  # not timed: in its first step PyTorch loads the rest of itself
 synk.push(model)  # from the beginning: as they are here
 synk.push(optimizer)
 expected = timed("serial", alone)
-beside = timed_by_joblib(by_joblib, expected)
+beside = timed_by_joblib(by_joblib, expected, "torch")
 trained = timed("Synkro (2 workers)", on_the_workers)
 
 for one, two, three in zip(

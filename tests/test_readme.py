@@ -40,6 +40,7 @@ def blocks():
         )
         for number, (block, printed) in enumerate(found):
             marks = [pytest.mark.libraries] * any(imports(block, library) for library in LIBRARIES)
+            marks += [pytest.mark.pymc] * imports(block, "pymc")
             marks += [pytest.mark.programs] * (page != PAGES[0])
             yield pytest.param(block, printed or None, id=f"{name}-{number}", marks=marks)
 
