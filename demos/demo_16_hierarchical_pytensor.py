@@ -12,8 +12,8 @@ import numpy as np
 import pytensor
 import pytensor.tensor as T
 from cookbook import LARGER, timed, timed_by_joblib
+from scipy import special
 from scipy.optimize import minimize
-from scipy.special import expit
 
 import synkro as synk
 
@@ -23,7 +23,7 @@ synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)
 true_slopes, true_effects = rng.normal(0, 1, FEATURES), rng.normal(-0.5, 0.8, GROUPS)
 x_all, groups = rng.standard_normal((ROWS, FEATURES)), rng.integers(GROUPS, size=ROWS)
-y_all = rng.binomial(1, expit(x_all @ true_slopes + true_effects[groups])).astype("float64")
+y_all = rng.binomial(1, special.expit(x_all @ true_slopes + true_effects[groups])).astype("float64")
 
 # All parameters in one vector: slopes, effects of the groups, and their mean and logarithm of spread.
 params = T.vector("params")
@@ -64,7 +64,7 @@ def fit(of_rows):
 def by_numpy(x, group, y, params):
     """The same by hand: a compiled graph would be compiled anew in each of joblib's tasks."""
     scores = x @ params[:FEATURES] + params[FEATURES:-2][group]
-    slope = y - expit(scores)
+    slope = y - special.expit(scores)
     by_effects = np.bincount(group, slope, minlength=GROUPS)
     likelihood = (y * scores - np.logaddexp(0, scores)).sum()
     return likelihood, np.concatenate([x.T @ slope, by_effects, [0, 0]])
