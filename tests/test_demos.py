@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.programs import ROOT
+from support.programs import COMPILING, ROOT
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.programs
@@ -22,7 +22,8 @@ def run_demo(run_python):
     def run(demo, *args, **environment):
         mark = uuid.uuid4().hex  # in the environment of the demo and of every process it starts
         environment["SYNKRO_TEST_MARK"] = mark
-        done = run_python(str(demo), *args, env=environment, timeout=100)
+        timeout = COMPILING if "pymc" in demo.stem else 100
+        done = run_python(str(demo), *args, env=environment, timeout=timeout)
         assert wait_until(lambda: not processes_with(mark)), processes_with(mark)
         return done.stdout.splitlines()
 
@@ -52,7 +53,8 @@ def test_demos_are_found():
 
 
 def marked(demo):
-    marks = [pytest.mark.libraries] * ("torch" in demo.stem) + [pytest.mark.pymc] * ("pymc" in demo.stem)
+    marks = [pytest.mark.libraries] * ("torch" in demo.stem)
+    marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * ("pymc" in demo.stem)
     return pytest.param(demo, id=demo.stem, marks=marks)
 
 
