@@ -13,7 +13,7 @@ from cookbook import LARGER, timed, timed_by_joblib
 
 import synkro as synk
 
-ROWS, FEATURES, POINTS = 100_000 * LARGER, 6, 40
+ROWS, FEATURES, POINTS = 100_000 * LARGER, 6, 200
 
 synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)
