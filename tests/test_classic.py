@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.streams import random_draw
 from synkro.errors import InvalidType, InvalidValue
 from synkro.extensions import train, updates
 
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
 
-pytestmark = pytest.mark.counted_once
+pytestmark = [pytest.mark.counted_once, pytest.mark.pymc]
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.standard_normal((120, 4))  # both two and three workers have the same numbers of rows
@@ -381,7 +382,7 @@ def test_what_is_no_step_is_refused_in_words(n):
 
     def noisy(loss, params):
         rng = pytensor.shared(np.random.default_rng(0))
-        following, draw = T.random.normal(rng=rng, return_next_rng=True)
+        following, draw = random_draw(T.random.normal, rng=rng)
         of_gradient, of_params, gradient = updates.sgd(loss, params, 0.1)
         return of_gradient, [(p, new + draw) for p, new in of_params] + [(rng, following)], gradient
 

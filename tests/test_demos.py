@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.programs import ROOT
+from support.programs import COMPILING, ROOT
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.programs
@@ -22,7 +22,8 @@ def run_demo(run_python):
     def run(demo, *args, **environment):
         mark = uuid.uuid4().hex  # in the environment of the demo and of every process it starts
         environment["SYNKRO_TEST_MARK"] = mark
-        done = run_python(str(demo), *args, env=environment, timeout=100)
+        timeout = COMPILING if "pymc" in demo.stem else 100
+        done = run_python(str(demo), *args, env=environment, timeout=timeout)
         assert wait_until(lambda: not processes_with(mark)), processes_with(mark)
         return done.stdout.splitlines()
 
@@ -48,24 +49,35 @@ def colours(image):
 
 
 def test_demos_are_found():
-    assert len(DEMOS) >= 8
+    assert len(DEMOS) >= 20
 
 
 def marked(demo):
-    return pytest.param(demo, id=demo.stem, marks=[pytest.mark.libraries] * ("torch" in demo.stem))
+    marks = [pytest.mark.libraries] * ("torch" in demo.stem)
+    marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * ("pymc" in demo.stem)
+    return pytest.param(demo, id=demo.stem, marks=marks)
 
 
 @pytest.mark.parametrize("demo", list(map(marked, DEMOS)))
 def test_runs_to_its_end(demo, run_demo, tmp_path):
-    for library in ("pytensor", "torch"):
+    for library in ("pymc", "pytensor", "torch"):
         if library in demo.stem:
-            pytest.importorskip(library, reason=f"needs {library} (the extra {library})")
+            pytest.importorskip(library, reason=f"needs {library}")
     folder = tmp_path / "pictures"  # for demos that write something; not there yet
     lines = run_demo(demo, str(folder))
     assert lines[-1] == "All assertions passed."
     assert len(lines) > 1
     if "photo" in demo.stem:
         check_photo(folder)
+    if "from cookbook import" in demo.read_text():
+        assert {"serial", "joblib", "Synkro"} <= {line.split()[0] for line in lines}
+
+
+def test_the_cookbook_runs_larger_and_without_joblib(run_demo, tmp_path):
+    (tmp_path / "joblib.py").write_text("raise ImportError\n")
+    lines = run_demo(ROOT / "demos" / "demo_14_bootstrap.py", "2", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert "joblib is not installed: there is no time beside it" in lines
+    assert lines[-1] == "All assertions passed."
 
 
 @pytest.mark.parametrize("number", [1, 9])

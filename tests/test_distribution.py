@@ -20,6 +20,21 @@ Y = np.array([1.0, -2.0, 3.0])
 session = lasting(2)
 
 
+def test_a_ufunc_of_a_library_beside_multiprocessing(run_python):
+    """Which makes the script a module of a second name: pickle found the ufunc in that."""
+    pytest.importorskip("scipy", reason="needs scipy")
+    done = run_python(
+        "import multiprocessing\n"
+        "import numpy as np\n"
+        "from scipy.special import expit\n"
+        "import synkro as synk\n"
+        "synk.fork(2, verbose=False)\n"
+        "f = synk.function(lambda x: np.add(expit(x), x), outputs='gather')\n"
+        "print(f(np.zeros(3)))\n"
+    )
+    assert done.stdout == "[0.5 0.5 0.5]\n"
+
+
 def test_functions_import_modules_beside_the_script(run_python, tmp_path):
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
     done = run_python(

@@ -17,6 +17,7 @@ from support.failing import Nap, hanging, in_native_code, sleeping
 from support.inside import answered, in_phase
 from support.leftovers import children
 from support.sessions import LARGE, rank, rows, total
+from support.streams import random_draw
 from support.waiting import SOON, Watch, stopped, wait_until
 from synkro import here
 from synkro.controller.calls.function import Definition
@@ -168,7 +169,7 @@ def test_ctrl_c_waits_for_a_piece_of_a_graph_that_draws(session, tmp_path):
             outputs[0][0] = inputs[0].copy()
 
     x, stream = tensor.dmatrix("x"), pytensor.shared(np.random.default_rng(0))
-    following, draw = tensor.random.normal(size=x.shape, rng=stream, return_next_rng=True)
+    following, draw = random_draw(tensor.random.normal, size=x.shape, rng=stream)
     options = {"updates": {stream: following}, "mode": "FAST_COMPILE"}
     f = session.function([x], (Slow()(draw), "gather"), **options)
     pids = session.pids

@@ -8,6 +8,7 @@ import pytest
 
 import synkro as synk
 from support.leftovers import children
+from support.streams import default_updates, random_draw
 from support.waiting import wait_until
 from synkro import extensions as ext
 from synkro.controller.calls import graphs
@@ -21,6 +22,8 @@ pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pyt
 T = pytensor.tensor
 
 from synkro.packing.pytensor import Graph  # noqa: E402
+
+pytestmark = pytest.mark.pymc
 
 ROWS = np.random.default_rng(0).standard_normal((101, 4))
 
@@ -330,7 +333,7 @@ def noise(seed):
     """A random stream, and a function that draws as many numbers from it as its argument has."""
     x = T.matrix("x")
     rng = pytensor.shared(np.random.default_rng(seed), name="stream")
-    following, draw = T.random.normal(size=x.shape, rng=rng, return_next_rng=True)
+    following, draw = random_draw(T.random.normal, size=x.shape, rng=rng)
     return rng, synk.function([x], (draw, "gather"), updates={rng: following})
 
 
@@ -361,11 +364,11 @@ def test_parts_never_come_again(workers):
     """Whatever the main process draws, or another session has: 200 numbers a rank are new each time."""
     rng, f = noise(5)
     x = T.vector("x")
-    following, one = T.random.normal(rng=rng, return_next_rng=True)
+    following, one = random_draw(T.random.normal, rng=rng)
     alone = pytensor.function([], one, updates={rng: following})
     draws = [f(ROWS), [[float(alone())]], f(ROWS), f.as_serial(ROWS[:1]), f(ROWS)]
     with synk.Session(2, verbose=False) as other:
-        following, many = T.random.normal(size=x.shape, rng=rng, return_next_rng=True)
+        following, many = random_draw(T.random.normal, size=x.shape, rng=rng)
         draws.append([other.function([x], (many, "gather"), updates={rng: following})(ROWS[:, 0])])
     drawn = np.concatenate([np.ravel(draw) for draw in draws])
     assert len(np.unique(drawn)) == len(drawn)
@@ -374,7 +377,7 @@ def test_parts_never_come_again(workers):
 def test_streams_with_updates_and_without():
     x = T.matrix("x")
     rng = pytensor.shared(np.random.default_rng(0))
-    following, draw = T.random.uniform(size=x.shape, rng=rng, return_next_rng=True)
+    following, draw = random_draw(T.random.uniform, size=x.shape, rng=rng)
     going = synk.function([x], (draw, "gather"), updates={rng: following})
     still = synk.function([x], (draw, "gather"))
     assert not np.array_equal(going(ROWS), going(ROWS))
@@ -388,8 +391,8 @@ def test_streams_with_updates_and_without():
 def test_dropout_trains():
     x, t, w = T.matrix("x"), T.vector("t"), pytensor.shared(np.zeros(4))
     rng = pytensor.shared(np.random.default_rng(1))
-    following, kept = T.random.bernoulli(0.9, size=x.shape, rng=rng, return_next_rng=True)
-    with pytest.warns(DeprecationWarning, match="default_update"):
+    following, kept = random_draw(T.random.bernoulli, 0.9, size=x.shape, rng=rng)
+    with default_updates():
         rng.default_update = following
     loss = (((x * kept / 0.9).dot(w) - t) ** 2).mean()
     step = train.make_train_function(loss, [w], x, t, updates.adam, 0.1)
@@ -401,7 +404,7 @@ def test_dropout_trains():
 
 def test_streams_of_every_kind_and_where_they_are_refused():
     rng = pytensor.shared(np.random.Generator(np.random.MT19937(0)), name="twister")
-    following, draw = T.random.normal(size=(3,), rng=rng, return_next_rng=True)
+    following, draw = random_draw(T.random.normal, size=(3,), rng=rng)
     f = synk.function(outputs=(draw, None), updates={rng: following})
     assert len(np.unique([f(), f()])) == 12
     with pytest.raises(synk.InvalidType, match=r"a collective takes variables that hold arrays; stream"):
@@ -414,7 +417,7 @@ def test_streams_of_every_kind_and_where_they_are_refused():
 
 def test_default_updates_count():
     x, count = T.vector("x"), pytensor.shared(0.0, name="count")
-    with pytest.warns(DeprecationWarning, match="default_update"):
+    with default_updates():
         count.default_update = count + 1
     f = synk.function([x], x.sum() * 0 + count)
     f_th = pytensor.function([x], x.sum() * 0 + count)
@@ -537,8 +540,8 @@ def test_making_a_function_computes_nothing(workers):
             seen.append(inputs[0].shape)
             outputs[0][0] = inputs[0]
 
-        def infer_shape(self, fgraph, node, shapes):
-            return shapes
+        def infer_shape(self, *given):  # the graph too, before version 3.3
+            return given[-1]
 
     x = T.dmatrix("x")
     synk.function(inputs=[x], outputs=Watched()(x).sum())

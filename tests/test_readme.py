@@ -10,7 +10,7 @@ import re
 import pytest
 
 import synkro
-from support.programs import ROOT
+from support.programs import COMPILING, ROOT
 from synkro import extensions
 from synkro.plan.outputs import MODES
 
@@ -40,6 +40,7 @@ def blocks():
         )
         for number, (block, printed) in enumerate(found):
             marks = [pytest.mark.libraries] * any(imports(block, library) for library in LIBRARIES)
+            marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * imports(block, "pymc")
             marks += [pytest.mark.programs] * (page != PAGES[0])
             yield pytest.param(block, printed or None, id=f"{name}-{number}", marks=marks)
 
@@ -51,7 +52,7 @@ def test_code_block_runs(block, printed, run_python):
         if imports(block, library):
             pytest.importorskip(library, reason=f"needs {library}")
     path = {"PYTHONPATH": f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"} if on_gpus else {}
-    done = run_python(block, env=path)
+    done = run_python(block, env=path, timeout=COMPILING if imports(block, "pymc") else 60)
     if printed is not None:
         assert done.stdout == printed
 

@@ -210,7 +210,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, functools.cached_property):  # before Python 3.12 it has a lock
             return _cached_property, (obj.func, obj.attrname)
-        place = singleton(obj)
+        place = singleton(obj) or _place(obj)
         return super().reducer_override(obj) if place is None else (_singleton, place)
 
     def _function(self, fn: FunctionType) -> Any:
@@ -250,6 +250,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         finally:
             if cls.__module__ not in listed:
                 cloudpickle.unregister_pickle_by_value(module)
+
+
+def _place(obj: Any) -> tuple[str, str] | None:
+    """Of a ufunc of a library's its module and its name; pickle may find it in ``__mp_main__``, which is
+    the script where multiprocessing has been imported."""
+    if type(obj) is not np.ufunc:
+        return None
+    module = pickle.whichmodule(obj, obj.__name__)  # type: ignore[attr-defined]
+    return None if module == "__main__" else (module, obj.__name__)
 
 
 _DESCRIBING = ("__name__", "__qualname__", "__module__", "__doc__")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+COMPILING = 400  # seconds that a model of PyMC's may take: PyTensor 2 compiles C for it, once
 
 
 def pytest_configure(config):

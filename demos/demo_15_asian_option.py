@@ -1,0 +1,74 @@
+"""The price of an Asian option by Monte Carlo: the same, to the bit, for any number of workers.
+
+The paths come in blocks, and each block makes its generator of a seed of its own.  So the blocks are
+the same wherever they run; their means are gathered, and averaged at home in the order of the seeds.
+The geometric average, which has a price in closed form, checks the paths, and makes the price of the
+arithmetic one much more exact (a control variate).
+
+    python demos/demo_15_asian_option.py [times as large]
+"""
+
+import math
+import warnings
+from statistics import NormalDist
+
+import numpy as np
+from cookbook import LARGER, timed, timed_by_joblib
+
+import synkro as synk
+
+SPOT, STRIKE, RATE, VOLATILITY, YEARS, DATES = 100.0, 100.0, 0.03, 0.25, 1.0, 50
+BLOCKS, PATHS = 300 * LARGER, 2_000  # that many blocks of so many paths
+
+
+def payoffs(seeds):
+    """Discounted mean payoffs (blocks, 2) of the arithmetic and of the geometric average."""
+    step = YEARS / DATES
+    drift, spread = (RATE - VOLATILITY**2 / 2) * step, VOLATILITY * math.sqrt(step)
+    found = np.empty((len(seeds), 2))
+    for i, seed in enumerate(seeds):
+        moves = np.random.default_rng(seed).standard_normal((PATHS, DATES))
+        logs = np.cumsum(drift + spread * moves, axis=1)
+        averages = SPOT * np.array([np.exp(logs).mean(axis=1), np.exp(logs.mean(axis=1))])
+        found[i] = math.exp(-RATE * YEARS) * np.maximum(averages - STRIKE, 0).mean(axis=1)
+    return found
+
+
+def geometric_price():
+    """Kemna and Vorst (1990): the logarithm of the geometric average is normal."""
+    mean = math.log(SPOT) + (RATE - VOLATILITY**2 / 2) * YEARS * (DATES + 1) / (2 * DATES)
+    variance = VOLATILITY**2 * YEARS * (DATES + 1) * (2 * DATES + 1) / (6 * DATES**2)
+    above, cdf = (mean - math.log(STRIKE)) / math.sqrt(variance), NormalDist().cdf
+    forward = math.exp(mean + variance / 2) * cdf(above + math.sqrt(variance)) - STRIKE * cdf(above)
+    return math.exp(-RATE * YEARS) * forward
+
+
+def price(blocks):
+    """The price of the option, and its standard error."""
+    arithmetic, geometric = blocks.T
+    slope = np.cov(arithmetic, geometric)[0, 1] / geometric.var(ddof=1)
+    better = arithmetic - slope * (geometric - geometric_price())
+    return better.mean(), better.std(ddof=1) / math.sqrt(len(better))
+
+
+def by_joblib(in_two):
+    return np.concatenate(in_two(payoffs, np.array_split(seeds, 2)))
+
+
+seeds = np.random.SeedSequence(2026).generate_state(BLOCKS, np.uint64)
+expected = timed("serial", payoffs, seeds)
+assert np.array_equal(timed_by_joblib(by_joblib, expected), expected)
+warnings.filterwarnings("ignore", "3 CPU workers")  # on two cores, three take turns
+for workers in (1, 2, 3):
+    with synk.Session(workers, devices="cpu", verbose=False) as session:
+        everywhere = session.function(payoffs, outputs="gather")
+        session.distribute()
+        found = timed(f"Synkro ({workers} worker{'s' * (workers > 1)})", everywhere, seeds)
+    assert np.array_equal(found, expected)
+
+value, error = price(found)
+geometric = found[:, 1]
+assert abs(geometric.mean() - geometric_price()) < 4 * geometric.std() / math.sqrt(BLOCKS)
+print(f"the option is worth {value:.4f}, with a standard error of {error:.4f}")
+
+print("All assertions passed.")
