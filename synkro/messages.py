@@ -224,7 +224,8 @@ class Work(Command):
 
     *plan* is that of a call with what all items have in common.  *queue* numbers the descriptors of the
     queue.  Item i's random generator is a stream of *seed*, of this map's *number*, and of i.  *objects*
-    are those that the function uses: the paths, by number.
+    are those that the function uses: the paths, by number.  If *ordered*, each result is given back at
+    once, else small ones together.
     """
 
     plan: CallPlan
@@ -232,6 +233,7 @@ class Work(Command):
     seed: int
     number: int
     objects: dict[int, str]
+    ordered: bool
 
 
 class KeptOutput(NamedTuple):

@@ -64,6 +64,7 @@ _NEVER = (1 << 64) - 1  # a number that no item has
 _FD = struct.Struct("i")
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
+_LOOK, _LOOKS = 5e-5, 20  # seconds between two looks for an item, and how many before it sleeps
 _NAP = 1000  # and the main process from then on: a fork of it may have been woken in its place
 _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
 
@@ -124,11 +125,11 @@ class Controller:
             self._write(command, housekeeping)
         self._fence()  # the payload, and what the user has written to Data, before the number
         words[_COMMAND] += 1  # from here on it is sent
-        self._fence()  # the number is stored before the loads of who sleeps
         self.wake_sleepers()
 
     def wake_sleepers(self) -> None:
-        """Wake the workers, if one of them sleeps."""
+        """Wake the workers, if one of them sleeps: what is there for them has been stored."""
+        self._fence()  # that is stored before the loads of who sleeps
         words = self._block.words
         for sleeps in self._sleeps:
             if words[sleeps]:
@@ -197,9 +198,9 @@ class Controller:
         finally:
             words[_ATTENDING] = 0
 
-    def expect(self, number: int | None, enough: int | None) -> None:
+    def expect(self, number: int | None = None, enough: int | None = None) -> None:
         """Have workers wake this process with the result of item *number*, and of items from *enough*
-        on."""
+        on; None: with none."""
         words = self._block.words
         words[_AWAITED] = _NEVER if number is None else number
         words[_ENOUGH] = _NEVER if enough is None else enough
@@ -356,7 +357,6 @@ class Listener:
         self._command = b""
         self._reply = b""  # what lies in the reply area
         self._patience = Patience(_spin(size))
-        self._item_patience = Patience(_spin(size))
 
     def close(self) -> None:
         """Let go of the socket, when no command will come any more."""
@@ -393,11 +393,16 @@ class Listener:
                 return
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """In the middle of a command, wait until the main process has made *condition* true."""
-        if not self._item_patience.poll(condition):
-            with self._item_patience:
-                line = self._line + _SLEEPS
-                sleep_until(condition, self._block.words, line, self._fence, self._doze)
+        """In the middle of a command, wait until the main process has made *condition* true.
+
+        At first it looks now and then: to be woken for each item would take the main process longer than
+        to make one, and polling would take its core.
+        """
+        for _ in range(_LOOKS):
+            if condition():
+                return
+            time.sleep(_LOOK)
+        sleep_until(condition, self._block.words, self._line + _SLEEPS, self._fence, self._doze)
 
     def _is_wanted(self) -> bool:
         """Whether a command is there, or about to come."""
@@ -446,11 +451,10 @@ class Listener:
             os.eventfd_write(self._wake_main, 1)
         os.sched_yield()  # to the main process, which may wait for this core
 
-    def give(self, number: int) -> None:
-        """The result of item *number* is on its way: wake the main process if it waits for it."""
+    def is_expected(self, number: int) -> bool:
+        """Whether the main process waits for the result of item *number*, or will."""
         words = self._block.words
-        if words[_MAIN_SLEEPS] and (number == words[_AWAITED] or number >= words[_ENOUGH]):
-            self.wake_main()
+        return number == words[_AWAITED] or number >= words[_ENOUGH]
 
     def wake_main(self) -> None:
         """Wake the main process, if it sleeps."""

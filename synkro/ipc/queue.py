@@ -22,9 +22,10 @@ import os
 import select
 import struct
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,14 +41,11 @@ Packed = tuple[bytes, Sequence[Any], bool]
 """A pickled value: the stream, its buffers, and whether a pickler of our own has written it."""
 
 
-class Stored(NamedTuple):
-    """An item as it can be published: where its stream is, its bytes, its way, and what holds it."""
+Stored = tuple[int, int, int, Any]
+"""An item as it can be published: where its stream is, its bytes, its way, and what holds it."""
 
-    place: int
-    nbytes: int
-    way: int
-    memory: Any
-
+SEVERAL = -1
+"""The number of a record with several results."""
 
 CAPACITY = 1 << 10
 """How many items can be published that no worker has read."""
@@ -89,6 +87,7 @@ class Dispatcher:
 
     Attributes:
         descriptors: what the workers need for their end.
+        slot: the slot of the next item.
     """
 
     def __init__(self, size: int) -> None:
@@ -102,12 +101,14 @@ class Dispatcher:
         os.fchmod(self._file, 0o600)
         os.posix_fallocate(self._file, 0, _HEAD + CAPACITY * _SLOT)
         self.descriptors = (self._tickets, given, self._file)
-        self._published = 0  # the next item
+        self.slot = 0
+        self._published = self._filled = 0  # how many items were published, and put into slots
         self._table = _Table(self._file)
         self._arena = Arena(self._file, size)
         self._spare = size + _ISSUED
         self._issued = 0  # the next ticket
-        self._leaving = 0  # what is done when nobody reads the results any more
+        self._reader: weakref.ref[object] | None = None
+        self._leaving = 0  # the handle of what is done when the reader is gone
         self._rest = b""
 
     def _pipe(self) -> tuple[int, int]:
@@ -117,7 +118,7 @@ class Dispatcher:
         return ends
 
     def close(self) -> None:
-        call_off(self._leaving)
+        self._stay()
         self._closing.close()
 
     def open(self, reader: object) -> None:
@@ -127,8 +128,9 @@ class Dispatcher:
         """
         words = self._table.words
         words[_WANTED] = 1
-        call_off(self._leaving)
+        self._stay()
         if reader is not None:
+            self._reader = weakref.ref(reader)
             self._leaving = call_with_last(reader, _set_to_zero, self._table.address + 8 * _WANTED, 8)
         _chunks(self._tickets)
         _chunks(self._results)
@@ -136,6 +138,13 @@ class Dispatcher:
         words[_PUBLISHED], words[_END] = self._published, _NEVER
         self._issued = self._published
         self._issue()
+
+    def _stay(self) -> None:
+        """The workers no longer stop when the last reader is gone."""
+        reader = None if self._reader is None else self._reader()
+        if reader is not None:  # else the handle is no longer one, and others may have it
+            call_off(self._leaving)
+        self._reader = None
 
     def _issue(self) -> None:
         """Write tickets, so that there are enough beyond those of published items."""
@@ -147,30 +156,29 @@ class Dispatcher:
         """An item as it can be published; if it is large, in a block.  Raises: SharedMemoryError."""
         stream, buffers, own = item
         if len(stream) <= _INLINE and not buffers:
-            return Stored(_INSIDE, len(stream), own, stream)
-        block, place = _placed(self._arena, stream, buffers)
-        return Stored(place, len(stream), len(buffers) << 1 | own, block)
+            return _INSIDE, len(stream), own, stream
+        with uninterrupted():
+            block, place = _placed(self._arena, stream, buffers)
+        return place, len(stream), len(buffers) << 1 | own, block
 
-    def publish(self, number: int, item: Stored) -> int:
-        """Publish *item* by its *number*; returns its slot, the contents of which a worker has read."""
+    def put(self, number: int, item: Stored) -> None:
+        """Put *item* by its *number* into the next slot, the contents of which a worker has read."""
         place, nbytes, way, memory = item
-        table, ticket = self._table, self._published
-        slot = ticket % CAPACITY
-        at = slot * _SLOT
+        table = self._table
+        at = self.slot * _SLOT
         _RECORD.pack_into(table.slots, at, number, place, nbytes, way)
         if place == _INSIDE:
             at += _RECORD.size
             table.slots[at : at + nbytes] = memory
-        table.fence()  # the slot is stored before the number
-        self._published = table.words[_PUBLISHED] = ticket + 1
-        if self._issued - ticket < self._spare - _ISSUED // 2:
-            self._issue()
-        return slot
+        self._filled += 1
+        self.slot = self._filled % CAPACITY
 
-    @property
-    def next_slot(self) -> int:
-        """The slot of the next item."""
-        return self._published % CAPACITY
+    def publish(self) -> None:
+        """Publish the items that were put into slots."""
+        self._table.fence()  # the slots are stored before the number
+        self._published = self._table.words[_PUBLISHED] = self._filled
+        if self._issued - self._published < self._spare - _ISSUED // 2:
+            self._issue()
 
     def end(self) -> None:
         """Have the workers end their command when all that was published is taken."""
@@ -185,23 +193,32 @@ class Dispatcher:
         return [_RECORD.unpack_from(slots, ticket % CAPACITY * _SLOT)[0] for ticket in drawn]
 
     def collect(self) -> list[tuple[int, int, Packed]]:
-        """The results that have come: number, the rank whose block it lay in (-1: none), and value."""
-        data = self._rest + b"".join(_chunks(self._results))
+        """The results that have come: number, the rank whose block it lay in (-1: none), and value.
+
+        Number ``SEVERAL`` has a list of pairs: number and value.
+        """
         found: list[tuple[int, int, Packed]] = []
-        at = 0
-        while len(data) - at >= _RECORD.size:
-            number, place, nbytes, way = _RECORD.unpack_from(data, at)
-            begin = at + _RECORD.size
-            if place == _INSIDE:
-                if begin + nbytes > len(data):
-                    break
-                found.append((number, -1, (data[begin : begin + nbytes], (), bool(way))))
-                at = begin + nbytes
-            else:
-                found.append((number, place // PART - 1, _load(self._file, place, nbytes, way)))
-                at = begin
-        self._rest = data[at:]
-        return found
+        try:
+            data = os.read(self._results, _READ)
+        except BlockingIOError:
+            return found
+        while True:
+            data, at = self._rest + data, 0
+            while len(data) - at >= _RECORD.size:
+                number, place, nbytes, way = _RECORD.unpack_from(data, at)
+                begin = at + _RECORD.size
+                if place == _INSIDE:
+                    if begin + nbytes > len(data):
+                        break
+                    found.append((number, -1, (data[begin : begin + nbytes], (), bool(way))))
+                    at = begin + nbytes
+                else:
+                    found.append((number, place // PART - 1, _load(self._file, place, nbytes, way)))
+                    at = begin
+            self._rest = data[at:]
+            if not self._rest:
+                return found
+            data = os.read(self._results, _READ)  # the rest of a record, which was written at once
 
 
 class Taker:
@@ -231,21 +248,22 @@ class Taker:
         if not self._table.words[_WANTED]:
             return None
         try:
-            (ticket,) = _TICKET.unpack(os.read(self._tickets, _TICKET.size))
+            (ticket,) = _TICKET.unpack(os.read(self._tickets, 8))
         except BlockingIOError:  # they were withdrawn
             ticket = _NEVER
         table = self._table
-        if table.words[_PUBLISHED] <= ticket:
+        words, slots = table.words, table.slots
+        if words[_PUBLISHED] <= ticket:
             self._ticket = ticket
             wait(self._is_decided)
-            if table.words[_PUBLISHED] <= ticket:
+            if words[_PUBLISHED] <= ticket:
                 return None
         table.fence()  # the number is loaded before the slot
         at = ticket % CAPACITY * _SLOT
-        number, place, nbytes, way = _RECORD.unpack_from(table.slots, at)
+        number, place, nbytes, way = _RECORD.unpack_from(slots, at)
         if place == _INSIDE:
             begin = at + _RECORD.size
-            return number, (bytes(table.slots[begin : begin + nbytes]), (), bool(way))
+            return number, (bytes(slots[begin : begin + nbytes]), (), bool(way))
         return number, _load(self._file, place, nbytes, way)
 
     def _is_decided(self) -> bool:

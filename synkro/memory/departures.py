@@ -15,7 +15,8 @@ _awaited: dict[int, tuple[weakref.ref[Any], ...]] = {}  # a reference that is dr
 
 
 def call_with_last(owner: Any, function: Callable[..., Any], *args: Any) -> int:
-    """Call the C function ``function(*args, reference)`` when *owner* is gone; returns a handle.
+    """Call the C function ``function(*args, reference)`` when *owner* is gone; returns a handle, which
+    is one as long as *owner* lives.
 
     The *reference* is what is left of the owner.  Where *function* is a dict's ``__setitem__``, and its
     argument a key, the keys are what is gone, in the order in which it went.

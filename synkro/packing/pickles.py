@@ -34,7 +34,12 @@ PICKLED = "|V1"
 
 HEAD = 4  # bytes before it, which say how many buffers follow
 
-_SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes})
+SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Types that pickle itself takes, and that hold nothing else."""
+
+NUMBERS = frozenset({type(None), bool, int, float, complex})
+"""Those of a few bytes."""
+
 _SHORT = 64  # entries of a container that is looked through
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tuple})
@@ -137,7 +142,7 @@ class Writer:
 def is_simple(value: Any, depth: int = 3) -> bool:
     """Whether pickle itself takes *value*: numbers, strings, arrays, and short containers of these."""
     kind = type(value)
-    if kind in _SIMPLE or kind is np.ndarray:
+    if kind in SIMPLE or kind is np.ndarray:
         return kind is not np.ndarray or (value.flags.writeable and not value.dtype.hasobject)
     if depth and kind in (tuple, list):
         return len(value) <= _SHORT and all(is_simple(each, depth - 1) for each in value)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,6 +214,8 @@ class PreparedCall:
                 for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
             ]
             pickled = [(n, a) for n, a in enumerate(plan.inputs) if isinstance(a, plans.Pickled)]
+            if not plan.inputs:
+                yield from repeat({})
             while True:
                 built = values if plan.form is None else plan.form.build(values)
                 yield dict(zip(plan.keywords, built, strict=True))

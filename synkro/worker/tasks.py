@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InvalidValue, OutputError
 from ..ipc.channel import Listener
-from ..ipc.queue import Packed, Taker
+from ..ipc.queue import SEVERAL, Packed, Taker
 from ..memory.interrupts import uninterrupted
 from ..messages import Ack, Phase, Work
 from ..packing.kinds import DICT, INSTANCE, SEQUENCE, STATEFUL, TENSOR, Contents, Kind, same_contents
-from ..packing.pickles import is_simple, kept_apart
+from ..packing.pickles import NUMBERS, is_simple, kept_apart
 from ..values.arrays import Array, shortened
 from ..values.foreign import times_written
 from .call import PreparedCall
@@ -24,6 +24,9 @@ from .merging import in_host_memory
 
 if TYPE_CHECKING:
     from .rank import Rank
+
+
+_SEVERAL = 32  # small results that are handed over together
 
 
 class Tasks:
@@ -34,6 +37,7 @@ class Tasks:
         self._rank = rank
         self._listener = listener
         self._frozen: list[Array] = []
+        self._small: list[tuple[int, Any]] = []  # results to be handed over together
         with uninterrupted():
             self._taker = Taker(rank.number, [os.dup(listener.descriptor(n)) for n in descriptors])
             for number in descriptors:
@@ -41,29 +45,64 @@ class Tasks:
 
     def work(self, command: Work) -> Ack:
         """Take items until there are no more."""
-        rank, listener, taker = self._rank, self._listener, self._taker
-        taker.begin(listener.blocks_read())
+        rank = self._rank
+        self._taker.begin(self._listener.blocks_read())
+        self._small = []
         spec = rank.functions[command.plan.function]
         call = PreparedCall(rank, command.plan)
         rank.begin(tuple(range(rank.size)), call)
         state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
-        done = 0
-        with contextlib.closing(call.common()) as common:
-            while (taken := taker.take(self._wait)) is not None:
-                if listener.unwanted():  # and the function has caught the interrupt
-                    raise KeyboardInterrupt
-                number, (stream, buffers, own) = taken
-                rank.begin_item((command.seed, command.number, number))
-                args = (rank.belongings.loaded if own else _loaded)(stream, buffers)
-                value = rank.run(spec.fn, args, next(common))
-                done += 1
-                if done < 4 or not done & (done - 1):
-                    state.check()
-                result = self._packed(value, number, spec.name)
-                taker.give(number, result, listener.blocks_read, listener.wake_main)
-                listener.give(number)
+        try:
+            with contextlib.closing(call.common()) as common:
+                self._take_all(command, spec.fn, common, state)
+        except Exception:
+            self._flush()
+            raise
+        self._flush()
         return Ack()
+
+    def _take_all(
+        self, command: Work, fn: Callable[..., Any], common: Iterator[dict[str, Any]], state: _State
+    ) -> None:
+        rank, listener, taker = self._rank, self._listener, self._taker
+        done = 0
+        while (taken := taker.take(self._wait)) is not None:
+            if listener.unwanted():  # and the function has caught the interrupt
+                raise KeyboardInterrupt
+            number, (stream, buffers, own) = taken
+            rank.begin_item((command.seed, command.number, number))
+            if own:
+                args = rank.belongings.loaded(stream, buffers)
+            else:
+                args = pickle.loads(stream, buffers=buffers)
+            value = rank.run(fn, args, next(common))
+            done += 1
+            if done < 4 or not done & (done - 1):
+                state.check()
+            self._give(number, value, command.ordered)
+
+    def _give(self, number: int, value: Any, at_once: bool) -> None:
+        """Hand a result over; small ones together, unless *at_once* or if they are waited for."""
+        expected = self._listener.is_expected(number)
+        if type(value) in NUMBERS:
+            self._small.append((number, value))
+            if at_once or expected or len(self._small) >= _SEVERAL:
+                self._flush()
+        else:
+            self._flush()
+            result = self._packed(value, number)
+            self._taker.give(number, result, self._listener.blocks_read, self._listener.wake_main)
+        if expected:
+            self._listener.wake_main()
+
+    def _flush(self) -> None:
+        """Hand over the small results that were kept."""
+        small, self._small = self._small, []
+        if small:
+            stream = pickle.dumps(small, 5)
+            listener = self._listener
+            self._taker.give(SEVERAL, (stream, (), False), listener.blocks_read, listener.wake_main)
 
     def end(self) -> None:
         """The command is over, or has failed."""
@@ -78,10 +117,12 @@ class Tasks:
                 array.flags.writeable = False
 
     def _wait(self, condition: Callable[[], bool]) -> None:
+        self._flush()
+        self._listener.wake_main()
         self._rank.report(Phase.TAKING, 0)
         self._listener.wait_for(condition)
 
-    def _packed(self, value: Any, number: int, name: str) -> Packed:
+    def _packed(self, value: Any, number: int) -> Packed:
         """A result, pickled.  Raises: OutputError."""
         try:
             if is_simple(value):
@@ -93,8 +134,8 @@ class Tasks:
             return stream, buffers, True
         except Exception as error:
             raise OutputError(
-                f"the result of the function {name!r} for item {number}, {shortened(value)}, cannot be "
-                f"pickled: {type(error).__name__}: {error}"
+                f"the result of the function {self._rank.function!r} for item {number}, "
+                f"{shortened(value)}, cannot be pickled: {type(error).__name__}: {error}"
             ) from None
 
 
@@ -139,7 +180,3 @@ class _State:
 
 def _look(obj: Any, kind: Kind) -> Contents:
     return {"written": times_written(obj)} if kind is TENSOR else kind.look(obj)
-
-
-def _loaded(stream: bytes, buffers: Any) -> Any:
-    return pickle.loads(stream, buffers=buffers)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import pickle
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...errors import InvalidType, InvalidValue
 from ...ipc.channel import Controller
-from ...ipc.queue import CAPACITY, Dispatcher, Packed
+from ...ipc.queue import CAPACITY, Dispatcher, Packed, Stored
 from ...messages import Phase
-from ...packing.pickles import OUT_OF_BAND, is_simple, kept_apart
+from ...packing.pickles import OUT_OF_BAND, SIMPLE, is_simple, kept_apart
 
 _AT_FIRST = 4  # items a worker that are read ahead
 _SHORT = 5e-3  # seconds; if half of the items were taken sooner, more are read ahead
 _BYTES = 1 << 26  # of items and results together that wait, beyond two items a worker
+_TOGETHER = 16  # items that are published together, if they need not be waited for
 _LONG_ENOUGH = 2e-4  # seconds of reading items, after which results are looked for
 _LONG = 100  # characters of an item in a sentence
 
@@ -36,31 +37,34 @@ class Feed:
         self,
         name: str,
         items: Iterator[Arguments],
+        instant: bool,
         queue: Dispatcher,
         channel: Controller,
         size: int,
         dump: Callable[[Any, int], tuple[bytes, Any]],
     ) -> None:
-        """*name* is the function's; *dump* pickles what pickle itself does not take."""
+        """*name* is the function's.  If *instant*, nobody waits for *items*.  *dump* pickles what pickle
+        itself does not take."""
         self.exhausted = False
         self.error: Exception | None = None
         self.waiting: dict[int, tuple[Arguments, int, Any]] = {}
         self._name = name
         self._items = items
+        self._instant = instant
         self._queue = queue
         self._channel = channel
         self._dump = dump
         self._size = size
         self._ahead = min(_AT_FIRST * size, CAPACITY // 2)
         self._read = 0  # how many items were read
-        self._taken = -1  # the highest number with a result: those before it were taken
+        self._taken = -1  # the highest number of what was taken, as far as is known
         self._nbytes = 0  # of waiting items
         self._results = 0.0  # bytes of a result, as the last ones had
         self._fed = 0.0  # when items were offered last
         self._open = False  # whether the workers take items
         self._wanted: weakref.ref[object] | None = None
         self._back: list[int] = []  # the numbers of items that were withdrawn, or read when it was not
-        self._slots: dict[int, int] = {}  # the numbers of items by the slots they were published in
+        self._slots: list[int] = [-1] * CAPACITY  # the numbers of the items that were published there
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
@@ -74,6 +78,17 @@ class Feed:
         self._results = max(nbytes, self._results + (nbytes - self._results) / 16)
         return True
 
+    def all_done(self, pairs: Sequence[tuple[int, Any]]) -> bool:
+        """These items have small results; whether they are waited for."""
+        waiting, nbytes = self.waiting, 0
+        if pairs[0][0] not in waiting:
+            return False
+        for number, _ in pairs:
+            nbytes += waiting.pop(number)[1]
+        self._nbytes -= nbytes
+        self._taken = max(self._taken, pairs[-1][0])
+        return True
+
     @property
     def count(self) -> int:
         """How many items have a result."""
@@ -83,6 +98,11 @@ class Feed:
     def is_done(self) -> bool:
         """Whether all items were read, and have results."""
         return self.exhausted and not self.waiting
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no result will come for items that wait for one, when all ranks have answered."""
+        return len(self._back) < len(self.waiting)
 
     @property
     def is_left(self) -> bool:
@@ -105,11 +125,19 @@ class Feed:
         """The number from which on results mean that items should be read; None if there are none."""
         if self.exhausted:
             return None
-        return 0 if self._is_full(held) else max(0, self._read - 1 - self._ahead // 2)
+        if self._is_full(held) or self._is_slot_in_use():
+            return 0
+        return max(0, self._read - 1 - self._ahead // 2)
 
     def due(self, held: int) -> bool:
         """Whether to read items now, where results of *held* bytes wait for the program."""
-        if self.exhausted or self._queued > self._ahead // 2 or self._is_full(held):
+        if self.exhausted or self._is_full(held):
+            return False
+        for rank in range(self._size):
+            phase, number = self._channel.whereabouts(rank)
+            if phase == Phase.TASK and number > self._taken:
+                self._taken = number
+        if self._queued > self._ahead // 2:
             return False
         return not self._is_slot_in_use()
 
@@ -120,54 +148,74 @@ class Feed:
 
     def _is_full(self, held: int) -> bool:
         count = len(self.waiting)
-        return count >= 2 * self._size and self._nbytes + held + count * self._results > _BYTES
+        full = self._nbytes + held + count * self._results > _BYTES
+        return full and (held > _BYTES or count >= 2 * self._size)
 
     def fill(self, held: int, enough: Callable[[], bool]) -> None:
         """Read items and publish them, until as many wait as should, or *enough* says so."""
         now = time.perf_counter()
-        if now - self._fed < _SHORT:
+        if now - self._fed < _SHORT and self.count >= self._ahead // 2:  # so that their size is known
             self._ahead = min(2 * self._ahead, CAPACITY // 2)
-        for _ in range(self._ahead - self._queued):
-            if self._is_full(held) or self._is_slot_in_use():
-                break
-            try:
+        budget = _BYTES - held - self._nbytes - len(self.waiting) * self._results
+        try:
+            for _ in range(self._ahead - self._queued):
+                if self._is_slot_in_use() or (budget < 0 and self._is_full(held)):
+                    break
                 args = next(self._items)
-                self._offer(args, self._packed(args))
-            except StopIteration:
-                self.exhausted = True
-                break
-            except Exception as error:
-                self.exhausted, self.error = True, error
-                break
-            if time.perf_counter() - now > _LONG_ENOUGH and enough():
-                break
+                budget -= self._offer(args, self._packed(args)) + self._results
+                if time.perf_counter() - now > _LONG_ENOUGH:
+                    if enough():
+                        break
+                    now = time.perf_counter()
+        except StopIteration:
+            self.exhausted = True
+        except Exception as error:
+            self.exhausted, self.error = True, error
+        if self._open:
+            self._publish()
         self._fed = time.perf_counter()
 
     def _is_slot_in_use(self) -> bool:
         """Whether the item in the next slot may not have been read yet."""
-        number = self._slots.get(self._queue.next_slot)
+        number = self._slots[self._queue.slot]
         return number in self.waiting and all(
             self._channel.whereabouts(rank) != (Phase.TASK, number) for rank in range(self._size)
         )
 
-    def _offer(self, args: Arguments, item: Packed) -> None:
+    def _offer(self, args: Arguments, item: Packed) -> int:
+        """Publish the next item, as soon as the workers take items; returns its bytes."""
+        stream, buffers, _ = item
         stored = self._queue.stored(item)
-        nbytes = len(item[0]) + sum(map(len, item[1])) if item[1] else len(item[0])
-        self.waiting[self._read] = args, nbytes, stored
-        if self._open:
-            self._slots[self._queue.publish(self._read, stored)] = self._read
-            self._channel.wake_sleepers()
-        else:
-            self._back.append(self._read)
-        self._read += 1
+        nbytes = len(stream) + sum(map(len, buffers)) if buffers else len(stream)
+        number = self._read
+        self.waiting[number] = args, nbytes, stored
+        self._read = number + 1
         self._nbytes += nbytes
+        if self._open:
+            self._put(number, stored)
+            if not self._instant or not number % _TOGETHER:
+                self._publish()
+        else:
+            self._back.append(number)
+        return nbytes
+
+    def _put(self, number: int, stored: Stored) -> None:
+        self._slots[self._queue.slot] = number
+        self._queue.put(number, stored)
+
+    def _publish(self) -> None:
+        self._queue.publish()
+        self._channel.wake_sleepers()
 
     # ── pauses ───────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> None:
         """The workers begin to take items: first those that wait for it."""
         self._queue.open(None if self._wanted is None else self._wanted())
-        self._slots = {self._queue.publish(n, self.waiting[n][2]): n for n in self._back}
+        self._slots = [-1] * CAPACITY
+        for number in self._back:
+            self._put(number, self.waiting[number][2])
+        self._queue.publish()
         self._back, self._open = [], True
 
     def close(self) -> None:
@@ -183,6 +231,11 @@ class Feed:
         self._channel.wake_sleepers()
 
     def _packed(self, args: Arguments) -> Packed:
+        for each in args:
+            if type(each) not in SIMPLE:
+                break
+        else:
+            return pickle.dumps(args, 5), (), False
         if is_simple(args):
             buffers: list[Any] = []
             return pickle.dumps(args, 5, buffer_callback=kept_apart(buffers)), buffers, False

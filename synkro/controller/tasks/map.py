@@ -18,8 +18,8 @@ import pickle
 import time
 from typing import Any
 
-from ...errors import OutputError, UsageError
-from ...ipc.queue import Dispatcher
+from ...errors import InternalError, OutputError, UsageError
+from ...ipc.queue import SEVERAL, Dispatcher
 from ...messages import Failed
 from ..calls.carried import Carried
 from ..calls.distribution import Functions
@@ -29,6 +29,7 @@ from ..engine.failures import first_failure, worker_error
 from ..progress import Progress
 from .feed import Feed, shown
 
+_SMALL = 16  # bytes of a small result
 _WHILE = 1e-3  # seconds between two looks whether the workers need items, while results are there
 
 
@@ -107,6 +108,7 @@ class Map:
         error = None if self._open else self._failure
         if error is None and self._feed.is_done and not self._open:
             error = self._feed.error
+            self._show()
             if error is None:
                 return False
         if error is not None:
@@ -150,6 +152,7 @@ class Map:
         if not self._is_due():
             engine.channel.expect(self._next if self._ordered else None, feed.threshold(self._held))
             engine.attend(self._is_due, deadline, self._show)
+            engine.channel.expect()
         self._show()
         if not engine.channel.unanswered():
             self._finish()
@@ -169,6 +172,8 @@ class Map:
 
     def _begin(self) -> None:
         engine = self._engine
+        if self._feed.is_lost:
+            raise InternalError("items of a map were taken and have no result.")
         engine.rouse()
         engine.settle()
         self._feed.open()
@@ -199,16 +204,27 @@ class Map:
         for number, rank, (stream, buffers, own) in self._queue.collect():
             if rank >= 0:
                 self._engine.channel.read_block(rank)
-            nbytes = len(stream) + sum(map(len, buffers))
-            if not self._feed.done(number, nbytes):
+            if number == SEVERAL:
+                pairs = pickle.loads(stream)
+                if self._ordered:
+                    for each, value in pairs:
+                        self._take(each, value, _SMALL)
+                elif self._feed.all_done(pairs):
+                    self._results.update(pairs)
                 continue
+            nbytes = len(stream) + sum(map(len, buffers)) if buffers else len(stream)
             try:
-                value = (self._load if own else _load)(stream, buffers)
+                value = self._load(stream, buffers) if own else pickle.loads(stream, buffers=buffers)
             except Exception as error:
                 raise OutputError(
                     f"the result of item {number} of map() cannot be unpickled here: "
                     f"{type(error).__name__}: {error}"
                 ) from error
+            self._take(number, value, nbytes)
+
+    def _take(self, number: int, value: Any, nbytes: int) -> None:
+        """Take a result, unless nobody waits for it any more."""
+        if self._feed.done(number, nbytes):
             self._results[number] = value
             if self._ordered:
                 self._nbytes[number] = nbytes
@@ -241,6 +257,14 @@ class Map:
     # ── for the engine ───────────────────────────────────────────────────────────────────────────
 
     def pause(self, limit: float | None) -> None:
+        try:
+            self._pause(limit)
+        except BaseException:
+            if self._open:
+                self._engine.abandon()
+            raise
+
+    def _pause(self, limit: float | None) -> None:
         deadline = None if limit is None else time.monotonic() + limit
         self._withdraw()
         if self._feed.is_left:
@@ -271,7 +295,3 @@ class Map:
             self._feed.drop()
             if self._open and self._engine.state is State.READY:
                 self._withdraw()
-
-
-def _load(stream: bytes, buffers: Any) -> Any:
-    return pickle.loads(stream, buffers=buffers)

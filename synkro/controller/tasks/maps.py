@@ -10,6 +10,7 @@ from types import MethodType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from ...errors import InvalidType
 from ...ipc.queue import Dispatcher
@@ -25,6 +26,9 @@ from ..progress import Progress
 from .feed import Feed
 from .map import Map
 
+_INSTANT = (list, tuple, range, str, dict, set, frozenset, np.ndarray)
+"""Iterables whose items are there."""
+
 
 class TaskFunction(Carried):
     """A function of one item."""
@@ -35,7 +39,9 @@ class TaskFunction(Carried):
         self.name = name_of(fn)
         self._join(home, FunctionSpec(self.name, fn, None))
 
-    def command(self, common: dict[str, Any], descriptors: tuple[int, ...]) -> tuple[Planned, bytes]:
+    def command(
+        self, common: dict[str, Any], descriptors: tuple[int, ...], ordered: bool
+    ) -> tuple[Planned, bytes]:
         """The command that runs it on items, with *common* arguments; the function is brought first."""
         planner = Planner(self._home, _ByKeyword(), self.spec, None, self.number, ())
         planned = planner.planned((), common, None, None, 1, None)
@@ -43,7 +49,7 @@ class TaskFunction(Carried):
             self._bring(self._watch.look())
         seed, number = self._home.variables.next_map()
         objects = {known.number: known.path for known in reached(self.roots)}
-        command = Work(planned.plan, descriptors, seed, number, objects)
+        command = Work(planned.plan, descriptors, seed, number, objects, ordered)
         return planned, cloudpickle.dumps(command, 5)
 
 
@@ -102,7 +108,7 @@ class Maps:
         common: Mapping[str, Any] | None = None,
         progress: bool = False,
         timeout: float | None = None,
-    ) -> Results:
+    ) -> Iterator[Any]:
         """As ``map``, but an iterator: each result as soon as it and those before it are there.
 
         The workers go on while the program uses a result.  Only so many items are read ahead that the
@@ -120,6 +126,7 @@ class Maps:
         if not iterators:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
         shared = _checked_common(fn, name, len(iterators), common)
+        ordered = verb == "imap"
         limit = engine.timeout if timeout is None else checked_seconds(timeout, "timeout")
         bar = None
         if checked_bool(progress, "progress"):
@@ -130,16 +137,10 @@ class Maps:
             queue = self._opened()
             if self._last is None or not _is_same(self._last.fn, fn):
                 self._last = TaskFunction(self._home, fn)
-            planned, payload = self._last.command(shared, self._descriptors)
-        feed = Feed(
-            name,
-            zip(*iterators, strict=False),
-            queue,
-            engine.channel,
-            engine.size,
-            self._home.objects.dump,
-        )
-        ordered = verb == "imap"
+            planned, payload = self._last.command(shared, self._descriptors, ordered)
+        items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
+        dump = self._home.objects.dump
+        feed = Feed(name, items, instant, queue, engine.channel, engine.size, dump)
         return Map(self._home, self._last, queue, planned, payload, feed, ordered, limit, bar), bar
 
     def _opened(self) -> Dispatcher:

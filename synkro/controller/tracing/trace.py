@@ -41,7 +41,7 @@ NAMES = {
     Phase.COMMUNICATING: "collective",
     Phase.STORING: "store",
     Phase.REDUCING: "reduce",
-    Phase.TAKING: "wait for items",
+    Phase.TAKING: "wait for others",
     Phase.TASK: "compute",
 }
 
