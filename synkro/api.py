@@ -11,7 +11,13 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence  # noqa: F401  a name in the signatures of methods
+from collections.abc import (  # noqa: F401  names in the signatures of methods
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
