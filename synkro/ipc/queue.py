@@ -184,6 +184,10 @@ class Dispatcher:
         """Have the workers end their command when all that was published is taken."""
         self._table.words[_END] = self._published
 
+    def stop(self) -> None:
+        """Have each worker end it after the task that it runs."""
+        self._table.words[_WANTED] = 0
+
     def withdraw(self) -> list[int]:
         """Have them end it at once; returns the numbers of the items that nobody has taken."""
         data = b"".join(_chunks(self._tickets))

@@ -65,11 +65,9 @@ class Tasks:
     def _take_all(
         self, command: Work, fn: Callable[..., Any], common: Iterator[dict[str, Any]], state: _State
     ) -> None:
-        rank, listener, taker = self._rank, self._listener, self._taker
+        rank, taker = self._rank, self._taker
         done = 0
         while (taken := taker.take(self._wait)) is not None:
-            if listener.unwanted():  # and the function has caught the interrupt
-                raise KeyboardInterrupt
             number, (stream, buffers, own) = taken
             rank.begin_item((command.seed, command.number, number))
             if own:

@@ -338,14 +338,12 @@ class Objects:
         writer = self._writer()
         try:
             known = self._write(writer, walk, new, changes, specs)
-        except (RecursionError, pickle.PicklingError) as error:
-            if "recursion" not in str(error):
-                raise
-            raise InvalidValue(
-                "an object that functions use is nested too deeply to be pickled: pass what it is made "
-                "of as arrays, or make it in the function."
-            ) from None
         except Exception as error:
+            if isinstance(error, RecursionError | pickle.PicklingError) and "recursion" in str(error):
+                raise InvalidValue(
+                    "an object that functions use is nested too deeply to be pickled: pass what it is "
+                    "made of as arrays, or make it in the function."
+                ) from None
             explain(error, specs, walk.found.values())
             raise
         parcel, segments = self._parcel(writer)

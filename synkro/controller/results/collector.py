@@ -28,6 +28,12 @@ from ...values.arrays import Array
 from .transfer import Leaves, Outputs, Transfer
 
 
+_SHAPES = (
+    ' To concatenate rows say outputs="gather"; to reduce them, return as many on every rank '
+    "(np.bincount, say, with minlength=)."
+)
+
+
 class Collection:
     """From the replies to one call to its result; serves as long as the replies are the same."""
 
@@ -106,7 +112,7 @@ class Collection:
                     ours, theirs = first.pieces[0].shape, piece.shape
                     if leaf.dtype != first.dtype or ours[start:] != theirs[start:]:
                         rows = " but for the first dimension" if by_rows else ""
-                        hint = "" if by_rows else ' To concatenate rows say outputs="gather".'
+                        hint = "" if by_rows else _SHAPES
                         raise OutputError(
                             f"output{path} of the function {self._name!r} has shape {ours} and dtype "
                             f"{np.dtype(first.dtype)} on rank {first_rank}, but {theirs} and "

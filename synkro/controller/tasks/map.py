@@ -281,6 +281,7 @@ class Map:
 
     def lose(self) -> None:
         self._open, self._lost = False, True
+        self._queue.stop()
 
     def _withdraw(self) -> None:
         self._end(at_once=True)
