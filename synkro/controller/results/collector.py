@@ -27,7 +27,6 @@ from ...plan.split import slices_of
 from ...values.arrays import Array
 from .transfer import Leaves, Outputs, Transfer
 
-
 _SHAPES = (
     ' To concatenate rows say outputs="gather"; to reduce them, return as many on every rank '
     "(np.bincount, say, with minlength=)."
