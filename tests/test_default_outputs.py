@@ -103,7 +103,7 @@ def test_one_worker_is_not_warned():
 
 @pytest.mark.parametrize(("rows", "slices", "reason"), [(7, 1, "on rank 1"), (6, 2, "for another")])
 def test_different_numbers_of_rows_get_the_same_advice(two, rows, slices, reason):
-    with pytest.raises(OutputError, match=rf'{reason}.*To concatenate rows say outputs="gather"\.$'):
+    with pytest.raises(OutputError, match=rf'{reason}.*To concatenate rows say outputs="gather"'):
         synk.function(double)(X[:rows], num_slices=slices)
 
 
@@ -135,3 +135,16 @@ def test_outputs_of_graphs(two):
     )
     synk.function([x], (2 * x, "mean"))(X)
     assert np.array_equal(synk.function([x], [(2 * x, "gather"), x.sum()])(X)[0], 2 * X)
+
+
+@pytest.mark.parametrize("wanted", ["sum", "mean"])
+def test_a_count_is_not_averaged_in_silence(two, wanted):
+    x = np.arange(-3, 6)
+    count = synk.function(lambda x: (x > 0).sum())
+    with pytest.warns(UserWarning, match='is an integer, and outputs= was not given.*"sum"'):
+        count(x)
+    count(x)  # once is enough
+    assert synk.function(lambda x: (x > 0).sum(), outputs=wanted)(x) == (
+        5 if wanted == "sum" else 21 / 9
+    )
+    synk.function(lambda x: (x > 0).mean())(x)

@@ -66,7 +66,7 @@ def test_close_is_idempotent(session):
 
 def test_data_can_be_read_after_close(session):
     x = session.data(np.arange(6).reshape(3, 2))
-    session.function(lambda x: x.sum())(x)
+    session.function(lambda x: x.sum(), outputs="sum")(x)
     session.close()
     assert x[:].tolist() == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(synk.SessionClosed):

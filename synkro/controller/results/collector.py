@@ -123,8 +123,8 @@ class Collection:
         return Leaves(mode, np.dtype(first.dtype), pieces, views)
 
     def doubt(self, of_graph: bool) -> str:
-        """What there is to say about outputs that look like rows and are averaged, as nobody said how
-        to reduce them; empty if there are none."""
+        """What there is to say about outputs that look like rows, or counts, and are averaged, as nobody
+        said how to reduce them; empty if there are none."""
         plan = self._plan
         if isinstance(plan, Survey) or len(plan.participants) == 1:
             return ""
@@ -136,7 +136,7 @@ class Collection:
             for output in self._outputs
         ]
         if rows == 1 or len(lengths) > 1 or not any(like):
-            return ""
+            return self._doubt_of_counts(of_graph)
         path, more = leaf_paths(self._tree)[like.index(True)], sum(like) - 1
         cure, silence = 'say outputs="gather"', 'outputs="mean"'
         if of_graph:
@@ -149,6 +149,19 @@ class Collection:
             f"{rows} rows on every rank, as many as the rank {got}, and outputs= was not given: the "
             f"ranks' arrays are averaged. To concatenate their rows {cure}; if the average is meant say "
             f"{silence}, which silences this."
+        )
+
+    def _doubt_of_counts(self, of_graph: bool) -> str:
+        counts = [isinstance(o.mode, Default) and o.dtype.kind in "iu" for o in self._outputs]
+        if not any(counts):
+            return ""
+        cure, silence = (
+            ('(y, "sum")', '(y, "mean")') if of_graph else ('outputs="sum"', 'outputs="mean"')
+        )
+        return (
+            f"output{leaf_paths(self._tree)[counts.index(True)]} of the function {self._name!r} is an "
+            f"integer, and outputs= was not given: the ranks' integers are averaged. For a count say "
+            f"{cure}; if the average is meant say {silence}, which silences this."
         )
 
     # ── the result ───────────────────────────────────────────────────────────────────────────────
