@@ -93,13 +93,15 @@ class Dispatcher:
     def __init__(self, size: int) -> None:
         """The queue of *size* workers.  Raises: OSError."""
         self._closing = contextlib.ExitStack()
-        with uninterrupted():
+        with uninterrupted(), contextlib.ExitStack() as undo:
+            undo.callback(self._closing.close)
             self._tickets, self._put = self._pipe()
             self._results, given = self._pipe()
             self._file = os.memfd_create("synkro-tasks", os.MFD_CLOEXEC)
             self._closing.callback(os.close, self._file)
-        os.fchmod(self._file, 0o600)
-        os.posix_fallocate(self._file, 0, _HEAD + CAPACITY * _SLOT)
+            os.fchmod(self._file, 0o600)
+            os.posix_fallocate(self._file, 0, _HEAD + CAPACITY * _SLOT)
+            undo.pop_all()
         self.descriptors = (self._tickets, given, self._file)
         self.slot = 0
         self._published = self._filled = 0  # how many items were published, and put into slots
@@ -109,6 +111,7 @@ class Dispatcher:
         self._issued = 0  # the next ticket
         self._reader: weakref.ref[object] | None = None
         self._leaving = 0  # the handle of what is done when the reader is gone
+        _dispatchers.add(self)
         self._rest = b""
 
     def _pipe(self) -> tuple[int, int]:
@@ -127,8 +130,9 @@ class Dispatcher:
         They stop when *reader*, if there is one, is gone.
         """
         words = self._table.words
-        words[_WANTED] = 1
         self._stay()
+        words[_WANTED] = 1
+        self._filled, self.slot = self._published, self._published % CAPACITY
         if reader is not None:
             self._reader = weakref.ref(reader)
             self._leaving = call_with_last(reader, _set_to_zero, self._table.address + 8 * _WANTED, 8)
@@ -138,6 +142,10 @@ class Dispatcher:
         words[_PUBLISHED], words[_END] = self._published, _NEVER
         self._issued = self._published
         self._issue()
+
+    def disown(self) -> None:
+        """In a fork of the main process: its readers are not those that the workers wait for."""
+        self._stay()
 
     def _stay(self) -> None:
         """The workers no longer stop when the last reader is gone."""
@@ -223,6 +231,17 @@ class Dispatcher:
             if not self._rest:
                 return found
             data = os.read(self._results, _READ)  # the rest of a record, which was written at once
+
+
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for dispatcher in tuple(_dispatchers):
+        dispatcher.disown()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class Taker:

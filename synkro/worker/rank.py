@@ -270,7 +270,8 @@ class Rank:
 
     def _work(self, command: messages.Work) -> Ack:
         if self._tasks is None:
-            self._tasks = Tasks(self, self._listener, command.queue)
+            with uninterrupted():  # the descriptors come once
+                self._tasks = Tasks(self, self._listener, command.queue)
         return self._tasks.work(command)
 
     def _compare(self, command: messages.Compare) -> messages.Compared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import numpy as np
 from ..errors import InvalidValue, OutputError
 from ..ipc.channel import Listener
 from ..ipc.queue import SEVERAL, Packed, Taker
-from ..memory.interrupts import uninterrupted
 from ..messages import Ack, Phase, Work
 from ..packing.kinds import DICT, INSTANCE, SEQUENCE, STATEFUL, TENSOR, Contents, Kind, same_contents
 from ..packing.pickles import NUMBERS, is_simple, kept_apart
@@ -38,10 +38,9 @@ class Tasks:
         self._listener = listener
         self._frozen: list[Array] = []
         self._small: list[tuple[int, Any]] = []  # results to be handed over together
-        with uninterrupted():
-            self._taker = Taker(rank.number, [os.dup(listener.descriptor(n)) for n in descriptors])
-            for number in descriptors:
-                listener.release(number)
+        self._taker = Taker(rank.number, [os.dup(listener.descriptor(n)) for n in descriptors])
+        for number in descriptors:
+            listener.release(number)
 
     def work(self, command: Work) -> Ack:
         """Take items until there are no more."""
@@ -74,7 +73,12 @@ class Tasks:
                 args = rank.belongings.loaded(stream, buffers)
             else:
                 args = pickle.loads(stream, buffers=buffers)
-            value = rank.run(fn, args, next(common))
+            try:
+                value = rank.run(fn, args, next(common))
+            finally:
+                if os.getpid() != rank.pid:  # the function has forked, and this is the child
+                    sys.stdout.flush()
+                    os._exit(0)
             done += 1
             if done < 4 or not done & (done - 1):
                 state.check()

@@ -80,12 +80,10 @@ class Feed:
 
     def all_done(self, pairs: Sequence[tuple[int, Any]]) -> bool:
         """These items have small results; whether they are waited for."""
-        waiting, nbytes = self.waiting, 0
-        if pairs[0][0] not in waiting:
+        waiting = self.waiting
+        if any(number not in waiting for number, _ in pairs):
             return False
-        for number, _ in pairs:
-            nbytes += waiting.pop(number)[1]
-        self._nbytes -= nbytes
+        self._nbytes -= sum(waiting.pop(number)[1] for number, _ in pairs)
         self._taken = max(self._taken, pairs[-1][0])
         return True
 
@@ -226,6 +224,8 @@ class Feed:
 
     def withdraw(self) -> None:
         """The workers take no more items: those that nobody has taken are withdrawn."""
+        if self._open:
+            self._queue.publish()  # what lies in slots and was not
         self._open = False
         self._back = [*self._queue.withdraw(), *self._back]
         self._channel.wake_sleepers()

@@ -30,6 +30,7 @@ from ..progress import Progress
 from .feed import Feed, shown
 
 _SMALL = 16  # bytes of a small result
+_HELD = 1 << 26  # bytes of results that are kept for the program, beside the next one
 _WHILE = 1e-3  # seconds between two looks whether the workers need items, while results are there
 
 
@@ -125,9 +126,11 @@ class Map:
                     self._feed_them()
                 else:
                     self._advance(deadline)
-            except BaseException:
+            except BaseException as error:
                 if self._open:
                     self._engine.abandon()
+                elif not isinstance(error, Exception):  # it came while items were read, in a pause
+                    self._lost = True
                 raise
 
     def _is_next_there(self) -> bool:
@@ -162,11 +165,14 @@ class Map:
     def _feed_them(self) -> None:
         """Publish items, if there are too few; or end the command, if there are no more."""
         self._engine.require_ready()
+        if not self._open:  # another thread's call has paused it
+            return
         self._collect()
         if self._feed.due(self._held) and not self._ending:
             self._feed.fill(self._held, self._is_due)  # which may call functions of the program's
         if self._open and not self._ending:
             failed = len(self._engine.channel.unanswered()) < self._engine.size
+            failed = failed or self._failure is not None
             if failed or self._feed.exhausted:
                 self._end(at_once=failed)
 
@@ -192,9 +198,12 @@ class Map:
         """Whether there is something to do, after new results were collected."""
         if not self._open:
             return False
-        self._collect()
+        if not (self._held > _HELD and self._is_next_there()):  # workers wait with more
+            self._collect()
         unanswered = len(self._engine.channel.unanswered())
         if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
+            return True
+        if self._failure is not None and not self._ending:
             return True
         return self._is_next_there() or (not self._ending and self._feed.due(self._held))
 
@@ -216,10 +225,11 @@ class Map:
             try:
                 value = self._load(stream, buffers) if own else pickle.loads(stream, buffers=buffers)
             except Exception as error:
-                raise OutputError(
+                self._failure = self._failure or OutputError(
                     f"the result of item {number} of map() cannot be unpickled here: "
                     f"{type(error).__name__}: {error}"
-                ) from error
+                )
+                continue
             self._take(number, value, nbytes)
 
     def _take(self, number: int, value: Any, nbytes: int) -> None:
@@ -232,6 +242,8 @@ class Map:
 
     def _finish(self) -> None:
         """All ranks have answered."""
+        if not self._ending:
+            self._feed.withdraw()
         self._collect()
         self._open = False
         replies = self._engine.finish()

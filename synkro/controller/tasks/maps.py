@@ -12,8 +12,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from ...errors import InvalidType
+from ...errors import InvalidType, SessionError
 from ...ipc.queue import Dispatcher
+from ...memory.interrupts import uninterrupted
 from ...messages import FunctionSpec, Work
 from ...plan.binding import Bound
 from ...values.arrays import checked_bool, checked_seconds, shortened
@@ -133,7 +134,7 @@ class Maps:
             bar = Progress(name, _length(iterables), "item")
         with engine.lock:
             engine.require_ready()
-            engine.settle()
+            engine.settle(limit)
             queue = self._opened()
             if self._last is None or not _is_same(self._last.fn, fn):
                 self._last = TaskFunction(self._home, fn)
@@ -145,13 +146,26 @@ class Maps:
 
     def _opened(self) -> Dispatcher:
         """The queue, which is made for the first map."""
-        if self._queue is None:
-            engine = self._home.engine
-            self._queue = Dispatcher(engine.size)
-            numbered = [(engine.directory.number(), fd) for fd in self._queue.descriptors]
+        if self._queue is not None:
+            return self._queue
+        engine = self._home.engine
+        with uninterrupted():  # so that the workers have the descriptors, or there is no queue
+            try:
+                queue = Dispatcher(engine.size)
+            except OSError as error:
+                raise SessionError(
+                    f"the queue of tasks could not be made ({error}): raise the limit of open files "
+                    f"(ulimit -n), or hold fewer Data at once."
+                ) from error
+            try:
+                numbered = [(engine.directory.number(), fd) for fd in queue.descriptors]
+                engine.pass_descriptors(numbered)
+            except BaseException:
+                queue.close()
+                raise
             self._descriptors = tuple(number for number, _ in numbered)
-            engine.pass_descriptors(numbered)
-        return self._queue
+            self._queue = queue
+        return queue
 
     def close(self) -> None:
         """Give the descriptors back."""
