@@ -38,6 +38,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "call_overhead": ("joblib", "posix_ipc"),
     "pools": (),
+    "tasks": (),
     "input_size": (),
     "shuffled_batch": (),
     "compute_bound": ("threadpoolctl",),
