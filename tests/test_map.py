@@ -232,6 +232,39 @@ def test_a_variable_in_common_is_read(n):
     assert synk.map(lambda i: w.value[i], range(3)) == [0, 1, 2]
 
 
+def test_lists_in_common_stay_lists(n):
+    def shapes(i, hidden, nested):
+        return [4, *hidden * 1, 1], nested["layers"] * 2, type(nested["range"]), nested["big"].sum()
+
+    nested = {"layers": (1, 2), "range": range(3), "big": np.ones(1 << 18), "name": "x"}
+    expected = ([4, 8, 8, 1], (1, 2, 1, 2), range, 1 << 18)
+    assert synk.map(shapes, [0], common={"hidden": [8, 8], "nested": nested}) == [expected]
+
+
+def test_what_changed_in_place_is_seen_by_the_next_map(n):
+    """However large it is: a map sends what has changed of all that its function uses."""
+
+    class Simulation:
+        def __init__(self):
+            self.field = np.zeros(50_000)
+            self.log = list(range(3000))
+
+        def at(self, i):
+            return self.field[i] + self.log[i]
+
+    simulation, table = Simulation(), dict.fromkeys(range(1000), 0)
+
+    def both(i):
+        return simulation.at(i) + table[i]
+
+    for step in range(4):
+        assert synk.map(simulation.at, range(3)) == [simulation.at(i) for i in range(3)]
+        assert synk.map(both, range(3)) == [both(i) for i in range(3)]
+        simulation.field += step
+        simulation.log[1] += step
+        table[2] += step
+
+
 # ── imap ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -416,7 +449,7 @@ def test_wrong_arguments_are_told_before_a_worker_runs(three):
         (lambda: synk.map(double), "got no items"),
         (lambda: synk.map(double, 5), "takes iterables", "common="),
         (lambda: synk.map(double, [1], [2]), "double(x) cannot be called with 2 arguments"),
-        (lambda: synk.map(double, [1], common={"y": 1}), "common=", "'y'"),
+        (lambda: synk.map(double, [1], common={"y": 1}), "common=", "y="),
         (lambda: synk.map(double, [1], common=[1]), "common= takes a dict"),
         (lambda: synk.map(double, [1], common={1: 1}), "strings"),
         (lambda: synk.map(double, [1], comon={}), "comon", "common"),
@@ -513,6 +546,27 @@ def test_objects_that_tasks_share_cannot_change(n):
     with pytest.raises(InvalidValue, match="counter"):
         synk.map(to_attribute, range(3 * n))
     assert (log, counts, counter.count) == ([], {}, 0)
+
+
+def test_no_state_of_any_kind_goes_from_task_to_task(n):
+    counter = itertools.count()
+    numbers = iter(range(100))
+
+    class Counted:
+        calls = 0
+
+        def __call__(self, x):
+            Counted.calls += 1
+            return Counted.calls
+
+    def counted(x):
+        counted.calls += 1
+        return counted.calls
+
+    counted.calls = 0
+    for change in (lambda x: next(counter), lambda x: next(numbers), Counted(), counted):
+        with pytest.raises(InvalidValue, match="changes"):
+            synk.map(change, range(3 * n))
 
 
 def test_what_an_object_prepares_at_its_first_use_is_no_change(n):

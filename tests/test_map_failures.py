@@ -1,9 +1,11 @@
 """Maps that fail, are interrupted, take too long, or lose a worker: at any moment."""
 
 import contextlib
+import gc
 import io
 import itertools
 import os
+import resource
 import signal
 import sys
 import threading
@@ -17,7 +19,7 @@ from support.inside import controller, in_phase, whereabouts
 from support.leftovers import nothing_left
 from support.sessions import running
 from support.waiting import SOON, Watch, wait_until
-from synkro import CallTimeout, SessionBroken, UsageError, WorkerDied, WorkerError
+from synkro import CallTimeout, OutputError, SessionBroken, UsageError, WorkerDied, WorkerError
 from synkro.controller.engine.engine import State
 from synkro.controller.tasks.map import Map
 from synkro.messages import Phase
@@ -303,6 +305,128 @@ def interrupted(call, delay):
     except KeyboardInterrupt:
         return True
     return False
+
+
+def test_after_an_interrupt_no_old_item_is_seen(own):
+    """Items that lay in slots and were not published are those of nobody."""
+    first = [np.full(100_000, float(i)) for i in range(40)]
+    old = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+    rng = np.random.default_rng(0)
+    try:
+        for _ in range(60):
+            interrupted(lambda: synk.map(np.sum, first), rng.uniform(1e-3, 0.03))
+            assert synk.map(double, list(range(100))) == [2 * i for i in range(100)]
+    finally:
+        signal.signal(signal.SIGALRM, old)
+
+
+def test_the_first_map_of_a_session_may_be_interrupted():
+    for delay in np.linspace(1e-4, 5e-3, 8):
+        with running(2):
+            gc.collect()  # a __del__ of the standard library's would lose the interrupt
+            old = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+            try:
+                interrupted(lambda: synk.map(double, range(2000)) == [2 * i for i in range(2000)], delay)
+            finally:
+                signal.signal(signal.SIGALRM, old)
+            assert fine()
+
+
+def test_ctrl_c_in_items_that_come_from_calls_ends_the_map(own):
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+
+    def items():
+        for i in range(50):
+            if i == 30:
+                raise KeyboardInterrupt
+            yield f(np.full(4, float(i)))
+
+    results = synk.imap(double, items())
+    with pytest.raises(KeyboardInterrupt):
+        list(results)
+    with pytest.raises(UsageError, match="was interrupted"):
+        list(results)
+    assert fine()
+
+
+# ── threads and forks ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_maps_of_several_threads_do_not_mix(own):
+    found = {}
+
+    def run(name):
+        found[name] = list(synk.imap(lambda x: x, ((name, i) for i in range(1500))))
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: [(name, i) for i in range(1500)] for name in "abc"}
+    assert fine()
+
+
+@pytest.mark.parametrize("end", ["return", "raise"])
+def test_a_task_may_fork(own, end):
+    def fork(x):
+        if x % 20 == 5 and os.fork() == 0 and end == "raise":
+            raise ValueError
+        return np.full(2000, x)
+
+    for _ in range(2):
+        assert [result[0] for result in synk.map(fork, range(100))] == list(range(100))
+    assert fine()
+
+
+def test_a_fork_that_drops_an_iterator_does_not_stop_it_here(own):
+    for _ in range(10):
+        results = synk.imap(double, range(3000))
+        assert next(results) == 0
+        child = os.fork()
+        if child == 0:
+            del results
+            os._exit(0)
+        assert list(results) == [2 * i for i in range(1, 3000)]
+        os.waitpid(child, 0)
+
+
+def test_a_result_that_cannot_be_unpickled_is_the_maps_error(own):
+    class Odd:
+        def __init__(self, value):
+            self.value = value
+
+        def __reduce__(self):
+            return int, (self.value,)
+
+    f = synk.function(lambda x: x.sum(), outputs="sum")
+    results = synk.imap(lambda x: Odd("no number" if x == 5 else str(x)), range(40))
+    assert next(results) == 0
+    for _ in range(3):
+        assert f(np.ones(5)) == 5
+    got = []
+    with pytest.raises(OutputError, match=r"item 5 of map\(\) cannot be unpickled"):
+        got.extend(iter(lambda: next(results), None))
+    assert f(np.ones(5)) == 5
+
+
+def test_without_descriptors_there_is_an_error_and_nothing_is_left(own):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 9, hard))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(3):
+            os.close(taken.pop())
+        with pytest.raises(synk.SessionError, match="queue of tasks could not be made"):
+            synk.map(double, [1])
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert fine()
 
 
 # ── what is left ─────────────────────────────────────────────────────────────────────────────────────

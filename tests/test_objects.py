@@ -308,7 +308,7 @@ def test_an_object_may_contain_itself(session):
     assert f() == 7
 
 
-def test_what_cannot_be_changed_there_says_so(session):
+def test_what_cannot_be_changed_there_is_made_anew_in_what_holds_it(session):
     class Stubborn:
         def __init__(self, value):
             self.value = value
@@ -317,11 +317,13 @@ def test_what_cannot_be_changed_there_says_so(session):
             return Stubborn, (self.value,)
 
     stubborn = Stubborn(1)
-    f = session.function(lambda: stubborn.value, outputs="max")
-    assert f() == 1
-    stubborn.value = 2
-    with pytest.raises(InvalidType, match=r"type Stubborn has changed here .* make a new one instead"):
-        session.function(lambda: stubborn.value, outputs="max")()
+    holder = [stubborn]
+    g = session.function(lambda: holder[0].value, outputs="max")
+    for value in (1, 2, 3):
+        stubborn.value = value
+        h = session.function(lambda: (stubborn.value, holder[0].value), outputs="max")
+        assert h() == (value, value)
+    assert g() == 3
 
 
 def test_opaque_objects_change_through_their_state(session):

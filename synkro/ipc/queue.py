@@ -61,6 +61,7 @@ _RECORD = struct.Struct("=4q")  # number, place in the file, bytes of the stream
 _INSIDE = -1  # the place of a stream that follows the record
 _INLINE = _SLOT - _RECORD.size
 _SMALL = select.PIPE_BUF - _RECORD.size
+_BLOCK = 1 << 18  # bytes of a block of several items
 _READ = 1 << 16  # bytes to read at once
 _AHEAD = 1 << 26  # bytes of large results that a worker may leave unread, beside one
 _PAUSE = 1e-3  # seconds between two looks of a worker whether these were read
@@ -104,6 +105,8 @@ class Dispatcher:
             undo.pop_all()
         self.descriptors = (self._tickets, given, self._file)
         self.slot = 0
+        self._block: Array = np.empty(0, np.uint8)  # with room for items of some size …
+        self._start = self._end = 0  # … which begins here in the file, and has so many bytes of them
         self._published = self._filled = 0  # how many items were published, and put into slots
         self._table = _Table(self._file)
         self._arena = Arena(self._file, size)
@@ -165,9 +168,20 @@ class Dispatcher:
         stream, buffers, own = item
         if len(stream) <= _INLINE and not buffers:
             return _INSIDE, len(stream), own, stream
-        with uninterrupted():
-            block, place = _placed(self._arena, stream, buffers)
-        return place, len(stream), len(buffers) << 1 | own, block
+        way = len(buffers) << 1 | own
+        if buffers or len(stream) > _BLOCK // 4:
+            with uninterrupted():
+                block, place = _placed(self._arena, stream, buffers)
+            return place, len(stream), way, block
+        stop = self._end + len(stream)
+        if stop > len(self._block):
+            with uninterrupted():
+                self._block, self._start = _new_block(self._arena, _BLOCK)
+            self._end, stop = 0, len(stream)
+        place = self._start + self._end
+        self._block.data[self._end : stop] = stream
+        self._end = stop
+        return place, len(stream), way, self._block
 
     def put(self, number: int, item: Stored) -> None:
         """Put *item* by its *number* into the next slot, the contents of which a worker has read."""
@@ -344,12 +358,18 @@ def _chunks(pipe: int) -> list[bytes]:
     return found
 
 
+def _new_block(arena: Arena, nbytes: int) -> tuple[Array, int]:
+    """A new block, and its place in the file."""
+    block = arena.empty((nbytes,), np.uint8)
+    place = arena.locate(block)
+    assert place is not None
+    return block, place
+
+
 def _placed(arena: Arena, stream: bytes, buffers: Sequence[Any]) -> tuple[Array, int]:
     """A new block with a stream, the lengths of its buffers, and these; and its place in the file."""
     lengths = struct.pack(f"={len(buffers)}q", *map(len, buffers))
-    block = arena.empty((len(stream) + len(lengths) + sum(map(len, buffers)),), np.uint8)
-    place = arena.locate(block)
-    assert place is not None
+    block, place = _new_block(arena, len(stream) + len(lengths) + sum(map(len, buffers)))
     memory, start = block.data, 0
     for part in (stream, lengths, *buffers):
         memory[start : start + len(part)] = part

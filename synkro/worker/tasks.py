@@ -15,7 +15,20 @@ from ..errors import InvalidValue, OutputError
 from ..ipc.channel import Listener
 from ..ipc.queue import SEVERAL, Packed, Taker
 from ..messages import Ack, Phase, Work
-from ..packing.kinds import DICT, INSTANCE, SEQUENCE, STATEFUL, TENSOR, Contents, Kind, same_contents
+from ..packing.kinds import (
+    CLASS,
+    DICT,
+    FUNCTION,
+    INSTANCE,
+    NAME,
+    OPAQUE,
+    SEQUENCE,
+    STATEFUL,
+    TENSOR,
+    Contents,
+    Kind,
+    same_contents,
+)
 from ..packing.pickles import NUMBERS, is_simple, kept_apart
 from ..values.arrays import Array, shortened
 from ..values.foreign import times_written
@@ -26,6 +39,7 @@ if TYPE_CHECKING:
     from .rank import Rank
 
 
+_LOOKED_AT = (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR, CLASS, FUNCTION, NAME)
 _SEVERAL = 32  # small results that are handed over together
 
 
@@ -161,7 +175,7 @@ class _State:
             obj, kind = rank.belongings.found(number)
             if isinstance(obj, np.ndarray):
                 self.arrays.append(obj)
-            elif kind in (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR):
+            elif kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
                 self._seen.append((obj, kind, _look(obj, kind), path))
 
     def check(self) -> None:
@@ -170,7 +184,7 @@ class _State:
             now = _look(obj, kind)
             if same_contents(kind, before, now):
                 continue
-            if kind not in (INSTANCE, STATEFUL) or id(obj) in self._settled:
+            if kind in (DICT, SEQUENCE, TENSOR, OPAQUE) or id(obj) in self._settled:
                 raise InvalidValue(
                     f"the function {self._name!r} changes {path}, of which each worker has its own: it "
                     f"would hold what the tasks of that worker have left. Return what is to be kept: "

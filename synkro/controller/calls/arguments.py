@@ -70,6 +70,17 @@ class Input:
     also: Segment | None = None
 
 
+class Whole:
+    """A broadcast argument that is pickled as it is.
+
+    Attributes:
+        value: the argument.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class Reusable:
     """Where an argument of the last call lies, and which values can take its place there."""
 
@@ -228,6 +239,8 @@ class Arguments:
         """
         called = self._called(bound)
         value = bound.value
+        if isinstance(value, Whole):
+            return self._pickled(index, bound, value.value)
         if is_generator(value):
             raise InvalidType(refused_generator(called, value))
         wanted = self._types.get(bound.name)
@@ -414,6 +427,13 @@ def _is_tree(value: Any) -> bool:
         plain = type(value) is dict and len(value) <= _MANY
         return plain or any(isinstance(v, list) or _holds_arrays(v) for v in value.values())
     return (isinstance(value, tuple) and hasattr(value, "_fields")) or _holds_arrays(value)
+
+
+def holds_data(value: Any) -> bool:
+    """Whether *value* is ``Data`` or a variable, or holds one, however deep."""
+    if isinstance(value, dict | list | tuple):
+        return any(map(holds_data, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Data | Shared)
 
 
 def _holds_arrays(value: Any) -> bool:

@@ -325,7 +325,7 @@ class Objects:
         forced: bool = False,
     ) -> dict[int, Known]:
         """Bring the workers up to date; returns all that they have of what was walked, by id."""
-        self._forget_parts(walk)
+        _forget_parts(self._registry, walk)
         changes = [c for c in (change_of(f, forced) for f in walk.found.values()) if c is not None]
         if not forced:
             for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
@@ -362,17 +362,6 @@ class Objects:
             if (ident in new or found in altered) and _was_written_to(found):
                 one.doubt()
         return known
-
-    def _forget_parts(self, walk: Walk) -> None:
-        """Let what cannot be changed there be made anew, as a part of what is sent anew itself."""
-        opaque = [found for found in walk.found.values() if found.kind is OPAQUE]
-        for outer in opaque:
-            changed = outer.known is not None and outer.contents != outer.known.contents
-            for ident in chain.from_iterable(outer.inner.values()) if changed else ():
-                part = walk.found[ident]
-                if part.kind is OPAQUE and part.known and not OPAQUE.can_travel(part.obj):
-                    self._registry.forget(part.obj)
-                    part.forget()
 
     def _write(
         self,
@@ -483,6 +472,35 @@ class _Copy(pickle.Unpickler):
         if self._objects is None:
             self._objects = self._find()
         return self._objects[pid]
+
+
+def _forget_parts(registry: Registry, walk: Walk) -> None:
+    """Let what cannot be changed there be made anew, as a part of what is sent anew itself."""
+    opaque = [found for found in walk.found.values() if found.kind is OPAQUE]
+    _renew_holders(registry, walk, opaque)
+    for outer in opaque:
+        changed = outer.known is not None and outer.contents != outer.known.contents
+        for ident in chain.from_iterable(outer.inner.values()) if changed else ():
+            part = walk.found[ident]
+            if part.kind is OPAQUE and part.known and not OPAQUE.can_travel(part.obj):
+                registry.forget(part.obj)
+                part.forget()
+
+
+def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> None:
+    """Let what holds a part that has changed, and that cannot be changed there, get another one."""
+    for part in opaque:
+        known = part.known
+        if known is None or known.contents == part.contents or OPAQUE.can_travel(part.obj):
+            continue
+        holders = registry.holders(known)
+        if holders:
+            seen = [(holder, holder.kind.look(holder.obj), None) for holder in holders]
+            walk.revisit(seen, set(holders))
+            registry.forget(part.obj)
+            part.forget()
+        for holder in holders:
+            holder.doubt()
 
 
 def _in_code(known: Known) -> str:

@@ -159,6 +159,11 @@ class Registry:
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
         self.numbers: dict[int, int] = {}  # of the objects that the workers have, by id
 
+    def holders(self, known: Known) -> list[Known]:
+        """The objects that hold *known*, as far as the workers have them."""
+        every = list(self._known.values())
+        return [one for one in every if any(known in inner for inner in one.inner.values())]
+
     def known(self, obj: Any) -> Known | None:
         """What the workers have of *obj*; None if they do not have it."""
         found = self._known.get(id(obj))

@@ -6,18 +6,18 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MethodType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from ...errors import InvalidType, SessionError
+from ...errors import InvalidType, SessionError, check_keywords
 from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
 from ...messages import FunctionSpec, Work
 from ...plan.binding import Bound
 from ...values.arrays import checked_bool, checked_seconds, shortened
+from ..calls.arguments import Whole, holds_data
 from ..calls.carried import Carried
 from ..calls.distribution import Functions
 from ..calls.function import Function, name_of
@@ -32,7 +32,7 @@ _INSTANT = (list, tuple, range, str, dict, set, frozenset, np.ndarray)
 
 
 class TaskFunction(Carried):
-    """A function of one item."""
+    """A function of one item.  Each map sends its own, with all that has changed of what it uses."""
 
     def __init__(self, home: Functions, fn: Callable[..., Any]) -> None:
         super().__init__()
@@ -46,8 +46,7 @@ class TaskFunction(Carried):
         """The command that runs it on items, with *common* arguments; the function is brought first."""
         planner = Planner(self._home, _ByKeyword(), self.spec, None, self.number, ())
         planned = planner.planned((), common, None, None, 1, None)
-        if self._bring() and self._watch is not None:
-            self._bring(self._watch.look())
+        self._home.bring(self)
         seed, number = self._home.variables.next_map()
         objects = {known.number: known.path for known in reached(self.roots)}
         command = Work(planned.plan, descriptors, seed, number, objects, ordered)
@@ -58,7 +57,13 @@ class _ByKeyword:
     """Binds the arguments that all items have in common."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
-        return [Bound(name, True, value, None) for name, value in kwargs.items()]
+        return [Bound(name, True, _as_given(value), None) for name, value in kwargs.items()]
+
+
+def _as_given(value: Any) -> Any:
+    """*value*, so that lists and tuples of numbers do not become arrays."""
+    plain = isinstance(value, list | tuple | dict | range) and not holds_data(value)
+    return Whole(value) if plain else value
 
 
 class Maps:
@@ -68,7 +73,7 @@ class Maps:
         self._home = home
         self._queue: Dispatcher | None = None
         self._descriptors: tuple[int, ...] = ()
-        self._last: TaskFunction | None = None
+        self._last: TaskFunction | None = None  # so that the next one finds its objects on the workers
 
     def map(
         self,
@@ -136,13 +141,13 @@ class Maps:
             engine.require_ready()
             engine.settle(limit)
             queue = self._opened()
-            if self._last is None or not _is_same(self._last.fn, fn):
-                self._last = TaskFunction(self._home, fn)
-            planned, payload = self._last.command(shared, self._descriptors, ordered)
+            function = TaskFunction(self._home, fn)
+            planned, payload = function.command(shared, self._descriptors, ordered)
+            self._last = function
         items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
         dump = self._home.objects.dump
         feed = Feed(name, items, instant, queue, engine.channel, engine.size, dump)
-        return Map(self._home, self._last, queue, planned, payload, feed, ordered, limit, bar), bar
+        return Map(self._home, function, queue, planned, payload, feed, ordered, limit, bar), bar
 
     def _opened(self) -> Dispatcher:
         """The queue, which is made for the first map."""
@@ -190,6 +195,9 @@ class Results(Iterator[Any]):
     def __next__(self) -> Any:
         try:
             return self._map.next()
+        except StopIteration:
+            self._open.close()
+            raise
         except BaseException as error:
             self._open.__exit__(type(error), error, error.__traceback__)
             raise
@@ -204,9 +212,7 @@ def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:
     if isinstance(fn, Function):
         fn = fn.fn
     if not callable(fn):
-        raise InvalidType(
-            f"{verb}() takes a function, and then its items; got {shortened(fn)}, a {type(fn).__name__}."
-        )
+        raise InvalidType(f"{verb}() takes a function, and then its items; got {shortened(fn)}.")
     return fn, name_of(fn)
 
 
@@ -215,9 +221,8 @@ def _iterator(iterable: Any, number: int) -> Iterator[Any]:
         return iter(iterable)
     except TypeError:
         raise InvalidType(
-            f"map() takes iterables of items; number {number} is {shortened(iterable)}, a "
-            f"{type(iterable).__name__}: put it into a list, or, if all items have it in common, pass "
-            f"it as common={{'name': …}}."
+            f"map() takes iterables of items; number {number} is {shortened(iterable)}: put it into a "
+            f"list, or, if all items have it in common, pass it as common={{'name': …}}."
         ) from None
 
 
@@ -235,6 +240,9 @@ def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, An
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of builtins
         return shared
+    parameters = signature.parameters
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        check_keywords(f"{name}{signature}, by common=,", shared, parameters)
     try:
         signature.bind(*[None] * count, **shared)
     except TypeError as error:
@@ -249,10 +257,3 @@ def _length(iterables: tuple[Any, ...]) -> int | None:
     """How many items there are, if that is known."""
     lengths = [operator.length_hint(each, -1) for each in iterables]
     return min((n for n in lengths if n >= 0), default=None)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two functions are the same; methods are made anew each time."""
-    if isinstance(one, MethodType) and isinstance(other, MethodType):
-        return one.__func__ is other.__func__ and one.__self__ is other.__self__
-    return one is other
