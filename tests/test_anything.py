@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import fractions
+import functools
+import operator
 import pathlib
 import threading
 from typing import NamedTuple
@@ -357,7 +359,14 @@ def test_check_compares_what_is_no_array(session):
         session.function(lambda x: "abc"[len(x) % 3 :], outputs=smaller).check(X)
 
 
-@pytest.mark.parametrize("operation", [np.sum, sum, max, np.maximum, float, 3.0])
+@pytest.mark.parametrize("operation", [operator.add, np.add, np.maximum, operator.or_])
+def test_functions_of_two_values_of_libraries_are_operations(session, operation):
+    f = session.function(lambda x: int(x.sum()), outputs=operation)
+    expected = functools.reduce(operation, [int(piece.sum()) for piece in pieces(3)])
+    assert f(X) == expected
+
+
+@pytest.mark.parametrize("operation", [np.sum, sum, max, float, 3.0])
 def test_what_is_no_operation(operation):
     with pytest.raises(InvalidType, match=r"outputs= takes 'mean', .*a function op\(a, b\)"):
         synk.function(lambda x: x, outputs=operation)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.sessions import lasting
-from synkro.errors import InvalidType
+from synkro.errors import InvalidType, OutputError
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
@@ -193,3 +193,18 @@ def test_columns_of_polars(session, polars):
     refused(polars.Series(["a", "b"], dtype=polars.Categorical), "holds what is no number")
     refused(polars.Series([None, None], dtype=polars.Date), "holds what is no number")
     total(polars.DataFrame({"c": polars.Series([1.0, None]), "other": [1, 2]}))
+
+
+def test_tables_are_not_reduced_by_position(session):
+    """A group that one rank has and another has not would be added to its neighbour."""
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+
+    def totals(names, mass):
+        table = pandas.DataFrame({"name": names, "mass": mass})
+        return table.groupby("name")["mass"].sum()
+
+    names, mass = list("abbaccca"), np.arange(1.0, 9)
+    with pytest.raises(OutputError, match="not reduced: they would be by position"):
+        session.function(totals, outputs="sum")(names, mass)
+    found = session.function(totals, outputs=lambda a, b: a.add(b, fill_value=0))(names, mass)
+    assert found.to_dict() == {"a": 13, "b": 5, "c": 18}

@@ -67,7 +67,9 @@ _AHEAD = 1 << 26  # bytes of large results that a worker may leave unread, besid
 _PAUSE = 1e-3  # seconds between two looks of a worker whether these were read
 
 
-_set_to_zero = ctypes.CDLL(None)["bzero"]  # it ignores the third argument that callbacks get
+# It ignores the third argument that callbacks get.  Threads do not change in a function of a PyDLL: none
+# can open the queue for another reader after one has gone, and before this is done.
+_set_to_zero = ctypes.PyDLL(None)["bzero"]
 _set_to_zero.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object]
 
 

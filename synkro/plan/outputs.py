@@ -152,9 +152,10 @@ def check_modes(spec: Any) -> Any:
         return Node(kind, keys, (None,) * len(keys)).build([check_modes(c) for c in children])
     if spec is not None and not isinstance(spec, str):
         hint = suggested(getattr(spec, "__name__", ""), MODES)
-        if isinstance(spec, FunctionType) or (
-            callable(spec) and not hint and not isinstance(spec, type)
-        ):
+        of_two = getattr(spec, "nin", 0) == 2 or getattr(spec, "__module__", "") == "_operator"
+        if isinstance(spec, FunctionType) or of_two:
+            return spec
+        if callable(spec) and not hint and not isinstance(spec, type):
             return spec
         raise InvalidType(
             f"outputs= takes {_known()}, a function op(a, b) that merges two values, or a tuple, list "

@@ -25,7 +25,7 @@ from ..plan.outputs import (
     unflatten,
 )
 from ..values.arrays import Array, code_of, is_numeric, native, shortened
-from ..values.foreign import host_array, is_key, library_of
+from ..values.foreign import host_array, is_key, is_table, library_of
 from ..values.variable import Variable
 
 _NUMBERS = (bool, int, float, complex, np.generic)
@@ -101,6 +101,12 @@ class Merger:
                 if _is_pickled(leaf, mode):
                     found.append(self._pickled(leaf, device))
                     continue
+                if mode in OPERATIONS and is_table(leaf):
+                    raise OutputError(
+                        f"{type(leaf).__name__}s are not reduced: they would be by position, without a "
+                        f"look at their labels. Return .to_numpy(), or say outputs=None, or a function "
+                        f"op(a, b), such as lambda a, b: a.add(b, fill_value=0)."
+                    )
                 array = device.adopt(leaf)
                 found.append(_output(leaf if array is None else array))
             except OutputError as error:
@@ -312,7 +318,8 @@ def _output(value: Any) -> Array:
     array: Array = value if type(value) is np.ndarray else _as_array(value)
     if not is_numeric(array.dtype):
         raise OutputError(
-            f"expected bools, integers, floats or complex numbers, got an array of dtype {array.dtype}."
+            f"expected bools, integers, floats or complex numbers, got an array of dtype {array.dtype}. "
+            f"Lists are gathered as they are: return .tolist()."
         )
     return native(array)
 

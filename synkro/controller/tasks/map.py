@@ -242,8 +242,7 @@ class Map:
 
     def _finish(self) -> None:
         """All ranks have answered."""
-        if not self._ending:
-            self._feed.withdraw()
+        self._feed.withdraw()  # what they have left, if they ended by themselves
         self._collect()
         self._open = False
         replies = self._engine.finish()
