@@ -14,7 +14,7 @@ import pytest
 
 import synkro as synk
 from support.failing import Nap, hanging, in_native_code, sleeping
-from support.inside import answered, in_phase
+from support.inside import answered, in_phase, main_thread_in
 from support.leftovers import children
 from support.sessions import LARGE, rank, rows, total
 from support.streams import random_draw
@@ -52,18 +52,6 @@ class Interrupt:
     def __exit__(self, *error):
         self.over = True
         self.thread.join()
-
-
-def inside(function):
-    """Whether the main thread is in *function*."""
-
-    def condition():
-        frame = sys._current_frames()[threading.main_thread().ident]
-        while frame is not None and frame.f_code is not function.__code__:
-            frame = frame.f_back
-        return frame is not None
-
-    return condition
 
 
 def ctrl_c(condition, call):
@@ -105,7 +93,7 @@ def test_ctrl_c_before_a_worker_has_begun(session):
     session.distribute()
     os.kill(session.pids[1], signal.SIGSTOP)
     assert wait_until(lambda: stopped(session.pids[1]))
-    ctrl_c(inside(Controller.wait), f)
+    ctrl_c(main_thread_in(Controller.wait), f)
     os.kill(session.pids[1], signal.SIGCONT)
     assert wait_until(lambda: answered(session), SOON)
     assert total(session) == 7
@@ -119,8 +107,8 @@ def test_ctrl_c_while_waiting_for_an_interrupted_call(session):
     f = session.function(rows, outputs="gather")
     session.distribute()
     ctrl_c(in_phase(session, Phase.RUNNING), session.function(deaf, outputs=[]))
-    ctrl_c(inside(Engine.settle), lambda: f(np.ones(3)))
-    ctrl_c(inside(Engine.settle), lambda: f(np.ones(3)))
+    ctrl_c(main_thread_in(Engine.settle), lambda: f(np.ones(3)))
+    ctrl_c(main_thread_in(Engine.settle), lambda: f(np.ones(3)))
     assert f(np.ones(3)).tolist() == [1, 1, 1]
 
 
@@ -237,7 +225,7 @@ def test_ctrl_c_while_a_worker_maps_memory(session, tmp_path):
 def test_ctrl_c_during_fork(tmp_path, monkeypatch):
     hanging(tmp_path, monkeypatch)
     before = children()
-    ctrl_c(inside(Controller.wait), lambda: synk.fork(2, verbose=False))
+    ctrl_c(main_thread_in(Controller.wait), lambda: synk.fork(2, verbose=False))
     assert wait_until(lambda: children() == before)
     monkeypatch.undo()
     assert synk.fork(2, verbose=False) == 2

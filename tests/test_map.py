@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import mmap
 import os
 import pathlib
 import threading
@@ -327,6 +328,24 @@ def test_large_results_do_not_pile_up(two):
         assert {result[0], result[-1]} == {number % 256}
         assert len(read) - number <= 50  # 64 MB, and what is on its way
     assert number == 199
+
+
+def test_results_that_become_large_do_not_pile_up(two):
+    """Many items are on their way when it turns out that their results are large."""
+    results = synk.imap(lambda i: np.full(8 << 20, 1, np.uint8) if i > 1500 else i, itertools.count())
+    assert list(itertools.islice(results, 1501)) == list(range(1501))
+    before, most = resident(), 0
+    for _ in range(120):  # 960 MB
+        assert next(results)[-1] == 1
+        time.sleep(0.005)  # the workers are faster
+        most = max(most, resident())
+    assert most - before < 400 << 20  # 64 MB, those of each worker, and what was freed late
+
+
+def resident():
+    """The bytes of memory that this process has."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * mmap.PAGESIZE
 
 
 def test_other_calls_go_on_between_two_results(n):

@@ -7,7 +7,6 @@ import itertools
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.inside import controller, in_phase, whereabouts
+from support.inside import controller, in_phase, main_thread_in, whereabouts
 from support.leftovers import nothing_left
 from support.sessions import running
 from support.waiting import SOON, Watch, wait_until
@@ -202,18 +201,6 @@ def interrupt_when(condition):
     return thread
 
 
-def inside(function):
-    """Whether the main thread is in *function*."""
-
-    def condition():
-        frame = sys._current_frames()[threading.main_thread().ident]
-        while frame is not None and frame.f_code is not function.__code__:
-            frame = frame.f_back
-        return frame is not None
-
-    return condition
-
-
 @pytest.mark.parametrize("item", [0, 40])
 def test_ctrl_c_ends_the_map_and_not_the_session(own, results, item):
     def task(x):
@@ -264,7 +251,7 @@ def test_an_imap_that_was_interrupted_does_not_go_on(own):
     results = synk.imap(sleep, [0.0] * 4 + [30.0] * 20)
     assert [next(results) for _ in range(4)] == [0.0] * 4
     assert wait_until(lambda: min(controller(own).whereabouts(rank)[1] for rank in (0, 1)) > 3)
-    thread = interrupt_when(inside(Map.pause))
+    thread = interrupt_when(main_thread_in(Map.pause))
     with Watch(), pytest.raises(KeyboardInterrupt):
         synk.map(double, [1])  # which waits for the tasks that run
     thread.join()

@@ -27,6 +27,9 @@ and a count: since that time the rank is in that phase.  All clocks are the mach
 The words in the block are the only state: what was sent, and who has answered, can be read there
 at any time, also after Ctrl-C interrupted this module half-way.
 
+In the middle of a command that lasts (a map) the two sides wake each other, too: the main process says
+which items' results it sleeps for (``Controller.expect``), and wakes workers that sleep for an item.
+
 Descriptors cannot travel through memory: they come over a Unix socket, each with its number.  A
 worker that lacks one reads the socket until it has it.
 """

@@ -42,7 +42,7 @@ NUMBERS = frozenset({type(None), bool, int, float, complex})
 
 _SHORT = 64  # entries of a container that is looked through
 
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tuple})
+_ATOMS = SIMPLE | {tuple}
 
 
 class Space:
@@ -139,18 +139,26 @@ class Writer:
         return self._stream.getvalue()
 
 
-def is_simple(value: Any, depth: int = 3) -> bool:
+def _is_simple(value: Any, depth: int = 3) -> bool:
     """Whether pickle itself takes *value*: numbers, strings, arrays, and short containers of these."""
     kind = type(value)
     if kind in SIMPLE or kind is np.ndarray:
         return kind is not np.ndarray or (value.flags.writeable and not value.dtype.hasobject)
     if depth and kind in (tuple, list):
-        return len(value) <= _SHORT and all(is_simple(each, depth - 1) for each in value)
+        return len(value) <= _SHORT and all(_is_simple(each, depth - 1) for each in value)
     if depth and kind is dict:
         return len(value) <= _SHORT and all(
-            type(key) is str and is_simple(each, depth - 1) for key, each in value.items()
+            type(key) is str and _is_simple(each, depth - 1) for key, each in value.items()
         )
     return isinstance(value, np.number | np.bool_) and type(value) is value.dtype.type
+
+
+def simply_pickled(value: Any) -> tuple[bytes, list[memoryview]] | None:
+    """What pickle itself makes of *value*, beside large buffers; None if it needs a pickler of ours."""
+    if not _is_simple(value):
+        return None
+    buffers: list[memoryview] = []
+    return pickle.dumps(value, 5, buffer_callback=kept_apart(buffers)), buffers
 
 
 def kept_apart(

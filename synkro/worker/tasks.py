@@ -29,7 +29,7 @@ from ..packing.kinds import (
     Kind,
     same_contents,
 )
-from ..packing.pickles import NUMBERS, is_simple, kept_apart
+from ..packing.pickles import NUMBERS, simply_pickled
 from ..values.arrays import Array, shortened
 from ..values.foreign import times_written
 from .call import PreparedCall
@@ -91,8 +91,10 @@ class Tasks:
                 value = rank.run(fn, args, next(common))
             finally:
                 if os.getpid() != rank.pid:  # the function has forked, and this is the child
-                    sys.stdout.flush()
-                    os._exit(0)
+                    try:
+                        sys.stdout.flush()
+                    finally:  # whatever its output has become
+                        os._exit(0)
             done += 1
             if done < 4 or not done & (done - 1):
                 state.check()
@@ -141,13 +143,11 @@ class Tasks:
     def _packed(self, value: Any, number: int) -> Packed:
         """A result, pickled.  Raises: OutputError."""
         try:
-            if is_simple(value):
-                buffers: list[memoryview] = []
-                return pickle.dumps(value, 5, buffer_callback=kept_apart(buffers)), buffers, False
+            if (simply := simply_pickled(value)) is not None:
+                return *simply, False
             if self._rank.device.xp is not np:
                 value = in_host_memory(value, self._rank.device)
-            stream, buffers = self._rank.belongings.packed_apart(value)
-            return stream, buffers, True
+            return *self._rank.belongings.packed_apart(value), True
         except Exception as error:
             raise OutputError(
                 f"the result of the function {self._rank.function!r} for item {number}, "

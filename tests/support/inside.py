@@ -1,5 +1,8 @@
 """What cannot be seen from outside: where the workers of a session are.  All looks into it are here."""
 
+import sys
+import threading
+
 
 def controller(session):
     """The main process's end of the channel."""
@@ -14,6 +17,18 @@ def whereabouts(session, rank):
 def in_phase(session, phase, rank=1):
     """A condition: whether *rank* is in *phase*."""
     return lambda: whereabouts(session, rank) == phase
+
+
+def main_thread_in(function):
+    """A condition: whether the main thread is in *function*."""
+
+    def condition():
+        frame = sys._current_frames()[threading.main_thread().ident]
+        while frame is not None and frame.f_code is not function.__code__:
+            frame = frame.f_back
+        return frame is not None
+
+    return condition
 
 
 def answered(session):

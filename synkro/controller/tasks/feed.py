@@ -12,7 +12,7 @@ from ...errors import InvalidType, InvalidValue
 from ...ipc.channel import Controller
 from ...ipc.queue import CAPACITY, Dispatcher, Packed, Stored
 from ...messages import Phase
-from ...packing.pickles import OUT_OF_BAND, SIMPLE, is_simple, kept_apart
+from ...packing.pickles import OUT_OF_BAND, SIMPLE, simply_pickled
 
 _AT_FIRST = 4  # items a worker that are read ahead
 _SHORT = 5e-3  # seconds; if half of the items were taken sooner, more are read ahead
@@ -236,9 +236,8 @@ class Feed:
                 break
         else:
             return pickle.dumps(args, 5), (), False
-        if is_simple(args):
-            buffers: list[Any] = []
-            return pickle.dumps(args, 5, buffer_callback=kept_apart(buffers)), buffers, False
+        if (simply := simply_pickled(args)) is not None:
+            return *simply, False
         try:
             return *self._dump(args, OUT_OF_BAND), True
         except RecursionError:

@@ -65,7 +65,7 @@ class Map:
         self._results: dict[int, Any] = {}
         self._nbytes: dict[int, int] = {}  # of results that wait in their order
         self._held = 0  # all these bytes
-        self._looked = 0.0  # when results were collected last
+        self._looked = 0.0  # when results were looked for last
         self._next = 0  # the number of the next result
         self._open = False  # whether the workers do the command
         self._ending = False  # whether they are to end it
@@ -167,7 +167,7 @@ class Map:
         self._engine.require_ready()
         if not self._open:  # another thread's call has paused it
             return
-        self._collect()
+        self._collect_some()
         if self._feed.due(self._held) and not self._ending:
             self._feed.fill(self._held, self._is_due)  # which may call functions of the program's
         if self._open and not self._ending:
@@ -198,8 +198,7 @@ class Map:
         """Whether there is something to do, after new results were collected."""
         if not self._open:
             return False
-        if not (self._held > _HELD and self._is_next_there()):  # workers wait with more
-            self._collect()
+        self._collect_some()
         unanswered = len(self._engine.channel.unanswered())
         if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
             return True
@@ -207,9 +206,14 @@ class Map:
             return True
         return self._is_next_there() or (not self._ending and self._feed.due(self._held))
 
+    def _collect_some(self) -> None:
+        """Take the results that have come, unless the program has enough: the workers wait with more."""
+        self._looked = time.perf_counter()
+        if self._held <= _HELD or not self._is_next_there():
+            self._collect()
+
     def _collect(self) -> None:
         """Take the results that have come."""
-        self._looked = time.perf_counter()
         for number, rank, (stream, buffers, own) in self._queue.collect():
             if rank >= 0:
                 self._engine.channel.read_block(rank)
@@ -277,7 +281,7 @@ class Map:
 
     def _pause(self, limit: float | None) -> None:
         deadline = None if limit is None else time.monotonic() + limit
-        self._withdraw()
+        self._end(at_once=True)
         if self._feed.is_left:
             self._feed.drop()
         while self._engine.channel.unanswered():
@@ -294,9 +298,6 @@ class Map:
         self._open, self._lost = False, True
         self._queue.stop()
 
-    def _withdraw(self) -> None:
-        self._end(at_once=True)
-
     def _is_paused(self) -> bool:
         self._collect()
         return not self._engine.channel.unanswered()
@@ -306,4 +307,4 @@ class Map:
         with self._engine.lock:
             self._feed.drop()
             if self._open and self._engine.state is State.READY:
-                self._withdraw()
+                self._end(at_once=True)

@@ -36,7 +36,6 @@ class TaskFunction(Carried):
 
     def __init__(self, home: Functions, fn: Callable[..., Any]) -> None:
         super().__init__()
-        self.fn = fn
         self.name = name_of(fn)
         self._join(home, FunctionSpec(self.name, fn, None))
 
@@ -103,7 +102,7 @@ class Maps:
         WorkerDied, CallTimeout, SessionError.
         """
         with self._home.engine.lock:
-            run, bar = self._made("map", fn, iterables, common, progress, timeout)
+            run, bar = self._made(False, fn, iterables, common, progress, timeout)
             with bar or contextlib.nullcontext():
                 return run.all()
 
@@ -121,18 +120,24 @@ class Maps:
         workers have enough to do, and as many results are kept.  Another call of the program meanwhile
         waits for the tasks that run.  *timeout* is for each result.
         """
-        return Results(*self._made("imap", fn, iterables, common, progress, timeout))
+        return Results(*self._made(True, fn, iterables, common, progress, timeout))
 
     def _made(
-        self, verb: str, fn: Any, iterables: tuple[Any, ...], common: Any, progress: Any, timeout: Any
+        self,
+        ordered: bool,
+        fn: Any,
+        iterables: tuple[Any, ...],
+        common: Any,
+        progress: Any,
+        timeout: Any,
     ) -> tuple[Map, Progress | None]:
+        """A map, after its arguments were checked, and its bar; if *ordered*, that of ``imap``."""
         engine = self._home.engine
-        fn, name = _checked_function(fn, verb)
+        fn, name = _checked_function(fn, "imap" if ordered else "map")
         iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
         if not iterators:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
         shared = _checked_common(fn, name, len(iterators), common)
-        ordered = verb == "imap"
         limit = engine.timeout if timeout is None else checked_seconds(timeout, "timeout")
         bar = None
         if checked_bool(progress, "progress"):
