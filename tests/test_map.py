@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import synkro as synk
 from support.sessions import running, start
+from support.waiting import Watch, wait_until
 from synkro import InvalidType, InvalidValue, OutputError, UsageError, WorkerError
 
 pytestmark = pytest.mark.quick
@@ -122,6 +123,45 @@ def test_items_and_results_are_anything_that_pickles(n, items):
 )
 def test_any_items(three_forked, items):
     assert three_forked.map(lambda x: (x, x), items) == [(item, item) for item in items]
+
+
+RUNS = {
+    "numbers": range(10**6),
+    "NumPy's numbers": np.arange(500) / 7,
+    "large numbers": [10**k for k in range(500)],
+    "short strings": [f"item {k}" for k in range(500)],
+    "long strings": ["ab" * k for k in range(500)],
+    "arrays": [np.arange(k) for k in range(500)],
+    "nothing": [None] * 500,
+}
+
+
+@settings(max_examples=30)
+@given(
+    runs=st.lists(st.tuples(st.sampled_from(sorted(RUNS)), st.integers(0, 200)), max_size=6),
+    pauses=st.sets(st.integers(0, 1000), max_size=4),
+)
+def test_items_travel_together_or_alone(three_forked, runs, pauses):
+    items = [item for kind, count in runs for item in itertools.islice(RUNS[kind], count)]
+    assert same(items, three_forked.map(lambda x: x, items))
+    results = []
+    for number, result in enumerate(three_forked.imap(lambda x, y: (y, x), items, items)):
+        results.append(result)
+        if number in pauses:  # what nobody has taken is withdrawn, and offered again
+            assert three_forked.map(double, range(40)) == list(range(0, 80, 2))
+    assert same(list(zip(items, items, strict=True)), results)
+
+
+def test_items_that_travel_together_are_taken_one_by_one(two, tmp_path):
+    def met(name):
+        """A task with a name waits for the other one that has a name."""
+        if name:
+            (tmp_path / name).touch()
+            return wait_until(lambda: {path.name for path in tmp_path.iterdir()} == {"one", "other"})
+        return True
+
+    with Watch():
+        assert all(synk.map(met, [""] * 2001 + ["one", "other"] + [""] * 1500))
 
 
 def test_what_a_task_gets_and_returns_is_its_own(n):

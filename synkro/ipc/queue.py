@@ -8,6 +8,9 @@
     Dispatcher.publish ─▶ [ slots: item 0, item 1, … ] ───────▶   and waits until its item is published
     Dispatcher.collect ◀─ [ pipe of results ] ◀──────────────── Taker.give
 
+Small items can lie together in a *group* of slots: the first says so, and has one pickle of all.  Each
+is still drawn by itself, and whoever draws one reads them all.
+
 Tickets are issued before there are items for them.  One read of the pipe takes one whole ticket, and no
 two workers the same (pipe(7)), so there is no lock that a dead worker could hold.  Small items lie in
 their slots and small results in the pipe, larger ones in *blocks* of the file, which are used again when
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import struct
@@ -45,10 +49,13 @@ Stored = tuple[int, int, int, Any]
 """An item as it can be published: where its stream is, its bytes, its way, and what holds it."""
 
 SEVERAL = -1
-"""The number of a record with several results."""
+"""The number of a record with several results: a list of their numbers, and one of their values."""
 
-CAPACITY = 1 << 10
+CAPACITY = 1 << 13
 """How many items can be published that no worker has read."""
+
+GROUP = 16
+"""How many slots can have one pickle together: those from a multiple of it on."""
 
 _PUBLISHED, _END, _WANTED = 0, 8, 16  # words of the table, in lines of the cache of their own
 _HEAD = 24 * 8  # bytes before the slots
@@ -56,9 +63,10 @@ _SLOT = 128
 _NEVER = (1 << 64) - 1
 
 _TICKET = struct.Struct("=q")
-_ISSUED = CAPACITY // 4  # tickets beyond those of published items, beside one a worker
+_ISSUED = 256  # tickets beyond those of published items, beside one a worker
 _RECORD = struct.Struct("=4q")  # number, place in the file, bytes of the stream, way
 _INSIDE = -1  # the place of a stream that follows the record
+_TOGETHER = -2  # the place of one of several items that follows it; the way is their number
 _INLINE = _SLOT - _RECORD.size
 _SMALL = select.PIPE_BUF - _RECORD.size
 _BLOCK = 1 << 18  # bytes of a block of several items
@@ -91,6 +99,7 @@ class Dispatcher:
     Attributes:
         descriptors: what the workers need for their end.
         slot: the slot of the next item.
+        most: how many items there should be at most that nobody has drawn.
     """
 
     def __init__(self, size: int) -> None:
@@ -107,12 +116,15 @@ class Dispatcher:
             undo.pop_all()
         self.descriptors = (self._tickets, given, self._file)
         self.slot = 0
+        room = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // _TICKET.size  # in pages, not all full
+        self.most = min(CAPACITY, room) // 2
         self._block: Array = np.empty(0, np.uint8)  # with room for items of some size …
         self._start = self._end = 0  # … which begins here in the file, and has so many bytes of them
         self._published = self._filled = 0  # how many items were published, and put into slots
         self._table = _Table(self._file)
         self._arena = Arena(self._file, size)
-        self._spare = size + _ISSUED
+        self._spare = size + min(_ISSUED, room // 4)
+        self._scarce = size + min(_ISSUED, room // 4) // 2
         self._issued = 0  # the next ticket
         self._reader: weakref.ref[object] | None = None
         self._leaving = 0  # the handle of what is done when the reader is gone
@@ -197,11 +209,25 @@ class Dispatcher:
         self._filled += 1
         self.slot = self._filled % CAPACITY
 
+    def put_group(self, number: int, count: int, stream: bytes) -> bool:
+        """Put *count* items, the first of which has this *number*, with one pickle into the next slots,
+        where a group begins; returns whether it is small enough."""
+        if len(stream) > GROUP * _SLOT - _RECORD.size:
+            return False
+        at = self.slot * _SLOT
+        slots = self._table.slots
+        _RECORD.pack_into(slots, at, number, _TOGETHER, len(stream), count)
+        at += _RECORD.size
+        slots[at : at + len(stream)] = stream
+        self._filled += count
+        self.slot = self._filled % CAPACITY
+        return True
+
     def publish(self) -> None:
         """Publish the items that were put into slots."""
         self._table.fence()  # the slots are stored before the number
         self._published = self._table.words[_PUBLISHED] = self._filled
-        if self._issued - self._published < self._spare - _ISSUED // 2:
+        if self._issued - self._published < self._scarce:
             self._issue()
 
     def end(self) -> None:
@@ -217,13 +243,22 @@ class Dispatcher:
         data = b"".join(_chunks(self._tickets))
         self.end()
         drawn = [ticket for (ticket,) in _TICKET.iter_unpack(data) if ticket < self._published]
-        slots = self._table.slots
-        return [_RECORD.unpack_from(slots, ticket % CAPACITY * _SLOT)[0] for ticket in drawn]
+        return [self._number(ticket) for ticket in drawn]
+
+    def _number(self, ticket: int) -> int:
+        """The number of the item that this ticket is for."""
+        slots, within = self._table.slots, ticket % GROUP
+        first: int
+        first, place, _, count = _RECORD.unpack_from(slots, (ticket - within) % CAPACITY * _SLOT)
+        if place == _TOGETHER and within < count:
+            return first + within
+        number: int = _RECORD.unpack_from(slots, ticket % CAPACITY * _SLOT)[0]
+        return number
 
     def collect(self) -> list[tuple[int, int, Packed]]:
         """The results that have come: number, the rank whose block it lay in (-1: none), and value.
 
-        Number ``SEVERAL`` has a list of pairs: number and value.
+        Number ``SEVERAL`` has several.
         """
         found: list[tuple[int, int, Packed]] = []
         try:
@@ -273,16 +308,21 @@ class Taker:
         self._unread: deque[Array] = deque()  # blocks of results
         self._read = 0  # how many blocks the main process had read, when the last ones were dropped
         self._ticket = -1  # the one that was drawn last
+        self._at = -1  # the ticket with which the slots begin that were looked at as a group
+        self._first = self._count = 0  # the number of the first item of the group there, how many it has
+        self._group: Packed = b"", (), False
 
     def begin(self, read: int) -> None:
         """A command begins: nobody wants results of the last one.  *read* blocks were read until now."""
         self._unread.clear()
         self._read = read
 
-    def take(self, wait: Callable[[Callable[[], bool]], None]) -> tuple[int, Packed] | None:
-        """The next item, with its number; None when there will be none.
+    def take(self, wait: Callable[[Callable[[], bool]], None]) -> tuple[int, Packed, int] | None:
+        """The next item, or the group that it is in; None when there will be none.
 
-        *wait* waits for a condition: until the main process wakes this one, having made it true.
+        Returns its number, the pickled value, and its place in the group; -1: it is no group.  All items
+        of a group come with the same object.  *wait* waits for a condition: until the main process wakes
+        this one, having made it true.
         """
         if not self._table.words[_WANTED]:
             return None
@@ -297,13 +337,29 @@ class Taker:
             wait(self._is_decided)
             if words[_PUBLISHED] <= ticket:
                 return None
-        table.fence()  # the number is loaded before the slot
+        within = ticket % GROUP
+        if ticket - within != self._at:
+            table.fence()  # the number is loaded before the slot
+            self._look_at(ticket - within)
+        if within < self._count:
+            return self._first + within, self._group, within
+        table.fence()
         at = ticket % CAPACITY * _SLOT
         number, place, nbytes, way = _RECORD.unpack_from(slots, at)
         if place == _INSIDE:
             begin = at + _RECORD.size
-            return number, (bytes(slots[begin : begin + nbytes]), (), bool(way))
-        return number, _load(self._file, place, nbytes, way)
+            return number, (bytes(slots[begin : begin + nbytes]), (), bool(way)), -1
+        return number, _load(self._file, place, nbytes, way), -1
+
+    def _look_at(self, ticket: int) -> None:
+        """Read the group that begins with this ticket, if there is one."""
+        begin = ticket % CAPACITY * _SLOT + _RECORD.size
+        slots = self._table.slots
+        number, place, nbytes, count = _RECORD.unpack_from(slots, begin - _RECORD.size)
+        self._at, self._count = ticket, 0
+        if place == _TOGETHER:
+            self._first, self._count = number, count
+            self._group = bytes(slots[begin : begin + nbytes]), (), False
 
     def _is_decided(self) -> bool:
         """Whether the item is published, or never will be."""

@@ -13,7 +13,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
@@ -37,10 +37,9 @@ HEAD = 4  # bytes before it, which say how many buffers follow
 SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Types that pickle itself takes, and that hold nothing else."""
 
-NUMBERS = frozenset({type(None), bool, int, float, complex})
-"""Those of a few bytes."""
+_NUMBERS = frozenset({type(None), bool, int, float, complex})
 
-_SHORT = 64  # entries of a container that is looked through
+_SHORT = 64  # entries of a container that is looked through, characters of a string that is small
 
 _ATOMS = SIMPLE | {tuple}
 
@@ -151,6 +150,21 @@ def _is_simple(value: Any, depth: int = 3) -> bool:
             type(key) is str and _is_simple(each, depth - 1) for key, each in value.items()
         )
     return isinstance(value, np.number | np.bool_) and type(value) is value.dtype.type
+
+
+def is_small(value: Any) -> bool:
+    """Whether *value* cannot change, and pickle takes a few bytes for it: many travel together."""
+    kind = type(value)
+    if kind in _NUMBERS:
+        return True
+    if kind is str or kind is bytes:
+        return len(value) <= _SHORT
+    return isinstance(value, np.number | np.bool_) and kind is value.dtype.type
+
+
+def are_small(values: Sequence[Any]) -> bool:
+    """Whether all of them are small."""
+    return _NUMBERS.issuperset(map(type, values)) or all(map(is_small, values))
 
 
 def simply_pickled(value: Any) -> tuple[bytes, list[memoryview]] | None:

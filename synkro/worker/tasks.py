@@ -29,7 +29,7 @@ from ..packing.kinds import (
     Kind,
     same_contents,
 )
-from ..packing.pickles import NUMBERS, simply_pickled
+from ..packing.pickles import is_small, simply_pickled
 from ..values.arrays import Array, shortened
 from ..values.foreign import times_written
 from .call import PreparedCall
@@ -51,7 +51,10 @@ class Tasks:
         self._rank = rank
         self._listener = listener
         self._frozen: list[Array] = []
-        self._small: list[tuple[int, Any]] = []  # results to be handed over together
+        self._small: tuple[list[int], list[Any]] = (
+            [],
+            [],
+        )  # results to be handed over together: numbers, values
         self._taker = Taker(rank.number, [os.dup(listener.descriptor(n)) for n in descriptors])
         for number in descriptors:
             listener.release(number)
@@ -60,7 +63,7 @@ class Tasks:
         """Take items until there are no more."""
         rank = self._rank
         self._taker.begin(self._listener.blocks_read())
-        self._small = []
+        self._small = [], []
         spec = rank.functions[command.plan.function]
         call = PreparedCall(rank, command.plan)
         rank.begin(tuple(range(rank.size)), call)
@@ -80,13 +83,16 @@ class Tasks:
     ) -> None:
         rank, taker = self._rank, self._taker
         done = 0
+        group: Any = None
         while (taken := taker.take(self._wait)) is not None:
-            number, (stream, buffers, own) = taken
+            number, packed, place = taken
             rank.begin_item((command.seed, command.number, number))
-            if own:
-                args = rank.belongings.loaded(stream, buffers)
+            if place >= 0:
+                if packed is not group:
+                    group, items = packed, pickle.loads(packed[0])
+                args = items[place]
             else:
-                args = pickle.loads(stream, buffers=buffers)
+                args = self._loaded(packed)
             try:
                 value = rank.run(fn, args, next(common))
             finally:
@@ -100,12 +106,20 @@ class Tasks:
                 state.check()
             self._give(number, value, command.ordered)
 
+    def _loaded(self, packed: Packed) -> Any:
+        stream, buffers, own = packed
+        if own:
+            return self._rank.belongings.loaded(stream, buffers)
+        return pickle.loads(stream, buffers=buffers)
+
     def _give(self, number: int, value: Any, at_once: bool) -> None:
         """Hand a result over; small ones together, unless *at_once* or if they are waited for."""
         expected = self._listener.is_expected(number)
-        if type(value) in NUMBERS:
-            self._small.append((number, value))
-            if at_once or expected or len(self._small) >= _SEVERAL:
+        if is_small(value):
+            numbers, values = self._small
+            numbers.append(number)
+            values.append(value)
+            if at_once or expected or len(numbers) >= _SEVERAL:
                 self._flush()
         else:
             self._flush()
@@ -116,8 +130,8 @@ class Tasks:
 
     def _flush(self) -> None:
         """Hand over the small results that were kept."""
-        small, self._small = self._small, []
-        if small:
+        small, self._small = self._small, ([], [])
+        if small[0]:
             stream = pickle.dumps(small, 5)
             listener = self._listener
             self._taker.give(SEVERAL, (stream, (), False), listener.blocks_read, listener.wake_main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 import weakref
@@ -10,14 +11,14 @@ from typing import Any
 
 from ...errors import InvalidType, InvalidValue
 from ...ipc.channel import Controller
-from ...ipc.queue import CAPACITY, Dispatcher, Packed, Stored
+from ...ipc.queue import CAPACITY, GROUP, Dispatcher, Packed, Stored
 from ...messages import Phase
-from ...packing.pickles import OUT_OF_BAND, SIMPLE, simply_pickled
+from ...packing.pickles import OUT_OF_BAND, SIMPLE, are_small, simply_pickled
 
 _AT_FIRST = 4  # items a worker that are read ahead
+_MOST = 512  # … and at most, if they come from the program's code, or may be withdrawn for its calls
 _SHORT = 5e-3  # seconds; if half of the items were taken sooner, more are read ahead
 _BYTES = 1 << 26  # of items and results together that wait, beyond two items a worker
-_TOGETHER = 16  # items that are published together, if they need not be waited for
 _LONG_ENOUGH = 2e-4  # seconds of reading items, after which results are looked for
 _LONG = 100  # characters of an item in a sentence
 
@@ -30,7 +31,8 @@ class Feed:
     Attributes:
         exhausted: whether there are no more.
         error: what ended them, if they ended by an error.
-        waiting: the items without a result, by number: arguments, bytes, and what they keep alive.
+        waiting: the items without a result, by number: arguments, bytes, and as what the item is stored,
+            which keeps it there; None in a group.
     """
 
     def __init__(
@@ -38,24 +40,26 @@ class Feed:
         name: str,
         items: Iterator[Arguments],
         instant: bool,
+        at_once: bool,
         queue: Dispatcher,
         channel: Controller,
         size: int,
         dump: Callable[[Any, int], tuple[bytes, Any]],
     ) -> None:
-        """*name* is the function's.  If *instant*, nobody waits for *items*.  *dump* pickles what pickle
-        itself does not take."""
+        """*name* is the function's.  If *instant*, nobody waits for *items*; *at_once*: the program
+        waits for all results.  *dump* pickles what pickle itself does not take."""
         self.exhausted = False
         self.error: Exception | None = None
-        self.waiting: dict[int, tuple[Arguments, int, Any]] = {}
+        self.waiting: dict[int, tuple[Arguments, int, Stored | None]] = {}
         self._name = name
         self._items = items
-        self._instant = instant
+        self._instant = self._in_groups = instant
         self._queue = queue
         self._channel = channel
         self._dump = dump
         self._size = size
-        self._ahead = min(_AT_FIRST * size, CAPACITY // 2)
+        self._most = queue.most if at_once else min(_MOST, queue.most)
+        self._ahead = min(_AT_FIRST * size, self._most)
         self._read = 0  # how many items were read
         self._taken = -1  # the highest number of what was taken, as far as is known
         self._nbytes = 0  # of waiting items
@@ -78,13 +82,14 @@ class Feed:
         self._results = max(nbytes, self._results + (nbytes - self._results) / 16)
         return True
 
-    def all_done(self, pairs: Sequence[tuple[int, Any]]) -> bool:
+    def all_done(self, numbers: Sequence[int]) -> bool:
         """These items have small results; whether they are waited for."""
         waiting = self.waiting
-        if any(number not in waiting for number, _ in pairs):
+        try:
+            self._nbytes -= sum([waiting.pop(number)[1] for number in numbers])
+        except KeyError:  # of none of them
             return False
-        self._nbytes -= sum(waiting.pop(number)[1] for number, _ in pairs)
-        self._taken = max(self._taken, pairs[-1][0])
+        self._taken = max(self._taken, numbers[-1])
         return True
 
     @property
@@ -153,14 +158,21 @@ class Feed:
         """Read items and publish them, until as many wait as should, or *enough* says so."""
         now = time.perf_counter()
         if now - self._fed < _SHORT and self.count >= self._ahead // 2:  # so that their size is known
-            self._ahead = min(2 * self._ahead, CAPACITY // 2)
+            self._ahead = min(2 * self._ahead, self._most)
         budget = _BYTES - held - self._nbytes - len(self.waiting) * self._results
         try:
-            for _ in range(self._ahead - self._queued):
-                if self._is_slot_in_use() or (budget < 0 and self._is_full(held)):
+            left = self._ahead - self._queued
+            while left > 0 and not self._is_slot_in_use():
+                if budget < 0 and self._is_full(held):
                     break
-                args = next(self._items)
-                budget -= self._offer(args, self._packed(args)) + self._results
+                if self._in_groups and left >= GROUP and not self._queue.slot % GROUP and self._open:
+                    count = self._offer_group()
+                    left -= count
+                    budget -= count * self._results
+                else:
+                    args = next(self._items)
+                    left -= 1
+                    budget -= self._offer(args, self._packed(args)) + self._results
                 if time.perf_counter() - now > _LONG_ENOUGH:
                     if enough():
                         break
@@ -175,10 +187,14 @@ class Feed:
 
     def _is_slot_in_use(self) -> bool:
         """Whether the item in the next slot may not have been read yet."""
-        number = self._slots[self._queue.slot]
-        return number in self.waiting and all(
-            self._channel.whereabouts(rank) != (Phase.TASK, number) for rank in range(self._size)
-        )
+        slot, waiting = self._queue.slot, self.waiting
+        stop = slot + 1 if slot % GROUP else slot + GROUP
+        unread = [number for number in self._slots[slot:stop] if number in waiting]
+        for rank in range(self._size if unread else 0):
+            phase, number = self._channel.whereabouts(rank)
+            if phase == Phase.TASK and number in unread:
+                unread.remove(number)
+        return bool(unread)
 
     def _offer(self, args: Arguments, item: Packed) -> int:
         """Publish the next item, as soon as the workers take items; returns its bytes."""
@@ -191,11 +207,32 @@ class Feed:
         self._nbytes += nbytes
         if self._open:
             self._put(number, stored)
-            if not self._instant or not number % _TOGETHER:
+            if not self._instant or not number % GROUP:
                 self._publish()
         else:
             self._back.append(number)
         return nbytes
+
+    def _offer_group(self) -> int:
+        """Publish the next items with one pickle, if they are small; returns how many.
+
+        Raises: StopIteration if there are no more.
+        """
+        some = list(itertools.islice(self._items, GROUP))
+        if not some:
+            raise StopIteration
+        number, slot = self._read, self._queue.slot
+        small = are_small(list(itertools.chain.from_iterable(some)))
+        if not (small and self._queue.put_group(number, len(some), pickle.dumps(some, 5))):
+            self._items, self._in_groups = itertools.chain(some, self._items), False
+            return 0
+        numbers = range(number, number + len(some))
+        for each, args in zip(numbers, some, strict=True):
+            self.waiting[each] = args, 0, None
+        self._slots[slot : slot + len(some)] = numbers
+        self._read = numbers.stop
+        self._publish()
+        return len(some)
 
     def _put(self, number: int, stored: Stored) -> None:
         self._slots[self._queue.slot] = number
@@ -212,7 +249,11 @@ class Feed:
         self._queue.open(None if self._wanted is None else self._wanted())
         self._slots = [-1] * CAPACITY
         for number in self._back:
-            self._put(number, self.waiting[number][2])
+            args, nbytes, stored = self.waiting[number]
+            if stored is None:
+                stored = self._queue.stored(self._packed(args))
+                self.waiting[number] = args, nbytes, stored
+            self._put(number, stored)
         self._queue.publish()
         self._back, self._open = [], True
 

@@ -218,12 +218,12 @@ class Map:
             if rank >= 0:
                 self._engine.channel.read_block(rank)
             if number == SEVERAL:
-                pairs = pickle.loads(stream)
+                numbers, values = pickle.loads(stream)
                 if self._ordered:
-                    for each, value in pairs:
+                    for each, value in zip(numbers, values, strict=True):
                         self._take(each, value, _SMALL)
-                elif self._feed.all_done(pairs):
-                    self._results.update(pairs)
+                elif self._feed.all_done(numbers):
+                    self._results.update(zip(numbers, values, strict=True))
                 continue
             nbytes = len(stream) + sum(map(len, buffers)) if buffers else len(stream)
             try:

@@ -151,7 +151,8 @@ class Maps:
             self._last = function
         items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
         dump = self._home.objects.dump
-        feed = Feed(name, items, instant, queue, engine.channel, engine.size, dump)
+        at_once = instant and not ordered
+        feed = Feed(name, items, instant, at_once, queue, engine.channel, engine.size, dump)
         return Map(self._home, function, queue, planned, payload, feed, ordered, limit, bar), bar
 
     def _opened(self) -> Dispatcher:
