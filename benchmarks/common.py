@@ -111,6 +111,17 @@ def paired(sides: Sequence[Side], runs: int, first: bool = True) -> Samples:
     return samples
 
 
+def settled() -> tuple[()]:
+    """Wait until this process's threads are idle, at most 30 s: a peer may tidy up after its turn."""
+    end = time.monotonic() + 30
+    idle = False
+    while not idle and time.monotonic() < end:
+        used = time.process_time()
+        time.sleep(0.2)
+        idle = time.process_time() - used < 0.01
+    return ()
+
+
 @contextlib.contextmanager
 def neighbours(count: int) -> Iterator[None]:
     """Processes that compute all the time."""

@@ -6,17 +6,18 @@ and 50 that each sum a row of a table of 400 MB, which all have in common: sent 
 already.  Every answer is compared.
 
 Floor: an item and its result, a few bytes each, go through memory that two processes share, and Python
-pickles both: 1 us on either side.  Nobody has to be woken while there are items and results.  Synkro
-publishes 16 items at once without a system call; a worker draws its ticket by a read of a pipe, and
-writes 32 small results at once.  Counted by strace: 1.1 reads and 0.15 writes a task, 1.4 and 1 by
-``imap``, whose results come singly.  ``Pool.imap`` has 4 reads and 2 writes, the locks of two queues,
-and hand-overs between threads.  Predicted for a task: 2.5 us in the main process (the next item, its
-pickle, its slot, its result) and 4 us in a worker, so 40 ms for 10 000 on two cores, where ``Pool.imap``
-takes 100 to 160 ms.  The uneven tasks take 0.74 s, if each worker that is free takes the next one; the
-even ones 1 s.  A table is copied once, 400 MB to new pages of shared memory: 0.1 to 0.2 s.  The tasks
-read it once: 30 ms.  A copy for each worker, through a pipe, takes 0.5 s and more.  joblib, once its
-batches have grown, pays for a few messages only: 2 to 4 us a task, as was found beside
-busy neighbours.
+pickles both: 1 us on either side. Nobody has to be woken while there are items and results. Synkro
+publishes 16 small items at once, with one pickle and without a system call; a worker draws the ticket of
+each by a read of a pipe, and writes 32 small results at once. Counted by strace: 1.1 reads and 0.15
+writes a task, 1.4 and 1 by ``imap``, whose results come singly. ``Pool.imap`` has 4 reads and 2 writes,
+the locks of two queues, and hand-overs between threads. Predicted for a task: 0.9 us in the main process
+(the next item, its place in a pickle, its result; 2.5 us where each has its own pickle and slot) and 3
+us in a worker, so 20 to 30 ms for 10 000 on two cores that slow each other, where ``Pool.imap`` takes
+100 to 160 ms. The uneven tasks take 0.74 s, if each worker that is free takes the next one; the even
+ones 1 s. A table is copied once, 400 MB to new pages of shared memory: 0.1 to 0.2 s. The tasks read it
+once: 30 ms. A copy for each worker, through a pipe, takes 0.5 s and more. joblib, once its batches have
+grown, pays for a few messages only: 2 to 4 us a task. A turn begins when the threads of this process are
+idle: Dask's go on for seconds after 10 000 tasks, and slow whoever comes next.
 
 Peers, each as its documentation recommends: ``multiprocessing.Pool.imap`` and ``concurrent.futures``,
 one item at a time, which get the table by their initializers, so that each map starts new processes (a
@@ -42,7 +43,7 @@ import numpy as np
 
 import synkro
 
-from .common import Report, Side, main, paired
+from .common import Report, Side, main, paired, settled
 
 WORKERS = 2
 
@@ -226,7 +227,7 @@ def side(name: str, run: Callable[..., list[Any]], *args: Any, want: Sequence[An
         assert list(got) == list(want), f"{name} returned something else"
         return taken
 
-    return Side(name, seconds, own_clock=True)
+    return Side(name, seconds, prepare=settled, own_clock=True)
 
 
 def sending(name: str, sent: Callable[[Any], Any], table: Any, want: Sequence[float]) -> Side:
@@ -240,7 +241,7 @@ def sending(name: str, sent: Callable[[Any], Any], table: Any, want: Sequence[fl
         assert got == list(want), f"{name} returned something else"
         return taken
 
-    return Side(name, seconds, own_clock=True)
+    return Side(name, seconds, prepare=settled, own_clock=True)
 
 
 def ask(
