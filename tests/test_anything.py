@@ -147,6 +147,21 @@ def test_lists_of_some_rows_and_of_none(session):
     assert [array.tolist() for array in arrays] == [X.tolist(), (2 * X).tolist()]
 
 
+def test_a_list_with_an_array_for_each_row_is_doubted(session):
+    x = np.arange(12.0).reshape(6, 2)
+    each = session.function(lambda x: [2 * row for row in x], outputs="gather")
+    if session.n_parallel == 1:
+        assert len(each(x)) == 6
+    else:
+        with pytest.warns(UserWarning, match=r"as many as the rank got rows.*lambda a, b: a \+ b"):
+            each(x)
+        with pytest.raises(OutputError, match=r"For one list say outputs=lambda a, b"):
+            each(x[:5])
+    one = session.function(lambda x: [2 * row for row in x], outputs=lambda a, b: a + b)
+    assert np.array_equal(one(x), 2 * x)
+    assert np.array_equal(one(x[:5]), 2 * x[:5])
+
+
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────────
 
 VALUES = {

@@ -648,6 +648,77 @@ def test_what_an_object_prepares_at_its_first_use_is_no_change(n):
     ]
 
 
+class Scaled:
+    """Computes a table when it is first used; its setters forget that."""
+
+    def __init__(self, scale):
+        self.scale, self.table, self.rare = scale, None, None
+
+    def set(self, scale):
+        self.scale, self.table = scale, None
+
+    @functools.cached_property
+    def offset(self):
+        return 10 * self.scale
+
+    def at(self, k):
+        if self.table is None:
+            self.table = np.arange(100) * self.scale
+        if k > 10 and self.rare is None:
+            self.rare = self.scale
+        return float(self.table[k] + self.offset)
+
+
+gap = 1
+
+
+@functools.cache
+def score(k):
+    return k * gap
+
+
+def scored(k):
+    return score(k) + gap
+
+
+def test_what_tasks_have_prepared_is_forgotten_when_the_program_changes_something(n):
+    global gap
+    scaled = Scaled(2.0)
+    for scale in (3.0, 5.0, 5.0):
+        scaled.set(scale)
+        scaled.__dict__.pop("offset", None)
+        assert synk.map(scaled.at, range(40)) == [k * scale + 10 * scale for k in range(40)]
+    for gap in (1, 2, 3):
+        score.cache_clear()
+        assert synk.map(scored, range(9)) == [k * gap + gap for k in range(9)]
+        assert synk.map(score, range(9)) == [k * gap for k in range(9)]
+
+
+def test_a_memo_stays_where_nothing_changes(n):
+    @functools.cache
+    def slow(k):
+        return os.getpid(), time.monotonic()
+
+    first = dict(synk.map(slow, [1] * 30))
+    for pid, made in synk.map(slow, [1] * 30):
+        assert first.setdefault(pid, made) == made
+
+
+@pytest.mark.parametrize("item", [0, 50, 70, 98, 99])
+def test_what_any_task_leaves_behind_is_refused(n, item):
+    failed = []
+
+    def task(k):
+        if k == item:
+            failed.append(k)
+        return k
+
+    with pytest.raises(InvalidValue, match="'task' changes failed"):
+        synk.map(task, range(100))
+    with pytest.raises(InvalidValue, match="'task' changes failed"):
+        list(synk.imap(task, range(100)))
+
+
 def test_a_session_of_ones_own_has_them_too():
     with synk.Session(2, verbose=False) as own:
         assert own.map(double, range(5)) == [0, 2, 4, 6, 8]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.sessions import lasting
-from synkro.errors import InvalidType, OutputError
+from synkro.errors import InvalidType, InvalidValue, OutputError
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
@@ -208,3 +208,21 @@ def test_tables_are_not_reduced_by_position(session):
         session.function(totals, outputs="sum")(names, mass)
     found = session.function(totals, outputs=lambda a, b: a.add(b, fill_value=0))(names, mass)
     assert found.to_dict() == {"a": 13, "b": 5, "c": 18}
+
+
+def test_tasks_cannot_change_a_table(session, pandas):
+    table = pandas.DataFrame({"v": [1.0, 2.0]})
+
+    def by_loc(k):
+        table.loc[0, "v"] = k
+
+    def new_column(k):
+        table["w"] = k
+
+    def reads(k):
+        return float(table.v.sum() * k)
+
+    assert session.map(reads, range(9)) == [3.0 * k for k in range(9)]
+    for task in (by_loc, new_column):
+        with pytest.raises(InvalidValue, match=f"'{task.__name__}' changes table"):
+            session.map(task, range(9))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import os
 import sys
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
@@ -58,6 +59,24 @@ def uses(code: CodeType) -> Uses:
             if found.rebinds is not None and found.rebinds not in code.co_cellvars:
                 rebinds = found.rebinds
     return Uses(tuple(names), frozenset(attributes), tuple(imports), rebinds)
+
+
+def reached(fn: Any) -> set[Any]:
+    """What a function uses, and the functions among that use, and so on: each global as a pair, the id
+    of its dict and its name; and the ids of their values."""
+    found: set[Any] = set()
+    left = [fn]
+    while left:
+        plain = inspect.unwrap(left.pop())
+        if not isinstance(plain, FunctionType):
+            continue
+        names = plain.__globals__
+        for name in uses(plain.__code__).names:
+            if (id(names), name) not in found:
+                value = names.get(name)
+                found |= {(id(names), name), id(value)}
+                left.append(value)
+    return found
 
 
 @functools.cache

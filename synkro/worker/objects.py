@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
 import importlib
 import importlib.machinery
 import io
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ import cloudpickle
 import numpy as np
 
 from ..messages import Ack, Parcel, Preserve
-from ..packing.code import uses
+from ..packing.code import reached, uses
 from ..packing.kinds import (
     DICT,
     GENERATOR,
@@ -47,6 +48,7 @@ class Belongings:
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
         self._kept: list[tuple[Kind, Any, Contents]] = []
         self._values: list[tuple[Replica, Array]] = []
+        self._prepared: list[tuple[Any, Kind, Contents, Contents]] = []
         self._unused: list[Name] = []
         self._next_look = 0.0
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
@@ -65,7 +67,9 @@ class Belongings:
             loading(done)
             number, spec = reader.load()
             specs[number] = spec
+        named = []
         for number, module, name, contents in reader.load():
+            named.append(number)
             place = self._objects[number] = Name(vars(module), name, module)
             self._kinds[number] = NAME
             self._bound[id(place.names), name] = number
@@ -78,6 +82,7 @@ class Belongings:
             self._objects[number], self._kinds[number] = obj, KINDS[kind]
             if KINDS[kind] is OPAQUE:
                 self._digests[number] = OPAQUE.look(obj)[WHOLE]
+        self._forget_prepared([*named, *(number for number, *_ in changes)])
         for number, contents, gone, whole in changes:
             self._change(number, contents, gone, whole)
         for number in {number for number, *_ in changes} & self._digests.keys():
@@ -86,8 +91,35 @@ class Belongings:
 
     def assign(self, entries: dict[int, Contents]) -> None:
         """Put numbers and strings into objects."""
+        self._forget_prepared([*entries])
         for number, contents in entries.items():
             self._kinds[number].change(self._objects[number], contents, ())
+
+    def prepared(self, obj: Any, kind: Kind, before: Contents, now: Contents) -> None:
+        """A task has set attributes of an object, which looked otherwise *before*."""
+        self._prepared.append((obj, kind, before, now))
+
+    def _forget_prepared(self, changed: Sequence[int]) -> None:
+        """The program has changed objects: put away what was computed of how they were before.
+
+        That is what tasks have prepared, and the memo of each ``lru_cache`` whose function uses one of
+        the objects, or names, that have changed.
+        """
+        if not changed:
+            return
+        for obj, kind, before, now in self._prepared:
+            there = kind.look(obj)
+            mine = [key for key in now if now[key] is not before.get(key, _GONE)]
+            mine = [key for key in mine if there.get(key, _GONE) is now[key]]
+            back = {key: before[key] for key in mine if key in before}
+            kind.change(obj, back, tuple(key for key in mine if key not in before))
+        self._prepared = []
+        caches = [obj for obj in self._objects.values() if isinstance(obj, functools._lru_cache_wrapper)]
+        objects = [self._objects[number] for number in changed if caches]
+        found = {(id(o.names), o.name) if isinstance(o, Name) else id(o) for o in objects}
+        for cache in caches:
+            if not found.isdisjoint(reached(cache)):
+                cache.cache_clear()
 
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
         """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
@@ -172,6 +204,7 @@ class Belongings:
     def drop(self, number: int) -> None:
         """No function uses it any more."""
         obj = self._objects.pop(number, None)
+        self._prepared = [entry for entry in self._prepared if entry[0] is not obj]
         self._digests.pop(number, None)
         self._kinds.pop(number, None)
         if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:

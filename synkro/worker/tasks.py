@@ -25,13 +25,14 @@ from ..packing.kinds import (
     SEQUENCE,
     STATEFUL,
     TENSOR,
+    WHOLE,
     Contents,
     Kind,
     same_contents,
 )
 from ..packing.pickles import is_small, simply_pickled
 from ..values.arrays import Array, shortened
-from ..values.foreign import times_written
+from ..values.foreign import is_table, times_written
 from .call import PreparedCall
 from .merging import in_host_memory
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _LOOKED_AT = (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR, CLASS, FUNCTION, NAME)
+_LOOKED_INTO = 1 << 27  # bytes of a table up to which it is looked into: that takes 0.1 s
 _SEVERAL = 32  # small results that are handed over together
 
 
@@ -105,6 +107,7 @@ class Tasks:
             if done < 4 or not done & (done - 1):
                 state.check()
             self._give(number, value, command.ordered)
+        state.check(last=True)
 
     def _loaded(self, packed: Packed) -> Any:
         stream, buffers, own = packed
@@ -172,8 +175,8 @@ class Tasks:
 class _State:
     """What the tasks of a function share on this worker: they may read it, not change it.
 
-    What a container holds must not change at all.  An attribute may be set by the first task: many
-    objects prepare something when they are first used.
+    What a container or a table holds must not change at all.  An attribute that is missing or None may
+    be set, and any other by the first task: many objects prepare something when they are first used.
 
     Attributes:
         arrays: those of NumPy's among it.
@@ -182,8 +185,10 @@ class _State:
     def __init__(self, rank: Rank, objects: Mapping[int, str], name: str) -> None:
         """*objects* has the path of each object, by number; *name* is the function's."""
         self._name = name
+        self._belongings = rank.belongings
         self.arrays: list[Array] = []
         self._seen: list[tuple[Any, Kind, Contents, str]] = []
+        self._tables: list[tuple[Any, Contents, str]] = []  # to look into one takes long
         self._settled: set[int] = set()  # the ids of objects whose attributes were set by a task
         for number, path in objects.items():
             obj, kind = rank.belongings.found(number)
@@ -191,21 +196,34 @@ class _State:
                 self.arrays.append(obj)
             elif kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
                 self._seen.append((obj, kind, _look(obj, kind), path))
+            elif is_table(obj) and (look := OPAQUE.look(obj))[WHOLE].nbytes <= _LOOKED_INTO:
+                self._tables.append((obj, look, path))
 
-    def check(self) -> None:
-        """Raises: InvalidValue if a task has changed something."""
+    def check(self, last: bool = False) -> None:
+        """Raises: InvalidValue if a task has changed something, as far as it is looked into: all if it
+        was the *last*."""
+        for table, before, path in self._tables if last else ():
+            if OPAQUE.look(table) != before:
+                raise self._changed(path)
         for index, (obj, kind, before, path) in enumerate(self._seen):
             now = _look(obj, kind)
             if same_contents(kind, before, now):
                 continue
-            if kind in (DICT, SEQUENCE, TENSOR, OPAQUE) or id(obj) in self._settled:
-                raise InvalidValue(
-                    f"the function {self._name!r} changes {path}, of which each worker has its own: it "
-                    f"would hold what the tasks of that worker have left. Return what is to be kept: "
-                    f"map() collects the results. For a cache, use functools.lru_cache."
-                )
-            self._settled.add(id(obj))
+            if kind in (DICT, SEQUENCE, TENSOR, OPAQUE):
+                raise self._changed(path)
+            if any(before.get(key) is not None and before[key] is not now.get(key) for key in before):
+                if id(obj) in self._settled:
+                    raise self._changed(path)
+                self._settled.add(id(obj))
+            self._belongings.prepared(obj, kind, before, now)
             self._seen[index] = (obj, kind, now, path)
+
+    def _changed(self, path: str) -> InvalidValue:
+        return InvalidValue(
+            f"the function {self._name!r} changes {path}, of which each worker has its own: it would "
+            f"hold what the tasks of that worker have left. Return what is to be kept: map() collects "
+            f"the results. For a cache, use functools.lru_cache."
+        )
 
 
 def _look(obj: Any, kind: Kind) -> Contents:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import OutputError
+from ...errors import OutputError, counted
 from ...messages import Done, KeptOutput, Leaf
 from ...packing.pickles import HEAD, PICKLED
 from ...plan.call import CallPlan, Survey
@@ -31,6 +31,9 @@ _SHAPES = (
     ' To concatenate rows say outputs="gather"; to reduce them, return as many on every rank '
     "(np.bincount, say, with minlength=)."
 )
+
+
+_ONE_LIST = "outputs=lambda a, b: a + b"
 
 
 class Collection:
@@ -80,7 +83,7 @@ class Collection:
                 raise OutputError(
                     f"the function {self._name!r} returned {describe(self._tree)} on rank {ranks[0]}, "
                     f"but {describe(self.replies[rank].tree)} on rank {rank}: it must return the same "
-                    f"on every rank."
+                    f"on every rank.{f' For one list say {_ONE_LIST}.' * bool(self._listed())}"
                 )
         modes = leaf_modes(self._spec, self._tree)
         paths = leaf_paths(self._tree)
@@ -124,7 +127,7 @@ class Collection:
 
     def doubt(self, of_graph: bool) -> str:
         """What there is to say about outputs that look like rows, or counts, and are averaged, as nobody
-        said how to reduce them; empty if there are none."""
+        said how to reduce them, or about a list that looks like rows, and is none; empty for nothing."""
         plan = self._plan
         if isinstance(plan, Survey) or len(plan.participants) == 1:
             return ""
@@ -135,6 +138,13 @@ class Collection:
             isinstance(output.mode, Default) and output.pieces[0][2].shape[:1] == (rows,)
             for output in self._outputs
         ]
+        if len(lengths) == 1 and self._listed() == rows:
+            return (
+                f"the function {self._name!r} returned a list of {counted(rows, 'array')} on every "
+                f'rank, as many as the rank got rows, and outputs= is "gather": the arrays of the ranks '
+                f"were concatenated, entry by entry. For one list of all rows say {_ONE_LIST}; if the "
+                f"list is of several outputs, return a tuple, which silences this."
+            )
         if rows == 1 or len(lengths) > 1 or not any(like):
             return self._doubt_of_counts(of_graph)
         path, more = leaf_paths(self._tree)[like.index(True)], sum(like) - 1
@@ -150,6 +160,11 @@ class Collection:
             f"ranks' arrays are averaged. To concatenate their rows {cure}; if the average is meant say "
             f"{silence}, which silences this."
         )
+
+    def _listed(self) -> int:
+        """How long the list is, if the outputs are a list of arrays to gather; else 0."""
+        tree = self._tree
+        return len(tree.children) if self._spec == "gather" and tree and tree.kind is list else 0
 
     def _doubt_of_counts(self, of_graph: bool) -> str:
         counts = [isinstance(o.mode, Default) and o.dtype.kind in "iu" for o in self._outputs]
