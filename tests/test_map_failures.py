@@ -1,12 +1,16 @@
 """Maps that fail, are interrupted, take too long, or lose a worker: at any moment."""
 
 import contextlib
+import fcntl
 import gc
 import io
 import itertools
+import mmap
 import os
+import queue
 import resource
 import signal
+import sys
 import threading
 import time
 
@@ -18,7 +22,17 @@ from support.inside import controller, in_phase, main_thread_in, whereabouts
 from support.leftovers import nothing_left
 from support.sessions import running
 from support.waiting import SOON, Watch, wait_until
-from synkro import CallTimeout, OutputError, SessionBroken, UsageError, WorkerDied, WorkerError
+from synkro import (
+    CallTimeout,
+    InvalidType,
+    OutputError,
+    SessionBroken,
+    SessionClosed,
+    SessionError,
+    UsageError,
+    WorkerDied,
+    WorkerError,
+)
 from synkro.controller.engine.engine import State
 from synkro.controller.tasks.map import Map
 from synkro.messages import Phase
@@ -520,3 +534,201 @@ def test_output_is_not_mixed(own):
     with contextlib.redirect_stderr(stream):
         synk.map(double, range(10))
     assert stream.getvalue() == ""
+
+
+# ── the program's own code in the middle of a map ────────────────────────────────────────────────────
+
+
+settings = {"rate": 1}
+
+
+def uses(x):
+    return x * settings["rate"]
+
+
+def test_functions_that_are_values_see_what_is_there_now(own):
+    f = synk.function(uses, inputs=[], bcast_inputs=["x"], outputs=None)
+    g = synk.function(lambda k: k(1), inputs=[], bcast_inputs=["k"], outputs=None)
+    for rate in (1, 10, 100):
+        settings["rate"] = rate
+        assert synk.map(lambda k: k(1), [uses, lambda x: settings["rate"]]) == [rate, rate]
+        assert synk.map(lambda x, k: k(x), [1], common={"k": uses}) == [rate]
+        assert g(uses) == [rate, rate]
+    assert f(1) == [100, 100]
+
+
+def test_the_function_of_the_last_map_may_be_an_argument(own):
+    assert synk.map(double, [1]) == [2]
+    assert synk.map(lambda x, k: k(x), [1, 2], common={"k": double}) == [2, 4]
+    assert list(synk.imap(lambda x, k: k(x), [1, 2], common={"k": double})) == [2, 4]
+    assert synk.map(synk.function(double).options(timeout=3), [1]) == [2]
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt at one line of ``next`` after the other."""
+
+    def __init__(self, line):
+        self.line = line
+
+    def __call__(self, frame, event, arg):
+        if frame.f_code is not Map.next.__code__:
+            return self if event == "call" else None
+        if event == "line":
+            self.line -= 1
+            if not self.line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("line", range(1, 40, 3))
+def test_an_interrupt_in_next_loses_no_result_silently(own, line):
+    results, got = synk.imap(double, range(30)), []
+
+    def read():
+        sys.settrace(Interrupted(line))
+        got.extend(results)
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    sys.settrace(None)
+    assert got == [2 * k for k in range(len(got))]
+    with pytest.raises(UsageError, match="was interrupted"):
+        next(results)
+    assert synk.map(double, range(9)) == list(range(0, 18, 2))
+
+
+def test_a_map_that_waits_for_its_items_blocks_nobody(own):
+    items = queue.Queue()
+    items.put(3)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(synk.map(double, iter(items.get, None))))
+    thread.start()
+    with Watch():
+        assert wait_until(items.empty)
+        assert synk.map(double, [1], timeout=SOON) == [2]
+        items.put(4)
+        items.put(None)
+        thread.join()
+    assert found == [[6, 8]]
+
+
+def test_closing_ends_a_map_that_waits_for_its_items(own):
+    items, errors = queue.Queue(), []
+
+    def run():
+        try:
+            synk.map(double, iter(items.get, None))
+        except SessionClosed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with Watch():
+        items.put(1)
+        assert wait_until(items.empty)
+        synk.close()
+        items.put(2)
+        thread.join()
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("results", [synk.map, lambda *args: list(synk.imap(*args))])
+def test_the_items_may_close_the_session(own, results):
+    def items():
+        yield 1
+        synk.close()
+        yield 2
+
+    with Watch(), pytest.raises(SessionClosed):
+        results(double, items())
+
+
+def test_the_items_may_close_the_results(own):
+    def items():
+        for number in range(1000):
+            if number == 500:
+                results.close()
+            yield number
+
+    results = synk.imap(double, items())
+    got = list(results)
+    assert got == [2 * k for k in range(len(got))]
+    assert synk.map(double, [1]) == [2]
+
+
+def test_several_threads_may_read_the_results(own):
+    results, got = synk.imap(double, range(5000)), []
+    threads = [threading.Thread(target=lambda: got.extend(results)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(0, 10_000, 2))
+
+
+class Slow:
+    """Takes long to come to the workers."""
+
+    def __call__(self, x):
+        return x
+
+    def __getstate__(self):
+        return {"a": 1}
+
+    def __setstate__(self, state):
+        time.sleep(30)
+
+
+def test_the_timeout_is_also_that_of_sending_the_function(own):
+    with Watch(), pytest.raises(CallTimeout, match="loading"):
+        synk.map(Slow(), [1], timeout=0.3)
+
+
+def test_pipes_of_two_pages_do(own, monkeypatch):
+    """As a user gets them who has many."""
+
+    def small(flags, made=os.pipe2):
+        ends = made(flags)
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 2 * mmap.PAGESIZE)
+        return ends
+
+    monkeypatch.setattr(os, "pipe2", small)
+    texts = ["x" * (k % 80) for k in range(2000)]
+    for _ in range(5):
+        assert synk.map(double, range(5000)) == list(range(0, 10_000, 2))
+        assert list(synk.imap(len, iter(texts))) == [len(text) for text in texts]
+
+
+def test_pipes_of_one_page_are_too_small(own, monkeypatch):
+    def sized(fd, command, *args, asked=fcntl.fcntl):
+        return mmap.PAGESIZE if command == fcntl.F_GETPIPE_SZ else asked(fd, command, *args)
+
+    monkeypatch.setattr(fcntl, "fcntl", sized)
+    with pytest.raises(SessionError, match="single page"):
+        synk.map(double, [1])
+
+
+def test_functions_that_return_no_result_are_refused(own):
+    async def later(x):
+        return x
+
+    def several(x):
+        yield x
+
+    for verb in (synk.map, synk.imap):
+        with pytest.raises(InvalidType, match="'later' is async"):
+            verb(later, [1])
+        with pytest.raises(InvalidType, match="'several' is a generator function"):
+            verb(several, [1])
+
+
+def test_results_that_are_nested_too_deeply_are_named(own):
+    def deep(x):
+        result = []
+        for _ in range(100_000):
+            result = [result]
+        return result
+
+    with pytest.raises(OutputError, match="the result of the function 'deep' for item 0, a list, c"):
+        synk.map(deep, [1])

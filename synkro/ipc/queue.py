@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
+import mmap
 import os
 import select
 import struct
@@ -116,8 +118,15 @@ class Dispatcher:
             undo.pop_all()
         self.descriptors = (self._tickets, given, self._file)
         self.slot = 0
-        room = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // _TICKET.size  # in pages, not all full
-        self.most = min(CAPACITY, room) // 2
+        # pages count as full until all of them is read, and a ticket that does not fit begins another
+        pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
+        if not pages:
+            self._closing.close()
+            raise OSError(
+                errno.EMFILE, "this user has so many pipes that new ones have a single page of memory"
+            )
+        room = pages * mmap.PAGESIZE // _TICKET.size // 2
+        self.most = min(CAPACITY // 2, room // 2)
         self._block: Array = np.empty(0, np.uint8)  # with room for items of some size …
         self._start = self._end = 0  # … which begins here in the file, and has so many bytes of them
         self._published = self._filled = 0  # how many items were published, and put into slots

@@ -7,9 +7,12 @@ SIGINT is delivered between bytecodes only, and C functions have none.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 _awaited: dict[int, tuple[weakref.ref[Any], ...]] = {}  # a reference that is dropped calls nothing
 
@@ -30,3 +33,22 @@ def call_with_last(owner: Any, function: Callable[..., Any], *args: Any) -> int:
 def call_off(handle: int) -> bool:
     """Cancel the call; returns whether it was still to come."""
     return _awaited.pop(handle, None) is not None
+
+
+class WhileThere(Generic[Key, Value]):
+    """As ``weakref.WeakKeyDictionary``, kept up by C functions: an entry goes with its key."""
+
+    def __init__(self) -> None:
+        self._values: dict[weakref.ref[Key], Value] = {}
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        self._values[weakref.ref(key, self._values.pop)] = value
+
+    def get(self, key: Key) -> Value | None:
+        return self._values.get(weakref.ref(key))
+
+    def __iter__(self) -> Iterator[Key]:
+        for reference in list(self._values):
+            key = reference()
+            if key is not None:
+                yield key

@@ -128,6 +128,11 @@ class Writer:
     def write(self, value: Any) -> None:
         self._pickler.dump(value)
 
+    @property
+    def relies(self) -> bool:
+        """Whether what was written relies on objects, or names, that the workers have."""
+        return self._pickler.relies
+
     def places(self, objects: Iterable[Any]) -> list[int | None]:
         """The places of *objects* in the memo; None for what was not pickled."""
         memo = self._pickler.memo.copy()
@@ -210,13 +215,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._current = current
         self._compiled = compiled
         self._movable = movable
+        self.relies = False
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) in _ATOMS:
             return None
         if type(obj) is Space:
             return obj.record
-        return self._numbers.get(id(obj))
+        number = self._numbers.get(id(obj))
+        self.relies |= number is not None
+        return number
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911
         if isinstance(obj, FunctionType):
@@ -244,6 +252,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if is_parallel_map(fn):
             raise TypeError(f"cannot send the parallel map {fn!r}")
         space = self._space_of(fn.__globals__)
+        self.relies |= not space.installed
         names = {
             name: value
             for name in (() if space.installed else uses(fn.__code__).names)

@@ -181,7 +181,10 @@ def _no_arithmetic(dtype: np.dtype[Any], called: str, got: str = "") -> InvalidT
 
 def shortened(value: Any) -> str:
     """*value* and its type, in a sentence."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # it is the user's, or nested too deeply
+        return f"a {type(value).__name__}"
     return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,15 @@ class Options:
 
     function: Function
     timeout: float | None
+
+    def __reduce__(self) -> Any:
+        return self.function.__reduce__()  # on the workers it is the plain function
+
+    def __copy__(self) -> Options:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+        return Options(copy.deepcopy(self.function, memo), self.timeout)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; arguments, result and errors are those of a plain call."""

@@ -13,7 +13,6 @@ import io
 import pickle
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, WorkerError, warn
+from ...memory.departures import WhileThere
 from ...memory.segment import Segment, aligned
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
 from ...packing.kinds import (
@@ -84,9 +84,9 @@ class Objects:
     def __init__(self, engine: Engine, master_rank: int) -> None:
         self._engine = engine
         self._master = master_rank
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: WhileThere[Watch, None] = WhileThere()
         self._registry = Registry(engine.directory.number, engine.directory.watch)
-        self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._functions: WhileThere[Any, Watch | None] = WhileThere()  # with what ``dump`` compares
         self._numba: Any = None
 
     # ── with functions ───────────────────────────────────────────────────────────────────────────
@@ -111,7 +111,7 @@ class Objects:
         known = self._deliver(walk, command, specs, on_tick)
         for number, function in functions.items():
             function.hold([known[each] for each in roots[number] if each in known])
-            self._functions.add(function)
+            self._functions[function] = None
 
     def watch(self, function: Any) -> Watch:
         """What the calls of *function* are to compare."""
@@ -192,7 +192,7 @@ class Objects:
         return watch, watch.look()
 
     def _listed(self, watch: Watch) -> Watch:
-        self._watches.add(watch)
+        self._watches[watch] = None
         return watch
 
     def _look_again(self, function: Any, watch: Watch) -> Watch:
@@ -285,7 +285,15 @@ class Objects:
         registry = self._registry
         writer = Writer(registry, registry.space, registry.current, self._compiled, least)
         writer.write(value)
+        if writer.relies:
+            self._renew_all()
         return writer.stream, writer.buffers
+
+    def _renew_all(self) -> None:
+        """Send what has changed of all that functions use: a value that is sent uses it, too."""
+        for function in self._functions:
+            watch = self._functions.get(function) or self.watch(function)
+            self._functions[function] = watch if watch.same() else self.renew(function, watch)
 
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""
@@ -304,7 +312,7 @@ class Objects:
             )
         known = self._registry.known(obj)
         if known is None:  # a name may be bound to it since the last call
-            for function in list(self._functions):
+            for function in self._functions:
                 self.renew(function, Watch(function.roots))
             known = self._registry.known(obj)
         if known is None:

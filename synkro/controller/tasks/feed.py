@@ -7,13 +7,14 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any
 
-from ...errors import InvalidType, InvalidValue
-from ...ipc.channel import Controller
+from ...errors import InvalidType, InvalidValue, SessionError
 from ...ipc.queue import CAPACITY, GROUP, Dispatcher, Packed, Stored
 from ...messages import Phase
 from ...packing.pickles import OUT_OF_BAND, SIMPLE, are_small, simply_pickled
+from ..engine.engine import Engine
 
 _AT_FIRST = 4  # items a worker that are read ahead
 _MOST = 512  # … and at most, if they come from the program's code, or may be withdrawn for its calls
@@ -21,6 +22,8 @@ _SHORT = 5e-3  # seconds; if half of the items were taken sooner, more are read 
 _BYTES = 1 << 26  # of items and results together that wait, beyond two items a worker
 _LONG_ENOUGH = 2e-4  # seconds of reading items, after which results are looked for
 _LONG = 100  # characters of an item in a sentence
+
+_RELEASE = methodcaller("_release_save")  # of a lock that is held several times, as for a Condition
 
 Arguments = tuple[Any, ...]
 
@@ -42,9 +45,8 @@ class Feed:
         instant: bool,
         at_once: bool,
         queue: Dispatcher,
-        channel: Controller,
-        size: int,
         dump: Callable[[Any, int], tuple[bytes, Any]],
+        engine: Engine,
     ) -> None:
         """*name* is the function's.  If *instant*, nobody waits for *items*; *at_once*: the program
         waits for all results.  *dump* pickles what pickle itself does not take."""
@@ -55,9 +57,11 @@ class Feed:
         self._items = items
         self._instant = self._in_groups = instant
         self._queue = queue
-        self._channel = channel
+        self._engine = engine
+        self._channel = engine.channel
+        self._lock: Any = engine.lock
         self._dump = dump
-        self._size = size
+        self._size = size = engine.size
         self._most = queue.most if at_once else min(_MOST, queue.most)
         self._ahead = min(_AT_FIRST * size, self._most)
         self._read = 0  # how many items were read
@@ -170,7 +174,7 @@ class Feed:
                     left -= count
                     budget -= count * self._results
                 else:
-                    args = next(self._items)
+                    args = self._next()
                     left -= 1
                     budget -= self._offer(args, self._packed(args)) + self._results
                 if time.perf_counter() - now > _LONG_ENOUGH:
@@ -179,11 +183,32 @@ class Feed:
                     now = time.perf_counter()
         except StopIteration:
             self.exhausted = True
+        except SessionError:  # the program has ended the session, or this is a fork of it
+            raise
         except Exception as error:
             self.exhausted, self.error = True, error
         if self._open:
             self._publish()
         self._fed = time.perf_counter()
+
+    def _next(self) -> Arguments:
+        """The next item.  While the program's code makes it, other threads may use the session.
+
+        Raises: StopIteration if there are no more, or nobody wants them any more; SessionError.
+        """
+        if self._instant:
+            return next(self._items)
+        held: list[Any] = []
+        try:  # C functions, between whose steps there is no place for an interrupt
+            held.extend(map(_RELEASE, (self._lock,)))
+            args = next(self._items)
+        finally:
+            for state in held:
+                self._lock._acquire_restore(state)
+        self._engine.require_ready()
+        if self.exhausted:  # the program has closed the iterator of results meanwhile
+            raise StopIteration
+        return args
 
     def _is_slot_in_use(self) -> bool:
         """Whether the item in the next slot may not have been read yet."""

@@ -40,7 +40,7 @@ class Map:
     def __init__(
         self,
         home: Functions,
-        function: Carried,
+        functions: tuple[Carried, Carried | None],
         queue: Dispatcher,
         planned: Planned,
         payload: bytes,
@@ -49,12 +49,14 @@ class Map:
         limit: float | None,
         progress: Progress | None,
     ) -> None:
-        """*payload* is the command for *planned*, a call of *function*.  If *ordered*, each result is
-        wanted as soon as those before it are there, else all at the end.  *limit* is in seconds: for
-        each, or for all."""
+        """*payload* is the command for *planned*, a call of the first of *functions*, which are kept.
+
+        If *ordered*, each result is wanted as soon as those before it are there, else all at the end.
+        *limit* is in seconds: for each, or for all."""
         self._engine: Engine = home.engine
         self._load = home.objects.load
-        self._function = function  # which lives on the workers as long as this
+        self._function = functions[0]
+        self._functions = functions  # which live on the workers as long as this
         self._queue = queue
         self._planned = planned
         self._payload = payload
@@ -90,6 +92,7 @@ class Map:
         Raises: StopIteration if there are no more; WorkerError for a task that failed, when the others
         have ended; what the iterables raise; CallTimeout; WorkerDied; UsageError after an interrupt.
         """
+        self._check_not_lost()
         deadline = self._deadline()
         while not self._is_next_there():
             if not self._goes_on():
@@ -100,6 +103,18 @@ class Map:
         self._held -= self._nbytes.pop(self._next, 0)
         self._next += 1
         return self._results.pop(self._next - 1)
+
+    def _check_not_lost(self) -> None:
+        if self._lost:
+            raise UsageError(
+                "this imap() was interrupted, and its items with it: call imap() again, with the items "
+                "that are left."
+            )
+
+    def interrupt(self) -> None:
+        """The program's reading was interrupted: it cannot know what it has."""
+        self.leave()
+        self._lost = True
 
     def _deadline(self) -> float | None:
         return None if self._limit is None else time.monotonic() + self._limit
@@ -142,11 +157,7 @@ class Map:
         """Feed the workers, and collect results until there is something to do."""
         engine, feed = self._engine, self._feed
         engine.require_ready()
-        if self._lost:
-            raise UsageError(
-                "this imap() was interrupted, and its items with it: call imap() again, with the items "
-                "that are left."
-            )
+        self._check_not_lost()
         if not self._open:
             self._begin()
         self._feed_them()
@@ -214,6 +225,7 @@ class Map:
 
     def _collect(self) -> None:
         """Take the results that have come."""
+        self._engine.require_ready()  # a signal handler may have closed the session
         for number, rank, (stream, buffers, own) in self._queue.collect():
             if rank >= 0:
                 self._engine.channel.read_block(rank)

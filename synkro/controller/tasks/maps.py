@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..calls.arguments import Whole, holds_data
 from ..calls.carried import Carried
 from ..calls.distribution import Functions
 from ..calls.function import Function, name_of
+from ..calls.options import Options
 from ..calls.planner import Planned, Planner
 from ..objects.objects import reached
 from ..progress import Progress
@@ -146,14 +148,16 @@ class Maps:
             engine.require_ready()
             engine.settle(limit)
             queue = self._opened()
-            function = TaskFunction(self._home, fn)
-            planned, payload = function.command(shared, self._descriptors, ordered)
+            function, last = TaskFunction(self._home, fn), self._last
+            with engine.limited(limit):
+                planned, payload = function.command(shared, self._descriptors, ordered)
             self._last = function
         items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
         dump = self._home.objects.dump
         at_once = instant and not ordered
-        feed = Feed(name, items, instant, at_once, queue, engine.channel, engine.size, dump)
-        return Map(self._home, function, queue, planned, payload, feed, ordered, limit, bar), bar
+        feed = Feed(name, items, instant, at_once, queue, dump, engine)
+        kept = function, last  # of which the arguments in common may have been a part
+        return Map(self._home, kept, queue, planned, payload, feed, ordered, limit, bar), bar
 
     def _opened(self) -> Dispatcher:
         """The queue, which is made for the first map."""
@@ -193,20 +197,24 @@ class Results(Iterator[Any]):
 
     def __init__(self, run: Map, bar: Progress | None) -> None:
         self._map = run
+        self._reading = threading.RLock()
         self._open = contextlib.ExitStack()
         if bar is not None:
             self._open.enter_context(bar)
         run.read_by(self)
 
     def __next__(self) -> Any:
-        try:
-            return self._map.next()
-        except StopIteration:
-            self._open.close()
-            raise
-        except BaseException as error:
-            self._open.__exit__(type(error), error, error.__traceback__)
-            raise
+        with self._reading:  # by one thread after the other
+            try:
+                return self._map.next()
+            except StopIteration:
+                self._open.close()
+                raise
+            except BaseException as error:
+                if not isinstance(error, Exception):  # it may have come where a result was taken
+                    self._map.interrupt()
+                self._open.__exit__(type(error), error, error.__traceback__)
+                raise
 
     def close(self) -> None:
         """Let the tasks that run end, and no other begin."""
@@ -215,10 +223,18 @@ class Results(Iterator[Any]):
 
 
 def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:
+    if isinstance(fn, Options):
+        fn = fn.function
     if isinstance(fn, Function):
         fn = fn.fn
     if not callable(fn):
         raise InvalidType(f"{verb}() takes a function, and then its items; got {shortened(fn)}.")
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        kind = "a generator function" if inspect.isgeneratorfunction(fn) else "async"
+        raise InvalidType(
+            f"{verb}() takes a function that returns its result; {name_of(fn)!r} is {kind}: call it in "
+            f"a function that returns what it makes, such as a list."
+        )
     return fn, name_of(fn)
 
 
