@@ -66,6 +66,18 @@ def is_tensor(value: Any) -> bool:
     return _is(value, "torch", "Tensor")
 
 
+def has_history(value: Any) -> bool:
+    """Whether PyTorch records what becomes of *value*, for gradients."""
+    return is_tensor(value) and value.requires_grad and sys.modules["torch"].is_grad_enabled()
+
+
+def in_backward() -> bool:
+    """Whether PyTorch computes gradients in this thread, which may be one of its own."""
+    torch = sys.modules.get("torch")
+    task = getattr(torch and torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 def times_written(tensor: Any) -> int:
     """How often PyTorch has written to one of its tensors in place."""
     return int(tensor._version)
