@@ -254,7 +254,7 @@ def stores(file):
 
 FOREIGN = {
     *("writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit", "cell_contents"),
-    *("args", "_unique_ids", "entered"),
+    *("args", "_unique_ids", "entered", "grad"),
 }
 """Attributes of other libraries' objects that are there to be set."""
 
