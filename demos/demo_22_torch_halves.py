@@ -20,7 +20,7 @@ from torch import nn
 
 import synkro as synk
 
-EPOCHS, BATCH, UNITS, RATE = 5, 128, 100, 0.1
+EPOCHS, BATCH, UNITS, RATE = 6, 64, 100, 0.003
 
 n = synk.fork(2, devices="cpu")
 digits = load_digits()  # 8 x 8 pixels from 0 to 16
@@ -30,11 +30,8 @@ x_train, x_test, t_train, t_test = map(
 
 
 def three_layers(inputs, outputs):
-    sizes = [inputs, UNITS, UNITS, outputs]
-    layers = [
-        layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())
-    ]
-    return nn.Sequential(*layers[:-1]).double()
+    first, second, third = nn.Linear(inputs, UNITS), nn.Linear(UNITS, UNITS), nn.Linear(UNITS, outputs)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third).double()
 
 
 def half(number):
@@ -49,7 +46,7 @@ mine = {}  # what each worker has for itself
 @synk.function(outputs=[])
 def begin():
     mine["half"] = half(synk.rank())
-    mine["optimizer"] = torch.optim.SGD(mine["half"].parameters(), lr=RATE, momentum=0.9)
+    mine["optimizer"] = torch.optim.Adam(mine["half"].parameters(), lr=RATE)
 
 
 def scores(x):
@@ -87,7 +84,7 @@ class Whole(nn.Module):
 
 begin()
 whole = Whole()
-optimizer = torch.optim.SGD(whole.parameters(), lr=RATE, momentum=0.9)
+optimizer = torch.optim.Adam(whole.parameters(), lr=RATE)
 rng = np.random.default_rng(0)
 for epoch in range(EPOCHS):
     for rows in np.array_split(rng.permutation(len(x_train)), len(x_train) // BATCH):
@@ -104,7 +101,8 @@ for rank in range(n):
     for one, other in zip(trained.parameters(), whole.halves[rank].parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-9)
 score = right(x_test, t_test)
-assert score == (whole(x_test).argmax(dim=1) == t_test).double().mean().item() > 0.9
+assert np.isclose(score, (whole(x_test).argmax(dim=1) == t_test).double().mean().item())
+assert score > 0.9
 print(f"{n} workers, a half of the network on each, read {score:.1%} of {len(t_test)} other digits")
 
 print("All assertions passed.")
