@@ -1,7 +1,9 @@
 """The gradients of collectives: those of the sum of all ranks' losses, by central differences."""
 
+import gc
 import sys
 import threading
+import weakref
 
 import cloudpickle
 import numpy as np
@@ -438,6 +440,30 @@ def test_backward_in_a_thread_of_its_own(n):
         return x.grad
 
     assert np.allclose(per_rank(run), sum(range(n)))
+
+
+def test_transformed_functions_are_refused(two):
+    def run():
+        torch.func.grad(lambda x: synk.all_reduce(x).sum())(torch.ones(2))
+
+    with pytest.raises(WorkerError, match=r"take the gradient with backward\(\) or torch.autograd.grad"):
+        synk.function(run, outputs=[])()
+
+
+def test_nothing_is_kept_after_backward(two):
+    def run():
+        gc.disable()  # what lies in a circle would stay
+        x, seen = torch.ones(1000, requires_grad=True), []
+        for op in OPS:
+            given = x * 2
+            result = synk.all_reduce(given, op)
+            seen += [weakref.ref(given), weakref.ref(result)]
+            result.sum().backward()
+            del given, result
+        gc.enable()
+        return sum(ref() is not None for ref in seen)
+
+    assert per_rank(run) == [0, 0]
 
 
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────────────

@@ -275,6 +275,11 @@ def host_array(value: Any) -> Any:
             return tensor.numpy()
         bits = tensor.contiguous().view(torch.int16).numpy()
     except (TypeError, RuntimeError) as error:  # of PyTorch's, in many words
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise TypeError(
+                "a tensor has no values while torch.func transforms a function: take the gradient with "
+                "backward() or torch.autograd.grad, or do this outside of that function."
+            ) from None
         raise TypeError(
             f"NumPy has no array for a {value.layout} tensor of {value.dtype} on the device "
             f"{value.device}: make another one of it first, with .to_dense(), .dequantize() or .float() "
