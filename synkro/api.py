@@ -32,6 +32,7 @@ from .controller.session import Session
 from .controller.variables.shared import Shared  # noqa: F401
 from .errors import InvalidType, NotForked, UsageError, check_keywords
 from .machine import importing
+from .values.foreign import in_backward
 from .worker.group import Group
 
 if TYPE_CHECKING:
@@ -335,6 +336,14 @@ def recv(source: int) -> Any:
     return current_group("recv").recv(source)
 
 
+def exchange(value: Any, with_rank: int) -> Any:
+    """Give an array to another rank, and get the one that it gives; both call it, without a deadlock.
+
+    Their shapes and dtypes may differ.  A rank that exchanges with itself gets a copy of its own.
+    """
+    return current_group("exchange").exchange(value, with_rank)
+
+
 def xp() -> Any:
     """The array module of this worker: CuPy on a GPU, NumPy on a CPU and in the main program.
 
@@ -356,7 +365,8 @@ def _group() -> Group | None:
     """The ranks of the running call, inside a function; None in the main program."""
     if here.rank is None:
         return here.group.get()
-    if threading.current_thread() is not threading.main_thread() or os.getpid() != here.rank.pid:
+    in_function = threading.current_thread() is threading.main_thread() or in_backward()
+    if not in_function or os.getpid() != here.rank.pid:
         raise UsageError(
             "a collective was called from a thread, or a process, that the function has started: call "
             "it from the function itself."

@@ -27,7 +27,7 @@ HOMES = {
     "cupy": {"devices/cuda.py", "comms/nccl.py"},
     "pytensor": {"packing/pytensor.py"},
     "jax": set(),
-    "torch": set(),
+    "torch": {"worker/autograd.py", "extensions/modules.py"},
     "numba": {"packing/numba.py"},
     "pandas": set(),
     "polars": set(),
@@ -254,7 +254,7 @@ def stores(file):
 
 FOREIGN = {
     *("writeable", "restype", "argtypes", "state", "data", "trust_input", "atexit", "cell_contents"),
-    *("args", "_unique_ids"),
+    *("args", "_unique_ids", "entered", "grad"),
 }
 """Attributes of other libraries' objects that are there to be set."""
 

@@ -32,6 +32,7 @@ def test_in_the_main_program():
         lambda: synk.all_to_all(np.ones(2)),
         lambda: synk.send(np.ones(2), 0),
         lambda: synk.recv(0),
+        lambda: synk.exchange(np.ones(2), 0),
     ):
         with pytest.raises(UsageError, match="is for use inside a function that runs on the workers"):
             call()
@@ -72,6 +73,21 @@ DIFFERENT = {
     "point, reduced": (lambda r: synk.reduce_scatter(3.0), "without dimensions has no rows"),
 }
 
+PAIRS = {
+    "in a circle": (
+        lambda r: synk.exchange(1, (r + 1) % 3),
+        "wait for each other, and none can go on",
+    ),
+    "received": (
+        lambda r: synk.recv(1) if r == 0 else synk.exchange(1, 0) if r == 1 else None,
+        "rank 0 is in send or recv, but rank 1 was in exchange when it sent the array",
+    ),
+    "left alone": (
+        lambda r: synk.exchange(1, 1) if r == 0 else None,
+        "rank 1 returned from the function without taking part in recv from rank 1",
+    ),
+}
+
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_ranks_that_do_not_agree_are_told(three, what):
@@ -87,7 +103,25 @@ def test_ranks_that_do_not_agree_are_told(three, what):
     assert "in the function 'run'" in str(caught.value)
 
 
+@pytest.mark.parametrize("what", PAIRS)
+def test_exchanges_that_one_rank_does_not_join(three, what):
+    does, message = PAIRS[what]
+
+    def run():
+        does(synk.rank())
+
+    with Watch(), pytest.raises(WorkerError, match=message) as caught:
+        synk.function(run, outputs=[])()
+    assert isinstance(caught.value.original, CollectiveError)
+
+
 ARGUMENTS = {
+    "exchange outside": (lambda r: synk.exchange(1, 3), "with_rank=3, but 3 ranks take part"),
+    "exchange with nobody": (
+        lambda r: synk.exchange(1, "next"),
+        "with_rank must be a rank, an int; got 'next'",
+    ),
+    "exchange of text": (lambda r: synk.exchange("text", r), "takes arrays of bools, integers"),
     "send to oneself": (lambda r: synk.send(np.ones(1), r), "to=0 is this rank itself"),
     "receive from oneself": (lambda r: synk.recv(r), "source=0 is this rank itself"),
     "send outside": (lambda r: synk.send(np.ones(1), 3), "to=3, but 3 ranks take part"),

@@ -105,6 +105,21 @@ def test_nested_containers_in_one_go(n):
             assert np.array_equal(one, other)
 
 
+def test_exchange(n):
+    def run():
+        rank, other = synk.rank(), synk.size() - 1 - synk.rank()
+        array = synk.exchange(np.full((rank + 1, 2), rank, "i4" if rank else "f4"), other)
+        assert array.shape == (other + 1, 2)
+        assert array.dtype == ("i4" if other else "f4")
+        assert (array == other).all()
+        assert synk.exchange(1.5 + rank, other) == 1.5 + other
+        own = np.ones(2)
+        assert synk.exchange(own, rank) is not own
+        return [synk.exchange(np.full(50_000, rank), other).sum() for _ in range(10)]
+
+    assert np.allclose(per_rank(run), [[50_000 * (n - 1 - rank)] * 10 for rank in range(n)])
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 100])
 def test_a_weighted_mean_is_that_of_all_rows(n, rows):
     x = np.random.default_rng(rows).standard_normal((rows, 3))

@@ -277,6 +277,21 @@ class TestConformance:
                 for turn, (got, shape) in enumerate(zip(result, shapes, strict=True)):
                     check(got, values((place - 1) % several.size, shape, "f8", turn))
 
+    def test_exchange(self, world):
+        def body(comm):
+            other = comm.count - 1 - comm.place
+            given = values(comm.place, (3 + comm.place, 2), "f4" if comm.place else "i2")
+            first = comm.exchange(given, other)
+            for number in range(20):
+                assert comm.exchange(np.array(number + comm.place), other) == number + other
+            return first, comm.exchange(given, comm.place), given
+
+        for place, (got, own, given) in enumerate(good(world.run(body))):
+            other = world.size - 1 - place
+            check(got, values(other, (3 + other, 2), "f4" if other else "i2"))
+            check(own, given)
+            assert own is not given
+
     def test_a_full_box_waits_until_it_is_emptied(self, several):
 
         def body(comm):

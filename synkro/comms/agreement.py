@@ -13,29 +13,58 @@ from typing import Any, NoReturn
 from ..errors import CollectiveError
 from ..values.cache import Cache
 from .meeting import KINDS, Meeting
-from .records import Record, described, listed, manner
+from .records import Entry, Record, described, listed, manner
 
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 class Agreement:
-    """One rank's end: it shows its record, and checks those of the others."""
+    """One rank's end: it shows its record, and checks those of the others.
+
+    Attributes:
+        records: those of all ranks in the last collective, by place; of an exchange, those of the two.
+    """
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
+        self.records: list[Record] = []
+        self._noted: tuple[int, Entry | None] = (0, None)
         self._decoded: Cache[bytes, Record] = Cache()
         self._last: tuple[Record | None, bytes] = (None, b"")
+
+    def note(self, tracked: int, backward: Entry | None) -> None:
+        """Let the records of this rank say so from now on: see ``Record``."""
+        self._noted = tracked, backward
+
+    def noted(self, record: Record) -> Record:
+        """*record*, with what was noted."""
+        tracked, backward = self._noted
+        return record._replace(tracked=tracked, backward=backward) if tracked or backward else record
+
+    def tracked(self) -> int:
+        """Which arrays of the last collective have a history on any rank: a bit for each."""
+        tracked = 0
+        for record in self.records:
+            tracked |= record.tracked
+        return tracked
+
+    def entry(self) -> Entry:
+        """The last collective of all ranks."""
+        return self.meeting.entry()
 
     def enter(self, record: Record) -> list[Record]:
         """Show *record*; returns those of all ranks, by place, if all are in the same collective.
 
         Raises: CollectiveError.
         """
+        record = self.noted(record)
         if record != self._last[0]:
             self._last = (record, pickle.dumps(record, 5))
         mine = self._last[1]
         said = self.meeting.meet(_NUMBERS[record.kind], mine)
-        records = [record if payload == mine else self._record(payload) for payload in said]
+        records = self.records = [
+            record if payload == mine else self._record(payload) for payload in said
+        ]
         for place, other in enumerate(records):
             if other is not record and manner(other) != manner(record):
                 mixed = other.on_gpu != record.on_gpu
@@ -51,6 +80,18 @@ class Agreement:
         if record is None:
             record = self._decoded[payload] = pickle.loads(payload)
         return record
+
+    def pair(self, mine: Record, theirs: Record, source: int) -> None:
+        """A message has come: the records of the two, who have to do the same.
+
+        Raises: CollectiveError.
+        """
+        if manner(mine) != manner(theirs):
+            raise CollectiveError(
+                f"{self.meeting.where()}: rank {self.meeting.place} is in {described(mine)}, but rank "
+                f"{source} was in {described(theirs)} when it sent the array."
+            )
+        self.records = [mine, theirs]
 
     def check_alike(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks gave arrays of the same shapes and dtypes."""

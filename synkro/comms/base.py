@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..values.arrays import Array
+from .agreement import Agreement
 from .ops import Operation
 from .records import Record, given
+
+MESSAGE = Record("send or recv")
 
 
 class Communicator(ABC):
@@ -24,10 +27,14 @@ class Communicator(ABC):
         place: the index of this rank among those that take part; roots, sources and destinations are
             such indices.
         count: the number of ranks that take part.
+
+    Another one:
+        agreement: where the ranks agree on a collective, and see each other's records.
     """
 
     place: int
     count: int
+    agreement: Agreement
 
     @abstractmethod
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
@@ -64,12 +71,25 @@ class Communicator(ABC):
         """Wait until all ranks have called this."""
 
     @abstractmethod
-    def send(self, array: Array, to: int) -> None:
+    def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
         """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread."""
 
     @abstractmethod
-    def recv(self, source: int) -> Array:
-        """Wait for the next array that *source* sends to this rank."""
+    def recv(self, source: int, record: Record = MESSAGE) -> Array:
+        """Wait for the next array that *source* sends to this rank.
+
+        Raises: CollectiveError if it was sent for something else than *record* says.
+        """
+
+    def exchange(self, array: Array, other: int) -> Array:
+        """The array that rank *other* gives, which gets *array*; a rank alone gets a copy of its own."""
+        record = self.agreement.noted(Record("exchange", given=given([array])))
+        if other == self.place:
+            self.agreement.pair(record, record, other)
+            own: Array = array.copy()
+            return own
+        self.send(array, other, record)
+        return self.recv(other, record)
 
     # ── collectives of three shapes ──────────────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..devices.base import Device
 from ..values.arrays import Array
-from .base import Communicator
+from .base import MESSAGE, Communicator
 from .direct import DirectCollectives, in_host_memory, on_gpu
 from .links import Links
 from .ops import Operation
@@ -34,7 +34,7 @@ class GpuCommunicator(Communicator):
         self._device = device
         self.links = Links(host, gpu)
         self.direct = DirectCollectives(host, device, self.links)
-        self.place, self.count = host.place, host.count
+        self.place, self.count, self.agreement = host.place, host.count, host.agreement
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
         self._host.begin(epoch, ranks)
@@ -60,11 +60,11 @@ class GpuCommunicator(Communicator):
     def barrier(self) -> None:
         self._host.barrier()
 
-    def send(self, array: Array, to: int) -> None:
-        self._host.send(self._to_host(array), to, on_gpu=not in_host_memory(array))
+    def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
+        self._host.send(self._to_host(array), to, record, on_gpu=not in_host_memory(array))
 
-    def recv(self, source: int) -> Array:
-        array, sent_from_gpu = self._host.receive(source)
+    def recv(self, source: int, record: Record = MESSAGE) -> Array:
+        array, sent_from_gpu = self._host.receive(source, record)
         return self._to_device(array) if sent_from_gpu else array
 
     def all_reduce(

@@ -229,6 +229,10 @@ class Meeting:
             return self._name
         return f"{self._name} (collective {self._count} of this call)"
 
+    def entry(self) -> tuple[int, str]:
+        """The number of the call, and the collective that it has entered last, in words."""
+        return self._epoch, f"{self._name} (collective {self._count})"
+
     def _record_of(self, rank: int) -> bytes:
         word = rank * _LINE + _RECORDS + 2 * (self._count % 2)
         place = self._words[word], self._words[word + 1]

@@ -20,6 +20,9 @@ _ROOTED = ("broadcast", "scatter")
 ArrayType = tuple[tuple[int, ...], str]
 """The shape and the dtype of an array."""
 
+Entry = tuple[int, str]
+"""A collective that the ranks have entered: the number of its call, and which it was, in words."""
+
 
 class Record(NamedTuple):
     """What a rank says when it enters a collective."""
@@ -34,6 +37,8 @@ class Record(NamedTuple):
     on_gpu: bool = False  # whether the arrays lie on a GPU
     names: str = ""  # of the arrays, where several are nested
     link: int = 0  # the number of the link between the GPUs; 0: none yet
+    tracked: int = 0  # a bit for each array: whether it is a tensor with a history
+    backward: Entry | None = None  # the collective whose gradient this one belongs to
 
 
 class PackedLayout(NamedTuple):
@@ -99,7 +104,8 @@ def manner(record: Record) -> tuple[Any, ...]:
     """What has to be the same on all ranks, besides the arrays."""
     rooted = record.kind in _ROOTED  # only the root knows where the arrays lie
     on_gpu = not rooted and record.on_gpu
-    return record.kind, record.operation, record.root, record.in_place, on_gpu, record.names
+    where = record.root, record.in_place, on_gpu
+    return record.kind, record.operation, *where, record.names, record.backward
 
 
 def described(record: Record) -> str:
@@ -109,4 +115,5 @@ def described(record: Record) -> str:
     place = " in place" if record.in_place else ""
     gpu = " of arrays on the GPU" if record.on_gpu else ""
     names = f" of {record.names}" if record.names else ""
-    return f"{record.kind}{operation}{root}{place}{gpu}{names}"
+    backward = f" in the backward of {record.backward[1]}" if record.backward else ""
+    return f"{record.kind}{operation}{root}{place}{gpu}{names}{backward}"

@@ -31,7 +31,7 @@ from ..plan.call import Access
 from ..plan.split import split
 from ..values.arrays import Array, code_of
 from .agreement import Agreement
-from .base import Communicator
+from .base import MESSAGE, Communicator
 from .meeting import Meeting, board_bytes
 from .ops import OPERATIONS, Operation
 from .records import Record, given, layout_of, pack, unpack
@@ -193,12 +193,13 @@ class ShmCommunicator(Communicator):
         start, stop = split(0, len(array), self.count)[self.place]
         return array[start:stop]
 
-    def send(self, array: Array, to: int, on_gpu: bool = False) -> None:
+    def send(self, array: Array, to: int, record: Record = MESSAGE, on_gpu: bool = False) -> None:
         rank = self._meeting.group[to]
         sent = self._sent.setdefault(rank, deque())
         while sent and sent[0][0] < self._meeting.received(rank):
             sent.popleft()
-        head = pickle.dumps((array.shape, code_of(array.dtype), on_gpu))
+        said = None if record is MESSAGE else record
+        head = pickle.dumps((array.shape, code_of(array.dtype), on_gpu, said))
         start = aligned(8 + len(head))
         message = self._arena.empty((start + array.nbytes,), np.uint8)
         message[:8].view(np.int64)[:] = len(head)
@@ -208,17 +209,19 @@ class ShmCommunicator(Communicator):
         (at,) = self._places_of([message])
         sent.append((self._meeting.post(rank, at), message))
 
-    def recv(self, source: int) -> Array:
-        return self.receive(source)[0]
+    def recv(self, source: int, record: Record = MESSAGE) -> Array:
+        return self.receive(source, record)[0]
 
-    def receive(self, source: int) -> tuple[Array, bool]:
+    def receive(self, source: int, record: Record) -> tuple[Array, bool]:
         """As ``recv``; also, whether the array was sent from a GPU."""
         rank = self._meeting.group[source]
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])
-        shape, dtype, on_gpu = pickle.loads(self._arena.view(at + 8, (length,), np.uint8).tobytes())
+        head = self._arena.view(at + 8, (length,), np.uint8).tobytes()
+        shape, dtype, on_gpu, said = pickle.loads(head)
         result = self._copied([self._arena.view(at + aligned(8 + length), shape, dtype)])
         self._meeting.fetched(rank)
+        self.agreement.pair(record, said or MESSAGE, source)
         return result, on_gpu
 
     # ── showing and seeing ───────────────────────────────────────────────────────────────────────

@@ -12,8 +12,13 @@ and a list of the gradients.  For a PyTensor graph the loss suffices::
 
     train = make_train_function(loss, [w, b], x, y, rule)
 
-where *w* and *b* are shared variables of PyTensor's, and *x* and *y* inputs of the graph.  Programs for
-Synkhronos have another form of it, in which a rule takes the loss::
+where *w* and *b* are shared variables of PyTensor's, and *x* and *y* inputs of the graph.  And for a
+module of PyTorch's, with an optimizer of PyTorch's::
+
+    train = make_train_function(module, cross_entropy, optimizer)
+    loss = train(x, y, batch=rows)
+
+Programs for Synkhronos have another form of the one for graphs, in which a rule takes the loss::
 
     from synkro.extensions import train, updates
 
@@ -24,6 +29,7 @@ Synkhronos have another form of it, in which a rule takes the loss::
     train     ``make_train_function`` in the classic form
     updates   the update rules in the classic form
     training  ``make_train_function``
+    modules   … of a module of PyTorch's
     rules     the update rules
     formulas  their formulas, for arrays and graphs
 """

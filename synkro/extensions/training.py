@@ -14,7 +14,7 @@ from ..controller.calls.function import Definition, Function
 from ..controller.calls.graphs import check_no_options, graph_function
 from ..errors import InvalidType, InvalidValue
 from ..plan.outputs import DEFAULT
-from ..values.foreign import is_graph_variable
+from ..values.foreign import is_graph_variable, module_of
 from ..values.variable import Variable
 from .rules import Rule, Vector, parameters, session_variables
 
@@ -50,7 +50,11 @@ def make_train_function(
     """A function whose call is a whole training step: gradient, all-reduce, update.
 
     ``make_train_function(loss_and_grad, params, rule)`` makes it of a Python function,
-    ``make_train_function(loss, params, x, y, rule)`` of a PyTensor graph.
+    ``make_train_function(loss, params, x, y, rule)`` of a PyTensor graph,
+    ``make_train_function(module, loss, optimizer)`` of a module of PyTorch's: its call ``train(x, y)``
+    makes the optimizer's step for the mean ``loss(module(x), y)`` over the rows.  All three live on the
+    workers then; ``fetch(module)`` is the trained one.  Where *loss* returns a tuple, its first element
+    is trained on.
 
     Args:
         loss: a function that returns ``(loss, gradients)``: a mean over its rows (or more, as *outputs*
@@ -71,6 +75,18 @@ def make_train_function(
     Raises: InvalidType, InvalidValue; NotForked.
     """
     given, rule = inputs_and_rule[:-1], inputs_and_rule[-1] if inputs_and_rule else None
+    keywords = {
+        "inputs": list(given) or inputs,
+        "bcast_inputs": bcast_inputs,
+        "sliceable_shareds": sliceable_shareds,
+        "outputs": outputs,
+        "name": name,
+    }
+    if loss is not None and module_of(loss) is loss:
+        _check_python(given, options)
+        from .modules import module_step  # noqa: PLC0415  whoever has modules has imported PyTorch
+
+        return module_step(loss, params, rule, keywords)
     if not isinstance(rule, Rule):
         raise InvalidType(
             f"the last argument must be an update rule, such as sgd(params); got {rule!r}."
@@ -80,21 +96,19 @@ def make_train_function(
             "the rule was made for other parameters, or in another session: make it for the same ones, "
             "in this order and session."
         )
-    keywords = {
-        "inputs": list(given) or inputs,
-        "bcast_inputs": bcast_inputs,
-        "sliceable_shareds": sliceable_shareds,
-        "outputs": outputs,
-        "name": name,
-    }
     if is_graph_variable(loss):
         return _of_graph(loss, params, rule, keywords, options)
+    _check_python(given, options)
+    return _of_callable(loss, rule, keywords)
+
+
+def _check_python(given: Sequence[Any], options: dict[str, Any]) -> None:
+    """Raises: InvalidType for arguments that are for graphs only."""
     if given:
         raise InvalidType(
             f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
         )
     check_no_options(options, "make_train_function()")
-    return _of_callable(loss, rule, keywords)
 
 
 def _step(rule: Rule, gradient: Variable) -> Callable[[int], None]:

@@ -66,6 +66,18 @@ def is_tensor(value: Any) -> bool:
     return _is(value, "torch", "Tensor")
 
 
+def has_history(value: Any) -> bool:
+    """Whether PyTorch records what becomes of *value*, for gradients."""
+    return is_tensor(value) and value.requires_grad and sys.modules["torch"].is_grad_enabled()
+
+
+def in_backward() -> bool:
+    """Whether PyTorch computes gradients in this thread, which may be one of its own."""
+    torch = sys.modules.get("torch")
+    task = getattr(torch and torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 def times_written(tensor: Any) -> int:
     """How often PyTorch has written to one of its tensors in place."""
     return int(tensor._version)
@@ -263,6 +275,11 @@ def host_array(value: Any) -> Any:
             return tensor.numpy()
         bits = tensor.contiguous().view(torch.int16).numpy()
     except (TypeError, RuntimeError) as error:  # of PyTorch's, in many words
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise TypeError(
+                "a tensor has no values while torch.func transforms a function: take the gradient with "
+                "backward() or torch.autograd.grad, or do this outside of that function."
+            ) from None
         raise TypeError(
             f"NumPy has no array for a {value.layout} tensor of {value.dtype} on the device "
             f"{value.device}: make another one of it first, with .to_dense(), .dequantize() or .float() "

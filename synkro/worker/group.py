@@ -1,8 +1,8 @@
 """The ranks of a running call, as the function that runs on them sees them.
 
 ``synkro.all_reduce(x)`` and the other collectives end here if they are called inside a function.  They
-take arrays of any library, and return arrays of the same one; PyTorch's tensors lose their history.  In
-``as_serial`` the group is the main process alone.
+take arrays of any library, and return arrays of the same one; what becomes of the history of PyTorch's
+tensors is in ``autograd``.  In ``as_serial`` the group is the main process alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
@@ -19,14 +20,15 @@ from numpy.typing import NDArray
 from .. import here
 from ..comms.base import Communicator
 from ..comms.ops import Operation, operation_named
+from ..comms.records import Entry
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
-from ..errors import InvalidType, InvalidValue, UsageError, counted
+from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, counted
 from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
 from ..values.arrays import Array, is_numeric
-from ..values.foreign import handed, host_array, library_of
+from ..values.foreign import handed, has_history, host_array, library_of
 from ..values.random import generator_of_item
 from ..values.variable import Variable
 from .replica import Replica
@@ -65,12 +67,14 @@ def _collective(method: Method) -> Method:
                 f"rows of one piece of each rank, and not all of them. Leave num_slices= out, or give "
                 f"a number that suits the function."
             )
-        self.mark(Phase.COMMUNICATING)
-        self.device.resume()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self.mark(Phase.RUNNING)
+        with self.turn:
+            self.mark(Phase.COMMUNICATING)
+            self.device.resume()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                self.comm.agreement.note(0, self.within)
+                self.mark(Phase.RUNNING)
 
     return cast("Method", marked)
 
@@ -84,6 +88,8 @@ class Group:
         rng: this rank's random generator, made when it is first asked for.
         master: the place of the default root.
         checking: whether the call is one of ``Function.check``.
+        turn: held in a collective: PyTorch's backward may enter some from threads of its own.
+        within: the collective whose gradient is computed, if one is.
         stand_ins: in ``as_serial``, by the id of a variable: the variable, its value when it was first
             used, and the replica in its place.
     """
@@ -102,6 +108,9 @@ class Group:
         self.device = device or CpuDevice()
         self.master = 0
         self.checking = False
+        self.turn = threading.RLock()
+        self.within: Entry | None = None
+        self._exchanged: dict[int, int] = {}  # by rank: how often in this call
         self._rng = rng
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
@@ -114,6 +123,7 @@ class Group:
         """A call begins, in which *ranks* take part; *running*, if a function runs in it."""
         self.comm.begin(epoch, ranks)
         self._running = running
+        self._exchanged.clear()
         if ranks is not self._ranks:
             self._ranks = ranks
             self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
@@ -179,6 +189,11 @@ class Group:
         return self.stand_ins[id(variable)][-1]
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The numbers in the session of the ranks that take part."""
+        return self._ranks
+
+    @property
     def rank(self) -> int:
         return self.comm.place
 
@@ -211,14 +226,15 @@ class Group:
             self.reduce_in_place([leaves[index] for index in order], operation, self.comm)
             return value
         factor = _weight(weight, operation)
-        arrays = [self._array(leaves[index]) for index in order]
+        given = [leaves[index] for index in order]
+        arrays = self._given(given)
+        found = self.comm.all_reduce(arrays, operation, factor, names)
+        pairs = list(zip(given, found, strict=True))
+        fit = [fitted(r, g, operation) if isinstance(g, Variable) else r for g, r in pairs]
         results: list[Any] = [None] * len(leaves)
-        for index, result in zip(
-            order, self.comm.all_reduce(arrays, operation, factor, names), strict=True
-        ):
-            leaf = leaves[index]
-            results[index] = fitted(result, leaf, operation) if isinstance(leaf, Variable) else result
-        return unflatten(tree, map(_put, leaves, results))
+        for index, result in zip(order, self._results(given, fit, operation.name), strict=True):
+            results[index] = result
+        return unflatten(tree, iter(results))
 
     @_collective
     def reduce(
@@ -230,6 +246,7 @@ class Group:
 
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
+        _check_plain(value, "reduce", "all_reduce")
         operation = operation_named(op)
         factor = _weight(weight, operation)
         results = self.comm.reduce([self._array(value)], operation, factor, self._place(root, "root"))
@@ -239,8 +256,9 @@ class Group:
     def reduce_scatter(self, value: Any, op: Any = "mean", *, weight: Any = None) -> Any:
         """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
         operation = operation_named(op)
-        array = self._array(value)
-        return _like(value, self.comm.reduce_scatter([array], operation, _weight(weight, operation))[0])
+        factor = _weight(weight, operation)
+        results = self.comm.reduce_scatter(self._given([value]), operation, factor)
+        return self._results([value], results, operation.name)[0]
 
     @_collective
     def broadcast(self, value: Any, *, root: int | None = None) -> Any:
@@ -251,8 +269,8 @@ class Group:
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
         place = self._place(root, "root")
-        given = [self._array(value)] if place == self.rank else None
-        return _like(value, self.comm.broadcast(given, place)[0])
+        given = self._given([value]) if place == self.rank else None
+        return self._results([value], self.comm.broadcast(given, place))[0]
 
     @_collective
     def scatter(self, value: Any, *, root: int | None = None) -> Any:
@@ -263,8 +281,8 @@ class Group:
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
         place = self._place(root, "root")
-        given = [self._array(value)] if place == self.rank else None
-        return _like(value, self.comm.scatter(given, place)[0])
+        given = self._given([value]) if place == self.rank else None
+        return self._results([value], self.comm.scatter(given, place))[0]
 
     @_collective
     def all_gather(self, value: Any, nd_up: int = 0) -> Any:
@@ -274,7 +292,8 @@ class Group:
 
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
-        return _like(value, self.comm.all_gather([self._raised(value, nd_up)])[0])
+        results = self.comm.all_gather([self._raised(self._given([value])[0], nd_up)])
+        return self._results([value], results)[0]
 
     @_collective
     def gather(self, value: Any, nd_up: int = 0, *, root: int | None = None) -> Any:
@@ -284,8 +303,9 @@ class Group:
 
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
+        _check_plain(value, "gather", "all_gather")
         place = self._place(root, "root")
-        results = self.comm.gather([self._raised(value, nd_up)], place)
+        results = self.comm.gather([self._raised(self._array(value), nd_up)], place)
         return None if results is None else _like(value, results[0])
 
     @_collective
@@ -294,10 +314,20 @@ class Group:
 
         Each rank's rows are split over the ranks as ``scatter`` splits them.
         """
-        return _like(value, self.comm.all_to_all([self._array(value)])[0])
+        return self._results([value], self.comm.all_to_all(self._given([value])))[0]
+
+    @_collective
+    def exchange(self, value: Any, with_rank: Any) -> Any:
+        place = self._place(with_rank, "with_rank")
+        result = self.comm.exchange(self._given([value])[0], place)
+        number = self._exchanged[place] = self._exchanged.get(place, 0) + 1
+        pair = f"ranks {min(place, self.rank)} and {max(place, self.rank)}"
+        entry = self.comm.agreement.entry()[0], f"exchange {number} of {pair}"
+        return self._results([value], [result], entry=entry, other=place)[0]
 
     @_collective
     def send(self, value: Any, to: Any) -> None:
+        _check_plain(value, "send", "exchange")
         self.comm.send(self._array(value), self._other(to, "to"))
 
     @_collective
@@ -335,6 +365,55 @@ class Group:
             for replica, value in checked:
                 replica.value = value
 
+    @_collective
+    def backward(self, entry: Entry, ranks: tuple[int, ...], work: Callable[[], Any]) -> Any:
+        """Do *work*, with collectives that compute the gradient of the collective *entry* of *ranks*."""
+        if ranks != self._ranks:
+            raise UsageError(
+                f"backward() came to a collective of the ranks {ranks} in a call of the ranks "
+                f"{self._ranks}: call it in a call of the same ranks."
+            )
+        before, self.within = self.within, entry
+        self.comm.agreement.note(0, entry)
+        try:
+            return work()
+        except CollectiveError as error:
+            raise CollectiveError(
+                f"{error} This was in the backward of {entry[1]}: all ranks have to call backward(), on "
+                f"losses that depend on the same collectives. Where one has no use for the result of a "
+                f"collective, let it add 0 * result.sum() to its loss.",
+                error.strays,
+            ) from error
+        finally:
+            self.within = before
+
+    def _given(self, values: Sequence[Any]) -> list[Array]:
+        """*values* as arrays, for a collective in which this rank tells which of them have a history."""
+        tracked = sum(1 << index for index, value in enumerate(values) if has_history(value))
+        self.comm.agreement.note(tracked, self.within)
+        return [self._array(value) for value in values]
+
+    def _results(
+        self,
+        values: Sequence[Any],
+        arrays: Sequence[Array],
+        op: str = "",
+        entry: Entry | None = None,
+        other: int = -1,
+    ) -> list[Any]:
+        """*arrays*, the results for *values*, each as an array of its library, or in its variable.
+
+        Where a tensor has a history on any rank, the result has one on every rank: *op* is the name of
+        the operation, *entry* and *other* are those of an exchange.
+        """
+        agreement = self.comm.agreement
+        results = list(map(_put, values, arrays))
+        if agreement.tracked():
+            from .autograd import with_history  # noqa: PLC0415  whoever has tensors has imported PyTorch
+
+            return with_history(self, values, results, op, entry or agreement.entry(), other)
+        return results
+
     def _array(self, value: Any) -> Array:
         """*value* as a contiguous array where it lies, on the device or in host memory."""
         if isinstance(value, Variable):
@@ -352,10 +431,9 @@ class Group:
         contiguous: Array = here.ascontiguousarray(array, native).reshape(array.shape)
         return contiguous
 
-    def _raised(self, value: Any, nd_up: int) -> Array:
+    def _raised(self, array: Array, nd_up: int) -> Array:
         if nd_up not in (0, 1):
             raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
-        array = self._array(value)
         return array[None] if nd_up or not array.ndim else array
 
     def _place(self, rank: Any, name: str) -> int:
@@ -385,6 +463,16 @@ def _no_plain_run(what: str) -> UsageError:
         f"check() compares a call with the function run once, on all rows; this function {what}, and "
         f"means nothing without the other ranks: compare its result with what you expect instead."
     )
+
+
+def _check_plain(value: Any, name: str, instead: str) -> None:
+    """Raises: InvalidValue for a tensor whose gradient some ranks would never compute."""
+    if has_history(value):
+        raise InvalidValue(
+            f"{name}() got a tensor that requires grad, but not all ranks get a result of it, so "
+            f"backward() would never run on some: use {instead}() where you want the gradient, and "
+            f"{name}(x.detach(), …) where you do not."
+        )
 
 
 def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
