@@ -208,3 +208,19 @@ def test_tables_are_not_reduced_by_position(session):
         session.function(totals, outputs="sum")(names, mass)
     found = session.function(totals, outputs=lambda a, b: a.add(b, fill_value=0))(names, mass)
     assert found.to_dict() == {"a": 13, "b": 5, "c": 18}
+
+
+@pytest.mark.parametrize("mode", ["gather", "keep"])
+def test_tables_are_not_gathered_without_their_columns(session, library, mode):
+    def doubled(x):
+        return library.DataFrame({"x": x, "double": 2 * x})
+
+    def both(a, b):
+        return library.concat([a, b])
+
+    x = np.arange(5.0)
+    with pytest.raises(OutputError, match=rf'DataFrames do not go .*"{mode}".* outputs=None.*concat'):
+        session.function(doubled, outputs=mode)(x)
+    found = session.function(doubled, outputs=both)(x)
+    assert list(found.columns) == ["x", "double"]
+    assert found["double"].to_list() == [0, 2, 4, 6, 8]

@@ -22,7 +22,15 @@ from ...errors import OutputError
 from ...messages import Done, KeptOutput, Leaf
 from ...packing.pickles import HEAD, PICKLED
 from ...plan.call import CallPlan, Survey
-from ...plan.outputs import Default, assemble, describe, leaf_modes, leaf_paths, take_subset
+from ...plan.outputs import (
+    Default,
+    advice_on_keys,
+    assemble,
+    describe,
+    leaf_modes,
+    leaf_paths,
+    take_subset,
+)
 from ...plan.split import slices_of
 from ...values.arrays import Array
 from .transfer import Leaves, Outputs, Transfer
@@ -80,7 +88,7 @@ class Collection:
                 raise OutputError(
                     f"the function {self._name!r} returned {describe(self._tree)} on rank {ranks[0]}, "
                     f"but {describe(self.replies[rank].tree)} on rank {rank}: it must return the same "
-                    f"on every rank."
+                    f"on every rank.{advice_on_keys(self._tree, self.replies[rank].tree)}"
                 )
         modes = leaf_modes(self._spec, self._tree)
         paths = leaf_paths(self._tree)
