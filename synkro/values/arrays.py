@@ -222,6 +222,8 @@ def checked_int(value: Any, called: str, low: int, high: int | None = None, inst
 def checked_seconds(value: Any, called: str) -> float:
     """Raises: InvalidType, InvalidValue unless it is a finite number of more than 0 seconds."""
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         seconds = float(value)
     except (TypeError, ValueError):
         raise InvalidType(f"{called} must be a number of seconds; got {value!r}.") from None

@@ -23,6 +23,11 @@ class Options:
     function: Function
     timeout: float | None
 
+    @property
+    def name(self) -> str:
+        """What the function is called in messages."""
+        return self.function.name
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; arguments, result and errors are those of a plain call."""
         with self.function.limited(self.timeout):

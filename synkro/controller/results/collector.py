@@ -21,6 +21,7 @@ import numpy as np
 from ...errors import OutputError
 from ...messages import Done, KeptOutput, Leaf
 from ...packing.pickles import HEAD, PICKLED
+from ...packing.refused import advice_on_loading
 from ...plan.call import CallPlan, Survey
 from ...plan.outputs import (
     Default,
@@ -232,7 +233,16 @@ class Collection:
             assert self._load is not None
             head = array.tobytes()
             count = int.from_bytes(head[:HEAD], "little")
-            yield self._load(head[HEAD:], [next(remaining) for _ in range(count)])
+            buffers = [next(remaining) for _ in range(count)]
+            try:
+                yield self._load(head[HEAD:], buffers)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise OutputError(
+                    f"what the function {self._name!r} returned cannot be unpickled here: "
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. {advice_on_loading(error)}"
+                ) from error
 
     def _fetch(self) -> list[Any]:
         """Fetch the leaves that still wait in the workers: through shared memory, by all ranks."""
