@@ -748,3 +748,28 @@ def test_a_counter_of_other_words_on_every_rank(session, options, slices):
     assert len(str(caught.value)) < 800
     merged = session.function(counted, outputs=operator.add)(ROWS, num_slices=slices)
     assert sum(merged.values()) == 2000 * 2 * slices
+
+
+# ── what has rows, and is no array ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: {1: "a"}.values(), lambda: {1, 2}, lambda: (i for i in range(2)), lambda: map(str, [1])],
+)
+def test_what_can_be_a_list_of_rows_is_to_be_one(quiet, made):
+    f = quiet.function(total)
+    with pytest.raises(
+        InvalidType, match=r"but has none: .*Give list\(…\) to split it by rows\."
+    ) as caught:
+        f(made())
+    assert ("bcast_inputs" in str(caught.value)) == (not hasattr(made(), "__next__"))
+
+
+@pytest.mark.parametrize("dtype", [object, "M8[s]"])
+def test_arrays_of_other_things_are_to_be_lists(session, dtype):
+    array = np.array([0, 1, 2]).astype(dtype)
+    with pytest.raises(InvalidType, match=r"cannot have the dtype .*\.tolist\(\).*bcast_inputs"):
+        session.function(total)(array)
+    rows = session.function(lambda x: list(x), outputs="gather")(array.tolist())
+    assert list(rows) == array.tolist()
