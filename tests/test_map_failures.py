@@ -599,3 +599,17 @@ def test_statistics_of_a_decorator_are_attributes_of_its_function(own, results):
 
     with pytest.raises(UsageError, match="'inner' changes an attribute of inner, of which each worker"):
         results(counted(double), range(8))
+
+
+def test_imap_has_the_arrays_of_its_beginning_and_data_as_they_are(own):
+    array, data = np.zeros(2), synk.data(np.zeros(2))
+
+    def task(item, given, data):
+        return given[0], data[0], array[0]
+
+    results = synk.imap(task, range(3000), common={"given": array, "data": data})
+    assert next(results) == (0, 0, 0)
+    array[0] = data[0] = 1
+    seen = list(results)
+    assert {(given, used) for given, _, used in seen} == {(0, 0)}
+    assert seen[-1] == (0, 1, 0)
