@@ -3,8 +3,11 @@
 What can be known before a call is found before any worker is woken: ``quiet`` lets no command out.
 """
 
+import math
+import operator
 import pickle
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -683,3 +686,90 @@ def test_not_available_is_a_not_implemented_error():
 )
 def test_errors_are_also_pythons_own(error, bases):
     assert all(issubclass(error, base) for base in bases)
+
+
+# ── operations of the user's ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("builtin", [max, min])
+def test_pythons_max_may_be_meant_for_arrays_or_for_tuples(quiet, builtin):
+    name = builtin.__name__
+    with pytest.raises(
+        InvalidType, match=rf"Did you mean '{name}'\? .*tuples say, give lambda a, b: {name}\(a, b\)"
+    ):
+        quiet.function(total, outputs=builtin)
+
+
+@pytest.mark.parametrize("operation", [any, all, len, sorted, lambda value: value])
+def test_what_cannot_merge_two_values_is_no_operation(quiet, operation):
+    with pytest.raises(InvalidType, match=r"a function op\(a, b\) that merges two values"):
+        quiet.function(total, outputs=operation)
+
+
+def test_python_numbers_reach_an_operation_as_they_are(session):
+    def merged(fn, operation):
+        return session.function(fn, outputs=operation)(ROWS[:2], num_slices=2)
+
+    assert merged(lambda x: 1 << 40, lambda a, b: a << 30 | b) == 1 << 70 | 1 << 40
+    assert merged(lambda x: math.factorial(17), operator.mul) == math.factorial(17) ** 2
+    assert merged(lambda x: 1 << 70 * int(x[0]), operator.or_) == 1 << 70 | 1
+    for value in (True, 3, 0.5, 2j):
+        kept = merged(lambda x, value=value: value, lambda a, b: (a, b))
+        assert [type(each) for each in kept] == [type(value)] * 2
+    arrays = merged(lambda x: x, lambda a, b: (a, b))
+    assert all(isinstance(each, np.ndarray) for each in arrays)
+    numbers = merged(lambda x: x.sum(), lambda a, b: (a, b))
+    assert all(isinstance(each, np.float64) for each in numbers)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "prod", "max"])
+def test_an_int_of_more_than_64_bits_is_refused_by_name(session, mode):
+    with pytest.raises(OutputError, match=r"int of 71 bits .* 64 .*float.*outputs=None.*operator"):
+        session.function(lambda x: 1 << 70, outputs=mode)(ROWS)
+    with pytest.raises(OutputError, match=r"output\[1\] .*int of 19933 bits"):
+        session.function(lambda x: (1, 3**12576), outputs=mode)(ROWS)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, "ab", ("a", "b"), {1: 2}.keys()])
+def test_what_is_gathered_is_an_array_or_a_list(session, value):
+    fn = (lambda x: {1: 2}.keys()) if isinstance(value, type({}.keys())) else (lambda x: value)
+    with pytest.raises(OutputError, match=r'"gather" concatenates .*Return one list.* op\(a, b\)'):
+        session.function(fn, outputs="gather")(ROWS)
+
+
+@pytest.mark.parametrize("options", [{}, {"outputs": "sum"}])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_a_counter_of_other_words_on_every_rank(session, options, slices):
+    def counted(x):
+        return Counter(f"{x[0]} {i}" for i in range(2000))
+
+    with pytest.raises(OutputError, match=r"Only one .*outputs=operator\.add") as caught:
+        session.function(counted, **options)(ROWS, num_slices=slices)
+    assert len(str(caught.value)) < 800
+    merged = session.function(counted, outputs=operator.add)(ROWS, num_slices=slices)
+    assert sum(merged.values()) == 2000 * 2 * slices
+
+
+# ── what has rows, and is no array ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: {1: "a"}.values(), lambda: {1, 2}, lambda: (i for i in range(2)), lambda: map(str, [1])],
+)
+def test_what_can_be_a_list_of_rows_is_to_be_one(quiet, made):
+    f = quiet.function(total)
+    with pytest.raises(
+        InvalidType, match=r"but has none: .*Give list\(…\) to split it by rows\."
+    ) as caught:
+        f(made())
+    assert ("bcast_inputs" in str(caught.value)) == (not hasattr(made(), "__next__"))
+
+
+@pytest.mark.parametrize("dtype", [object, "M8[s]"])
+def test_arrays_of_other_things_are_to_be_lists(session, dtype):
+    array = np.array([0, 1, 2]).astype(dtype)
+    with pytest.raises(InvalidType, match=r"cannot have the dtype .*\.tolist\(\).*bcast_inputs"):
+        session.function(total)(array)
+    rows = session.function(lambda x: list(x), outputs="gather")(array.tolist())
+    assert list(rows) == array.tolist()

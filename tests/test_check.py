@@ -1,6 +1,9 @@
 """``f.check``: a call beside the plain function on the same rows."""
 
+import copy
 import random
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -158,3 +161,114 @@ def test_updates_are_undone_in_between(session):
     f = session.function(lambda x: (x.sum(), [w.value + 1]), outputs="sum", updates=[w])
     f.check(X)
     assert w.get_value() == 1
+
+
+# ── objects ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Fit:
+    total: float
+    parts: dict
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    total: float
+
+
+class Pair(NamedTuple):
+    total: float
+    fit: Fit
+
+
+class Plain:
+    """It has no ``__eq__``."""
+
+    def __init__(self, total, below=None):
+        self.total, self.below = total, below
+
+
+class Cached(Plain):
+    """Its equality leaves an attribute out."""
+
+    def __init__(self, total):
+        super().__init__(1, total)
+
+    def __eq__(self, other):
+        return self.total == other.total
+
+    __hash__ = None
+
+
+class Closed:
+    """Nothing of it can be compared."""
+
+    __slots__ = ()
+
+
+def added(a, b):
+    """Two objects as one, whose floats are the sums, in another order than in the plain function."""
+    if isinstance(a, int | float | np.ndarray):
+        return a + b
+    if isinstance(a, dict):
+        return {key: added(a[key], b[key]) for key in a}
+    if isinstance(a, tuple):
+        return type(a)(*map(added, a, b))
+    if isinstance(a, Closed) or a is None:
+        return a
+    if isinstance(a, Slotted):
+        return Slotted(a.total + b.total)
+    new = copy.copy(a)
+    vars(new).update({name: added(value, vars(b)[name]) for name, value in vars(a).items()})
+    return new
+
+
+OBJECTS = [
+    lambda x: Fit(x.sum() / 3, {"mean": x.sum(axis=0), "n": len(x)}),
+    lambda x: Slotted(x.sum() / 3),
+    lambda x: Pair(x.sum() / 3, Fit(x.sum() / 7, {"more": Plain(x.sum() / 9)})),
+    lambda x: Plain(x.sum() / 3, Plain(x.sum() / 7)),
+    lambda x: {"plain": Plain(x.sum() / 3), "closed": Closed()},
+]
+
+
+@pytest.mark.parametrize("fn", OBJECTS)
+def test_objects_are_compared_by_what_they_hold(session, fn):
+    f = session.function(fn, outputs=added, name="f")
+    f.check(X)
+    wrong = session.function(lambda x: added(fn(x), fn(x * len(x))), outputs=added, name="wrong")
+    with pytest.raises(
+        OutputError, match=r"output(\['\w+'\]|\[\d\])+ of the function 'wrong', .* by up"
+    ):
+        wrong.check(X)
+
+
+def test_objects_of_other_fields_or_classes_differ(session):
+    def first(a, b):
+        return a
+
+    f = session.function(lambda x: Plain(1) if len(x) < 60 else Slotted(1), outputs=first)
+    with pytest.raises(OutputError, match=r"it is <.*Plain object .* instead of .*Slotted"):
+        f.check(X)
+    g = session.function(lambda x: Fit(1, {"a": 1} if len(x) < 60 else {"b": 1}), outputs=first)
+    with pytest.raises(OutputError, match=r"the call returns a dict .*the plain function a dict"):
+        g.check(X)
+    session.function(lambda x: Cached(len(x)), outputs=first).check(X)  # equal, as it says itself
+    h = session.function(lambda x: {str(len(x))}, outputs=first)
+    with pytest.raises(OutputError, match=r"it is {'51'} instead of {'101'}"):
+        h.check(X)
+
+
+def test_objects_that_hold_themselves_are_compared(session):
+    def ring(x):
+        plain = Plain(x.sum() / 3)
+        plain.below = {"up": plain}
+        return plain
+
+    def first(a, b):
+        a.total += b.total
+        return a
+
+    session.function(ring, outputs=first).check(X)

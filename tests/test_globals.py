@@ -340,7 +340,7 @@ def test_code_that_binds_a_global_is_refused(session, fn):
     with pytest.raises(
         InvalidValue,
         match=r"'(counting|forgetting)', which is to run on the workers, assigns to 'scale', a name "
-        r"outside of it .*scale = synk.shared\(…\), and assign to scale.value; or return it",
+        r"outside of it .*return it\. .*scale = synk.shared\(…\): assign to scale.value",
     ):
         session.function(fn, outputs=[])(*[X] * (fn is not forgetting))
 

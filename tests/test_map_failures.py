@@ -732,3 +732,96 @@ def test_results_that_are_nested_too_deeply_are_named(own):
 
     with pytest.raises(OutputError, match="the result of the function 'deep' for item 0, a list, c"):
         synk.map(deep, [1])
+
+
+# ── what the errors say to do ────────────────────────────────────────────────────────────────────────
+
+
+class Broken(Exception):
+    """It cannot be made again of its args alone."""
+
+    def __init__(self, path, line):
+        super().__init__(f"{path}:{line}")
+        self.path, self.line = path, line
+
+
+class Mended(Broken):
+    def __reduce__(self):
+        return type(self), (self.path, self.line)
+
+
+@pytest.mark.parametrize("wrapped", [lambda error: error, lambda error: [error]])
+def test_an_exception_that_is_returned_says_what_its_class_needs(own, results, wrapped):
+    def caught(kind):
+        def task(item):
+            try:
+                if item == 3:
+                    raise kind("b.csv", item)
+            except Broken as error:
+                return wrapped(error)
+            return item
+
+        return task
+
+    advice = r"return repr\(error\), or give Broken a __reduce__ with all that its __init__ takes"
+    with pytest.raises(OutputError, match=rf"item 3 of map\(\) .*{advice}"):
+        results(caught(Broken), range(8))
+    task = caught(Broken)
+    with pytest.raises(OutputError, match=advice):
+        synk.function(lambda x: task(3), outputs=None)(np.ones(4))
+    mended = results(caught(Mended), range(8))[3]
+    error = mended[0] if isinstance(mended, list) else mended
+    assert (error.path, error.line, str(error)) == ("b.csv", 3, "b.csv:3")
+
+
+COUNT = 0
+
+
+def counting(item):
+    global COUNT
+    COUNT += item
+    return COUNT
+
+
+def test_a_task_that_assigns_a_global_is_to_return_it(own, results):
+    with pytest.raises(UsageError, match=r"assigns to 'COUNT', .* would not see it: return it\."):
+        results(counting, range(3))
+
+
+def test_a_random_generator_that_items_have_in_common_is_to_be_a_seed(own, results):
+    with pytest.raises(UsageError, match=r"pass a seed .*common= of a map"):
+        results(lambda item, r: r.random(), range(3), common={"r": np.random.default_rng(0)})
+
+
+def test_a_global_data_is_to_come_by_common(own, results):
+    data = synk.data(np.ones(3))
+    with pytest.raises(UsageError, match=r"in a map by common=\{'data': data\}"):
+        results(lambda item: item * data.sum(), range(3))
+    assert results(lambda item, data: item * data.sum(), range(3), common={"data": data}) == [0, 3, 6]
+
+
+def test_statistics_of_a_decorator_are_attributes_of_its_function(own, results):
+    def counted(fn):
+        def inner(item):
+            inner.calls += 1
+            return fn(item)
+
+        inner.calls = 0
+        return inner
+
+    with pytest.raises(UsageError, match="'inner' changes an attribute of inner, of which each worker"):
+        results(counted(double), range(8))
+
+
+def test_imap_has_the_arrays_of_its_beginning_and_data_as_they_are(own):
+    array, data = np.zeros(2), synk.data(np.zeros(2))
+
+    def task(item, given, data):
+        return given[0], data[0], array[0]
+
+    results = synk.imap(task, range(3000), common={"given": array, "data": data})
+    assert next(results) == (0, 0, 0)
+    array[0] = data[0] = 1
+    seen = list(results)
+    assert {(given, used) for given, _, used in seen} == {(0, 0)}
+    assert seen[-1] == (0, 1, 0)

@@ -120,3 +120,15 @@ def test_they_outlive_the_session():
     synk.fork(1, verbose=False, timeout=60)
     assert limited(X) == 28
     synk.close()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("seconds", ["2", b"2"])
+def test_a_text_is_no_number_of_seconds(session, seconds):
+    with pytest.raises(InvalidType, match=r"timeout must be a number of seconds; got b?'2'"):
+        session.function(lambda x: x).options(timeout=seconds)
+
+
+@pytest.mark.quick
+def test_it_has_the_name_of_the_function(session):
+    assert session.function(lambda x: x, name="f").options(timeout=2).name == "f"

@@ -226,3 +226,19 @@ def test_tasks_cannot_change_a_table(session, pandas):
     for task in (by_loc, new_column):
         with pytest.raises(InvalidValue, match=f"'{task.__name__}' changes table"):
             session.map(task, range(9))
+
+
+@pytest.mark.parametrize("mode", ["gather", "keep"])
+def test_tables_are_not_gathered_without_their_columns(session, library, mode):
+    def doubled(x):
+        return library.DataFrame({"x": x, "double": 2 * x})
+
+    def both(a, b):
+        return library.concat([a, b])
+
+    x = np.arange(5.0)
+    with pytest.raises(OutputError, match=rf'DataFrames do not go .*"{mode}".* outputs=None.*concat'):
+        session.function(doubled, outputs=mode)(x)
+    found = session.function(doubled, outputs=both)(x)
+    assert list(found.columns) == ["x", "double"]
+    assert found["double"].to_list() == [0, 2, 4, 6, 8]

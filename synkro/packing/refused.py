@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from types import GeneratorType
 from typing import Any
 
@@ -31,6 +32,17 @@ def is_parallel_map(value: Any) -> bool:
 def advice(value: Any) -> str | None:
     """What to do instead of sending *value*, a sentence; None if no more is known than of any object."""
     return _ADVICE.get(_kind(value))
+
+
+def advice_on_loading(error: Exception) -> str:
+    """What to do about a value that could be pickled, and not be unpickled: a sentence."""
+    made = re.search(r"(\w+)\.__(init|new)__\(\)", str(error))
+    if made is None:
+        return "Return what it is made of, or mend the __reduce__ of its class."
+    return (
+        f"Python makes an exception again from its class and its args alone: return repr(error), or "
+        f"give {made[1]} a __reduce__ with all that its __{made[2]}__ takes."
+    )
 
 
 def _kind(value: Any) -> str:

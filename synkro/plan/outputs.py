@@ -9,8 +9,9 @@ reduced by an operation of Synkro's may be anything, and stays whole.
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -41,8 +42,19 @@ _MEANT = {
 }
 """What other libraries call these operations."""
 
+_OF_TWO = {
+    max: "lambda a, b: max(a, b)",
+    min: "lambda a, b: min(a, b)",
+    sum: "lambda a, b: a + b",
+    any: "lambda a, b: a or b",
+    all: "lambda a, b: a and b",
+}
+"""Python's functions of one iterable, as operations."""
+
 _CONTAINERS = (dict, tuple, list)
 
+_FEW = 10  # keys that a message names
+_LONG_KEY = 40  # characters of a key there
 _NAMES = 200  # characters of names that are spelled out
 
 
@@ -153,10 +165,13 @@ def check_modes(spec: Any) -> Any:
     if spec is not None and not isinstance(spec, str):
         hint = suggested(getattr(spec, "__name__", ""), MODES)
         of_two = getattr(spec, "nin", 0) == 2 or getattr(spec, "__module__", "") == "_operator"
-        if isinstance(spec, FunctionType) or of_two:
+        if of_two or (isinstance(spec, FunctionType) and _takes_two(spec)):
             return spec
-        if callable(spec) and not hint and not isinstance(spec, type):
+        if callable(spec) and not hint and not isinstance(spec, type) and _takes_two(spec):
             return spec
+        for builtin, operation in _OF_TWO.items():
+            if spec is builtin:
+                hint += f" To merge values of any kind by it, tuples say, give {operation}."
         raise InvalidType(
             f"outputs= takes {_known()}, a function op(a, b) that merges two values, or a tuple, list "
             f"or dict of these; got {spec!r}, a {type(spec).__name__}.{hint}"
@@ -167,6 +182,17 @@ def check_modes(spec: Any) -> Any:
             f"outputs= has the unknown operation {spec!r}: expected {_known()}.{suggested(spec, MODES)}"
         )
     return mode
+
+
+def _takes_two(fn: Any) -> bool:
+    """Whether *fn* may be called with two values, as far as its signature is known."""
+    try:
+        inspect.signature(fn).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # it has none
+        return True
+    return True
 
 
 def for_workers(modes: Any) -> Any:
@@ -215,7 +241,7 @@ def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, .
     if isinstance(spec, dict):
         if tree is None or tree.kind is not dict or set(tree.keys) != set(spec):
             raise OutputError(
-                f"outputs= names the keys {sorted(map(str, spec))}, but {where} is "
+                f"outputs= names the keys {_keys(sorted(map(str, spec)))}, but {where} is "
                 f"{describe(tree)}: name exactly the keys that the function returns."
             )
         entries = [spec[key] for key in tree.keys]
@@ -234,8 +260,34 @@ def describe(tree: Tree) -> str:
     if tree is None:
         return "a single value"
     if tree.kind is dict:
-        return f"a dict with the keys {list(map(str, tree.keys))}, in this order"
+        count = f"{len(tree.keys)} keys" if len(tree.keys) > _FEW else "the keys"
+        return f"a dict with {count} {_keys(tree.keys)}, in this order"
     return f"{'a list' if tree.kind is list else 'a tuple'} of {len(tree.children)}"
+
+
+def _keys(keys: Iterable[Hashable]) -> str:
+    names = [_shortened(key) for key in keys]
+    return str(names) if len(names) <= _FEW else f"{str(names[:_FEW])[:-1]}, …]"
+
+
+def _shortened(key: Hashable) -> str:
+    text = str(key)
+    return text if len(text) <= _LONG_KEY else f"{text[:_LONG_KEY]}…"
+
+
+def advice_on_keys(one: Tree, other: Tree) -> str:
+    """What to do about two results that differ in the keys of a dict; else an empty text."""
+    if one is None or other is None or not one.kind is other.kind is dict:
+        return ""
+    apart = [key for key in one.keys if key not in other.keys] or [
+        key for key in other.keys if key not in one.keys
+    ]
+    if not apart:
+        return ""
+    return (
+        f" Only one of them has the key {_shortened(apart[0])!r}. Where keys depend on the rows, merge "
+        f"the dicts by a function op(a, b): for a Counter outputs=operator.add."
+    )
 
 
 def assemble(spec: Any, tree: Tree, leaves: Iterator[Any]) -> Any:
@@ -283,7 +335,7 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
     except (LookupError, TypeError):
         raise InvalidIndex(
             f"output_subset={list(subset)} names an output that is not there: {noun} has "
-            f"{list(value) if isinstance(value, dict) else len(value)}."
+            f"{_keys(value) if isinstance(value, dict) else len(value)}."
         ) from None
 
 

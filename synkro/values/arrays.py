@@ -170,7 +170,10 @@ def _lost_in(column: Any, table: Array, place: int) -> str:
 
 
 def _no_arithmetic(dtype: np.dtype[Any], called: str, got: str = "") -> InvalidType:
-    advice = "What every rank is to see whole may be anything: name it in bcast_inputs."
+    advice = (
+        "Rows of anything come as a list: give .tolist(). What every rank is to see whole may be "
+        "anything: name it in bcast_inputs."
+    )
     if dtype.kind in "US":
         advice = "Give a list of strings, .tolist(), or codes: np.unique(…, return_inverse=True)."
     return InvalidType(
@@ -225,6 +228,8 @@ def checked_int(value: Any, called: str, low: int, high: int | None = None, inst
 def checked_seconds(value: Any, called: str) -> float:
     """Raises: InvalidType, InvalidValue unless it is a finite number of more than 0 seconds."""
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         seconds = float(value)
     except (TypeError, ValueError):
         raise InvalidType(f"{called} must be a number of seconds; got {value!r}.") from None

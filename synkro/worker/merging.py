@@ -17,6 +17,7 @@ from ..messages import Done, Leaf, Piece
 from ..plan.outputs import (
     MERGE,
     Tree,
+    advice_on_keys,
     describe,
     flatten,
     flatten_by,
@@ -25,7 +26,7 @@ from ..plan.outputs import (
     unflatten,
 )
 from ..values.arrays import Array, code_of, is_numeric, native, shortened
-from ..values.foreign import host_array, is_key, is_table, library_of
+from ..values.foreign import columns_of, host_array, is_key, is_table, library_of
 from ..values.variable import Variable
 
 _NUMBERS = (bool, int, float, complex, np.generic)
@@ -101,14 +102,9 @@ class Merger:
                 if _is_pickled(leaf, mode):
                     found.append(self._pickled(leaf, device))
                     continue
-                if mode in OPERATIONS and is_table(leaf):
-                    raise OutputError(
-                        f"{type(leaf).__name__}s are not reduced: they would be by position, without a "
-                        f"look at their labels. Return .to_numpy(), or say outputs=None, or a function "
-                        f"op(a, b), such as lambda a, b: a.add(b, fill_value=0)."
-                    )
+                _check_no_table(leaf, mode)
                 array = device.adopt(leaf)
-                found.append(_output(leaf if array is None else array))
+                found.append(_output(leaf if array is None else array, mode))
             except OutputError as error:
                 raise self._error(tree, index, str(error)) from None
         if not self.leaves:
@@ -117,6 +113,7 @@ class Merger:
             raise OutputError(
                 f"the function {self._name!r} returned {describe(self.tree)} for one slice and "
                 f"{describe(tree)} for another: it must return the same for every slice."
+                f"{advice_on_keys(self.tree, tree)}"
             )
         return found
 
@@ -268,8 +265,30 @@ class Layout:
 
 
 def _is_pickled(value: Any, mode: str | None) -> bool:
-    """Whether an output is no array or number, and does not have to be."""
-    return type(value) is list if mode == "gather" else mode in (None, MERGE) and not _is_array(value)
+    """Whether an output is no array or number, and does not have to be.
+
+    Python's own numbers reach the user's operation as they are: integers have any number of digits.
+    """
+    if mode == MERGE:
+        return type(value) in (bool, int, float, complex) or not _is_array(value)
+    return type(value) is list if mode == "gather" else mode is None and not _is_array(value)
+
+
+def _check_no_table(value: Any, mode: str | None) -> None:
+    """Raises: OutputError for a table that would lose its labels."""
+    kinds = f"{type(value).__name__.removesuffix('s')}s"
+    if mode in OPERATIONS and is_table(value):
+        raise OutputError(
+            f"{kinds} are not reduced: they would be by position, without a look at their labels. "
+            f"Return .to_numpy(), or say outputs=None, or a function op(a, b), such as "
+            f"lambda a, b: a.add(b, fill_value=0)."
+        )
+    if mode in ("gather", "keep") and columns_of(value) is not None:
+        raise OutputError(
+            f'{kinds} do not go through "{mode}": their columns would lose names and types. Say '
+            f"outputs=None for a list, one of each rank, or a function op(a, b), such as "
+            f"lambda a, b: pd.concat([a, b]); or return .to_numpy()."
+        )
 
 
 def _is_array(value: Any) -> bool:
@@ -310,21 +329,26 @@ def _in_container(value: Any, device: Device) -> Any:
     return array if isinstance(array, np.ndarray) else device.stow(array)
 
 
-def _output(value: Any) -> Array:
+def _output(value: Any, mode: str | None = None) -> Array:
     """One leaf of a function's result as an array; an array on the device stays there.
 
     Raises: OutputError for what is no array and no number, or of a dtype without arithmetic.
     """
-    array: Array = value if type(value) is np.ndarray else _as_array(value)
-    if not is_numeric(array.dtype):
+    array: Array = value if type(value) is np.ndarray else _as_array(value, mode)
+    if is_numeric(array.dtype):
+        return native(array)
+    if isinstance(value, int):
         raise OutputError(
-            f"expected bools, integers, floats or complex numbers, got an array of dtype {array.dtype}. "
-            f"Lists are gathered as they are: return .tolist()."
+            f"an int of {value.bit_length()} bits does not fit the 64 bits of NumPy's. Return float(…), "
+            f"or say outputs=None, or a function op(a, b), such as operator.add: it gets any int."
         )
-    return native(array)
+    raise OutputError(
+        f"expected bools, integers, floats or complex numbers, got an array of dtype {array.dtype}. "
+        f"Lists are gathered as they are: return .tolist()."
+    )
 
 
-def _as_array(value: Any) -> Array:
+def _as_array(value: Any, mode: str | None) -> Array:
     """Raises: OutputError for what is neither an array nor a number."""
     if isinstance(value, _NUMBERS):
         return np.asarray(value)
@@ -338,6 +362,11 @@ def _as_array(value: Any) -> Array:
         return array
     if hasattr(value, "__array__"):
         return np.asarray(value)  # of a subclass of ndarray, the plain array
+    if mode == "gather":
+        raise OutputError(
+            f'"gather" concatenates arrays and lists, got {shortened(value)}. Return one list, or say '
+            f"outputs=None, or a function op(a, b) that merges two of them."
+        )
     raise OutputError(
         f"expected an array or a number, got {shortened(value)}. Other values are not reduced: with "
         f"outputs=None they come as a list, one of each rank, and with outputs=[] not at all."

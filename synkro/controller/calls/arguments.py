@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -287,9 +287,12 @@ class Arguments:
             return self._items(index, bound, value)
         if hasattr(value, "__array__"):
             raise error from None
+        advice = "Name it in bcast_inputs to give it to every rank whole."
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+            advice = f"Give list(…) to split it by rows. {'' if isinstance(value, Iterator) else advice}"
         raise InvalidType(
-            f"{self._called(bound)} is scattered by rows, but has none: it is {shortened(value)}. Name "
-            f"it in bcast_inputs to give it to every rank whole."
+            f"{self._called(bound)} is scattered by rows, but has none: it is {shortened(value)}. "
+            f"{advice.rstrip()}"
         ) from None
 
     def _pickled(self, index: int, bound: Bound, value: Any) -> Input:

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidValue, OutputError, UsageError, WorkerError
+from ...packing.kinds import attributes_of, slots_of
 from ...plan.outputs import describe, flatten, leaf_modes, leaf_paths
 from ...values.arrays import is_numeric
+from ...values.foreign import host_array
 from ..variables.shared import Shared
 
 _TOLERANCES = {8: 1e-7, 16: 1e-7, 4: 1e-4, 2: 1e-2}
@@ -37,7 +39,8 @@ def compare(name: str, modes: Any, result: Any, plain: Any) -> None:
             "check() compares outputs of which there is one for all rows: with outputs=None, the list "
             "of every rank's value, there is none."
         )
-    (leaves, tree), (expected, shape) = flatten(_gathered(result)), flatten(_gathered(plain))
+    opened = _opened(_gathered(result), _gathered(plain))
+    (leaves, tree), (expected, shape) = map(flatten, opened)
     if tree != shape:
         raise OutputError(
             f"check() of the function {name!r}: the call returns {describe(tree)}, the plain function "
@@ -48,7 +51,7 @@ def compare(name: str, modes: Any, result: Any, plain: Any) -> None:
         for path, mode, got, want in zip(
             leaf_paths(tree), leaf_modes(modes, tree), leaves, expected, strict=True
         )
-        if (problem := _difference(name, path, mode, np.asarray(got), np.asarray(want)))
+        if (problem := _difference(name, path, mode, _array(got), _array(want)))
     ]
     if problems:
         raise OutputError(max(problems)[1])
@@ -70,6 +73,63 @@ def _gathered(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_gathered, value))
     return type(value)(map(_gathered, value)) if isinstance(value, tuple | list) else value
+
+
+def _opened(got: Any, want: Any, above: tuple[int, ...] = ()) -> tuple[Any, Any]:
+    """Two values with instances of one class as dicts of their attributes; *above* are those around."""
+    if id(got) in above:
+        return None, None
+    one, other = _parts(got, want)
+    inner = (*above, id(got))
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        both = {key: _opened(value, other[key], inner) for key, value in one.items()}
+        return {key: pair[0] for key, pair in both.items()}, {key: pair[1] for key, pair in both.items()}
+    if type(one) is type(other) and isinstance(one, list | tuple) and len(one) == len(other):
+        pairs = [_opened(*pair, inner) for pair in zip(one, other, strict=True)]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return one, other
+
+
+def _parts(got: Any, want: Any) -> tuple[Any, Any]:
+    """Two instances as dicts, where they are of one class and not equal; other values as they are.
+
+    What cannot be compared, as its class says nothing of equality and it has no attributes, is None.
+    """
+    if isinstance(got, dict | list | tuple) or _kind(got) != _kind(want) or hasattr(got, "__array__"):
+        return got, want
+    if got is want or _are_equal(got, want):
+        return None, None
+    parts = _attributes(got), _attributes(want)
+    if any(parts):
+        return parts
+    kind: Any = type(got)
+    return (None, None) if kind.__eq__ is object.__eq__ else (got, want)
+
+
+def _kind(value: Any) -> tuple[str, str]:
+    return type(value).__module__, type(value).__qualname__
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # of arrays in them, say
+        return False
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    slots = {name: getattr(obj, name) for name in slots_of(obj) if hasattr(obj, name)}
+    args = {"args": obj.args} if isinstance(obj, BaseException) else {}
+    return {**args, **slots, **(attributes_of(obj) or {})}
+
+
+def _array(value: Any) -> Any:
+    """*value* as an array; an object, such as a set, is one element."""
+    if hasattr(value, "__array__") or isinstance(value, bool | int | float | complex | np.generic):
+        return np.asarray(host_array(value))
+    array = np.empty((), object)
+    array[()] = value
+    return array
 
 
 def _difference(name: str, path: str, mode: Any, got: Any, want: Any) -> tuple[float, str] | None:

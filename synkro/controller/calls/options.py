@@ -33,6 +33,11 @@ class Options:
     def __deepcopy__(self, memo: dict[int, Any]) -> Options:
         return Options(copy.deepcopy(self.function, memo), self.timeout)
 
+    @property
+    def name(self) -> str:
+        """What the function is called in messages."""
+        return self.function.name
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; arguments, result and errors are those of a plain call."""
         with self.function.limited(self.timeout):

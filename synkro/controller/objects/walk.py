@@ -295,9 +295,11 @@ class Walk:
             if is_generator(obj):
                 _check_generator(found, direct)
             elif is_for_program(obj):
+                name = path if path.isidentifier() else "x"
                 raise InvalidType(
                     f"{path!r}, which a function brings along, is a Data: give it to the function as an "
-                    f"argument. An object can hold a copy, x[:].copy()."
+                    f"argument, in a map by common={{{name!r}: {name}}}. An object can hold a copy, "
+                    f"{name}[:].copy()."
                 )
             before = found.known.contents if found.known else None
             if before is not None and kind in _HEAVY and (light or self._is_heavy(obj, kind, before)):
@@ -361,8 +363,8 @@ class Walk:
             raise InvalidValue(
                 f"the function {fn.__qualname__!r}, which is to run on the workers, assigns to "
                 f"{used.rebinds!r}, a name outside of it (global or nonlocal). The program would not "
-                f"see it: keep it in a variable of the workers, {used.rebinds} = synk.shared(…), and "
-                f"assign to {used.rebinds}.value; or return it."
+                f"see it: return it. What each rank is to keep between calls of a function() is a "
+                f"variable, {used.rebinds} = synk.shared(…): assign to {used.rebinds}.value."
             )
         found.inner[GLOBALS] = []
         for name in used.names:
@@ -412,6 +414,6 @@ def refused_generator(what: str, generator: Any) -> str:
     return (
         f"{what} is a random generator ({type(generator).__name__}), and would draw the same numbers on "
         f"every rank. Use synk.rng() inside the function, a generator of each rank's own; or, where all "
-        f"ranks are to draw alike, pass a seed in bcast_inputs and make the generator of it there, "
-        f"np.random.default_rng(seed)."
+        f"ranks are to draw alike, pass a seed as an argument that all have in common (bcast_inputs=, "
+        f"or common= of a map), and make the generator of it there, np.random.default_rng(seed)."
     )

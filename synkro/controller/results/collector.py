@@ -21,8 +21,17 @@ import numpy as np
 from ...errors import OutputError, counted
 from ...messages import Done, KeptOutput, Leaf
 from ...packing.pickles import HEAD, PICKLED
+from ...packing.refused import advice_on_loading
 from ...plan.call import CallPlan, Survey
-from ...plan.outputs import Default, assemble, describe, leaf_modes, leaf_paths, take_subset
+from ...plan.outputs import (
+    Default,
+    advice_on_keys,
+    assemble,
+    describe,
+    leaf_modes,
+    leaf_paths,
+    take_subset,
+)
 from ...plan.split import slices_of
 from ...values.arrays import Array
 from .transfer import Leaves, Outputs, Transfer
@@ -83,7 +92,8 @@ class Collection:
                 raise OutputError(
                     f"the function {self._name!r} returned {describe(self._tree)} on rank {ranks[0]}, "
                     f"but {describe(self.replies[rank].tree)} on rank {rank}: it must return the same "
-                    f"on every rank.{f' For one list say {_ONE_LIST}.' * bool(self._listed())}"
+                    f"on every rank.{advice_on_keys(self._tree, self.replies[rank].tree)}"
+                    f"{f' For one list say {_ONE_LIST}.' * bool(self._listed())}"
                 )
         modes = leaf_modes(self._spec, self._tree)
         paths = leaf_paths(self._tree)
@@ -239,7 +249,16 @@ class Collection:
             assert self._load is not None
             head = array.tobytes()
             count = int.from_bytes(head[:HEAD], "little")
-            yield self._load(head[HEAD:], [next(remaining) for _ in range(count)])
+            buffers = [next(remaining) for _ in range(count)]
+            try:
+                yield self._load(head[HEAD:], buffers)
+            except MemoryError:
+                raise
+            except Exception as error:
+                raise OutputError(
+                    f"what the function {self._name!r} returned cannot be unpickled here: "
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. {advice_on_loading(error)}"
+                ) from error
 
     def _fetch(self) -> list[Any]:
         """Fetch the leaves that still wait in the workers: through shared memory, by all ranks."""

@@ -21,6 +21,7 @@ from typing import Any
 from ...errors import InternalError, OutputError, UsageError
 from ...ipc.queue import SEVERAL, Dispatcher
 from ...messages import Failed
+from ...packing.refused import advice_on_loading
 from ..calls.carried import Carried
 from ..calls.distribution import Functions
 from ..calls.planner import Planned
@@ -243,7 +244,7 @@ class Map:
             except Exception as error:
                 self._failure = self._failure or OutputError(
                     f"the result of item {number} of map() cannot be unpickled here: "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. {advice_on_loading(error)}"
                 )
                 continue
             self._take(number, value, nbytes)

@@ -16,6 +16,7 @@ from ...errors import InvalidType, SessionError, check_keywords
 from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
 from ...messages import FunctionSpec, Work
+from ...packing.kinds import FUNCTION
 from ...plan.binding import Bound
 from ...values.arrays import checked_bool, checked_seconds, shortened
 from ..calls.arguments import Whole, holds_data
@@ -49,7 +50,10 @@ class TaskFunction(Carried):
         planned = planner.planned((), common, None, None, 1, None)
         self._home.bring(self)
         seed, number = self._home.variables.next_map()
-        objects = {known.number: known.path for known in reached(self.roots)}
+        objects = {
+            known.number: f"an attribute of {known.path}" if known.kind is FUNCTION else known.path
+            for known in reached(self.roots)
+        }
         command = Work(planned.plan, descriptors, seed, number, objects, ordered)
         return planned, cloudpickle.dumps(command, 5)
 
