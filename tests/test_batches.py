@@ -72,8 +72,8 @@ def test_minibatches_are_in_the_order_of_the_batch(session, batch, rows, whole):
     """With a whole input beside it, and alone; rows that it has beyond the batch are not used."""
     mini = session.data(np.concatenate([X[rows], X[:2]]), minibatch=True)
     if whole:
-        f = session.function(lambda x, m: [x, m], outputs="gather")
-        alike(f(session.data(X), mini, batch=batch), [X[rows], X[rows]])
+        f = session.function(lambda x, m: (x, m), outputs="gather")
+        alike(f(session.data(X), mini, batch=batch), (X[rows], X[rows]))
     else:
         f = session.function(lambda m: m, outputs="gather")
         assert np.array_equal(f(mini, batch=batch), X[rows])

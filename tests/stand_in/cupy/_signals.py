@@ -65,7 +65,7 @@ class _Shielded:
 
 def shield():
     """In a worker: from now on, also for handlers that are set later."""
-    if "synkro.worker" not in sys.modules:
+    if "synkro.worker" not in sys.modules or hasattr(signal.signal, "shields"):
         return
     set_handler = signal.signal
 
@@ -73,5 +73,6 @@ def shield():
         plain = not callable(handler) or isinstance(handler, _Shielded | signal.Handlers)
         return set_handler(number, handler if plain else _Shielded(handler))
 
+    set_shielded.shields = True
     signal.signal = set_shielded
     signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
