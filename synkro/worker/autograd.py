@@ -109,7 +109,7 @@ def with_history(
     outputs = [_tensor(results[index]) for index in chosen]
     entered = Entered(group, group.ranks, records, entry, op, other, forms)
     anchor = torch.empty(0, device="cpu", requires_grad=True)  # so that every rank gets a node
-    nodes: Any = Collective.apply(entered, outputs, anchor, *inputs)  # type: ignore[no-untyped-call]
+    nodes: Any = Collective.apply(entered, outputs, anchor, *inputs)
     found = list(results)
     for index, output in zip(chosen, nodes, strict=True):
         found[index] = output
@@ -124,7 +124,7 @@ def _tensor(result: Any) -> torch.Tensor:
     return cast("torch.Tensor", handed(array, "torch"))
 
 
-class Collective(torch.autograd.Function):
+class Collective(torch.autograd.Function):  # type: ignore[misc]
     """A collective in the graph of one rank."""
 
     @staticmethod
@@ -135,7 +135,7 @@ class Collective(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Any) -> Any:
         entered, kept = ctx.entered, ctx.saved_tensors
         work = functools.partial(BACKWARD[entered.records[0].kind], entered, list(gradients), kept)
