@@ -581,7 +581,7 @@ class Interrupted:
         return self
 
 
-@pytest.mark.parametrize("line", range(1, 40, 3))
+@pytest.mark.parametrize("line", range(1, 40, 6))
 def test_an_interrupt_in_next_loses_no_result_silently(own, line):
     results, got = synk.imap(double, range(30)), []
 
