@@ -61,7 +61,7 @@ def uses(code: CodeType) -> Uses:
     return Uses(tuple(names), frozenset(attributes), tuple(imports), rebinds)
 
 
-def reached(fn: Any) -> set[Any]:
+def used_by(fn: Any) -> set[Any]:
     """What a function uses, and the functions among that use, and so on: each global as a pair, the id
     of its dict and its name; and the ids of their values."""
     found: set[Any] = set()

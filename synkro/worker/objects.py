@@ -18,7 +18,7 @@ import cloudpickle
 import numpy as np
 
 from ..messages import Ack, Parcel, Preserve
-from ..packing.code import reached, uses
+from ..packing.code import used_by, uses
 from ..packing.kinds import (
     DICT,
     GENERATOR,
@@ -118,7 +118,7 @@ class Belongings:
         objects = [self._objects[number] for number in changed if caches]
         found = {(id(o.names), o.name) if isinstance(o, Name) else id(o) for o in objects}
         for cache in caches:
-            if not found.isdisjoint(reached(cache)):
+            if not found.isdisjoint(used_by(cache)):
                 cache.cache_clear()
 
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
