@@ -53,6 +53,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),
     "mixture": ("threadpoolctl",),
+    "placement": ("threadpoolctl",),
     "compiled": ("pytensor", "threadpoolctl"),
     "endurance": (),
 }

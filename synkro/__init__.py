@@ -66,6 +66,7 @@ from .api import (
     size,
     summary,
     trace,
+    transfer,
     xp,
 )
 from .controller.calls.function import Function
@@ -154,6 +155,7 @@ __all__ = [
     "size",
     "summary",
     "trace",
+    "transfer",
     "xp",
 ]
 

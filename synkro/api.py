@@ -215,6 +215,7 @@ def _plain(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
 
 distribute = _forwarded(Session.distribute)
 shared = _forwarded(Session.shared)
+transfer = _forwarded(Session.transfer)
 set_value = _forwarded(Session.set_value)
 get_value = _forwarded(Session.get_value)
 get_lengths = _forwarded(Session.get_lengths)
@@ -368,8 +369,8 @@ def _group() -> Group | None:
     in_function = threading.current_thread() is threading.main_thread() or in_backward()
     if not in_function or os.getpid() != here.rank.pid:
         raise UsageError(
-            "a collective was called from a thread, or a process, that the function has started: call "
-            "it from the function itself."
+            "a collective, or rng(), was called from a thread, or a process, that the function has "
+            "started: call it from the function itself."
         )
     return here.rank.group
 

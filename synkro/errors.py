@@ -30,7 +30,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +286,11 @@ def nearest(name: str, known: Iterable[str], likeness: float) -> str | None:
     import difflib  # noqa: PLC0415  it takes a while, and few programs need it
 
     return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff=likeness)), None)
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Such as "rank 0", and "ranks 0, 1"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form: str = "") -> None:

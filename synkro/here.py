@@ -29,14 +29,15 @@ rank: Rank | None = None
 group: ContextVar[Group | None] = ContextVar("group", default=None)
 
 
-def replica(number: int, token: str) -> Any:
+def replica(number: int, token: str, name: str | None, ranks: tuple[int, ...]) -> Any:
     """This rank's replica of a variable: what a pickled ``Shared`` becomes on a worker.
 
-    *token* names the session of the variable.  Raises: InvalidType if that is not this one.
+    *token* names the session of the variable, *ranks* are those that have it.  Raises: InvalidType if it
+    is of another session.
     """
     if rank is None or rank.token != token:
         raise InvalidType(
             "a function uses a variable of another session: make the variable in this one, with "
             "shared()."
         )
-    return rank.variables[number]
+    return rank.variables.found(number, name, ranks)

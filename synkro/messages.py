@@ -1,6 +1,7 @@
 """The commands and replies: the only vocabulary between the main process and its workers.
 
-Every command goes to every rank, and every rank answers each with exactly one reply.
+Every command goes to every rank, or to those of a lane (``ipc.channel``), and a rank answers each with
+exactly one reply.
 
     Start       → Started here is who you are and where you run
     Distribute  → Ack     load these functions
@@ -13,6 +14,7 @@ Every command goes to every rank, and every rank answers each with exactly one r
     Work        → Ack     run a function on items of a queue until there are no more
     Keep        → Ack     keep outputs of the last call as these variables
     Create      → Ack     these variables exist from now on
+    Move        → Ack     send a replica to another rank, or receive it
     Write       → Ack     put these rows into your replicas
     Read        → Done    return your replicas, as if they were outputs of a function
     Inspect     → Shapes  return the shapes of your replicas
@@ -262,6 +264,16 @@ class Create(Command):
     value: Region
 
 
+@dataclass(eq=False, repr=False)
+class Move(Command):
+    """Variable *number* on rank *target* with the contents that *variable* has on rank *source*."""
+
+    variable: int
+    source: int
+    number: int
+    target: int
+
+
 class Fill(NamedTuple):
     """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: they do not change.
 
@@ -353,10 +365,10 @@ class Reduction(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Reduce(Command):
-    """*ranks* are those that have the leaves, where the reductions are of leaves."""
+    """*ranks* do it together: where the reductions are of leaves, those that have them."""
 
     reductions: tuple[Reduction, ...]
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[int, ...]
 
 
 @dataclass(eq=False, repr=False)

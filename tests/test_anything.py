@@ -385,3 +385,49 @@ def test_functions_of_two_values_of_libraries_are_operations(session, operation)
 def test_what_is_no_operation(operation):
     with pytest.raises(InvalidType, match=r"outputs= takes 'mean', .*a function op\(a, b\)"):
         synk.function(lambda x: x, outputs=operation)
+
+
+class Metres(np.ndarray):
+    """An array with a unit, of which plain arrays know nothing."""
+
+    def sum(self, *args, **kwargs):
+        return 1000 * np.asarray(self).sum(*args, **kwargs)
+
+
+def test_arrays_of_classes_of_their_own():
+    value = np.arange(4.0).view(Metres)
+
+    def twice(x, a):
+        return type(a).__name__, a.sum()
+
+    expected = twice(None, value)
+    with running(2) as session:
+        f = session.function(twice, bcast_inputs=["a"], outputs=None)
+        assert f(np.ones(2), value) == [expected] * 2
+        assert session.map(twice, [np.ones(1)], common={"a": value}) == [expected]
+        with pytest.raises(
+            synk.InvalidType, match=r"whose rows would be plain arrays: give np\.asarray"
+        ):
+            session.function(lambda x: x.sum(), outputs="sum")(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.defaultdict(list, a=[1, 2]),
+        collections.OrderedDict(a=[1.0]),
+        collections.Counter(a=1),
+        collections.defaultdict(int, a=np.ones(3)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_dicts_of_classes_of_their_own_keep_them(value, session):
+    f = session.function(lambda x, d: (type(d).__name__, repr(d)), bcast_inputs=["d"], outputs=None)
+    assert f(np.ones(3), value) == [(type(value).__name__, repr(value))] * 3
+
+
+def test_an_item_that_is_a_tuple_is_one_argument():
+    with running(2) as session:
+        with pytest.raises(synk.InvalidType, match=r"as of enumerate\(\) and zip\(\), is one argument"):
+            session.map(lambda i, name: name, enumerate("ab"))
+        assert session.map(lambda i, name: name * i, [1, 2], "ab") == ["a", "bb"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.inside import controller
+from support.inside import everyone
 from support.sessions import INLINE
 from synkro import (
     InvalidIndex,
@@ -56,14 +56,14 @@ def still_works(session):
 @pytest.fixture
 def quiet(session, monkeypatch):
     """The session, from which no command goes out but that which gives memory back."""
-    really_send = controller(session).send
+    really_send = everyone(session).send
 
     def send(command, housekeeping):
         if not isinstance(pickle.loads(command), Release):
             raise InternalError("a command was sent")
         really_send(command, housekeeping)
 
-    monkeypatch.setattr(controller(session), "send", send)
+    monkeypatch.setattr(everyone(session), "send", send)
     return session
 
 

@@ -29,13 +29,16 @@ class Wire:
 
     def __init__(self, size):
         self.size = size
-        self.eventfds = wakes = [os.eventfd(0), os.eventfd(0)]
+        self.eventfds = [os.eventfd(0) for _ in range(1 + size)]
+        wake_workers, *wakes_main = self.eventfds
         memory = memoryview(mmap.mmap(-1, block_bytes(size)))
         pairs = [socket.socketpair() for _ in range(size)]
         self.sockets = [ours for ours, _ in pairs]
-        self.controller = Controller(memory, size, *wakes)
+        self.controller = Controller(memory, size, wakes_main, wake_workers)
+        self.lane = self.controller.everyone
         self.listeners = [
-            Listener(memory, rank, size, *wakes, theirs) for rank, (_, theirs) in enumerate(pairs)
+            Listener(memory, rank, size, wakes_main, wake_workers, theirs)
+            for rank, (_, theirs) in enumerate(pairs)
         ]
         self.threads = []
 
@@ -55,13 +58,13 @@ class Wire:
 
     def ask(self, command, housekeeping=b"", **options):
         """Send it; the replies of all ranks, when they have come."""
-        self.controller.send(command, housekeeping)
+        self.lane.send(command, housekeeping)
         return self.answers(**options)
 
     def answers(self, **options):
-        assert self.controller.wait(time.monotonic() + PATIENCE, [], **options) == []
-        assert self.controller.unanswered() == []
-        return list(self.controller.replies())
+        assert self.lane.wait(time.monotonic() + PATIENCE, [], **options) == []
+        assert self.lane.unanswered() == []
+        return list(self.lane.replies())
 
     def close(self):
         if self.threads:
@@ -75,7 +78,7 @@ class Wire:
             sock.close()
         for fd in self.eventfds:
             os.close(fd)
-        del self.listeners, self.controller
+        del self.listeners, self.controller, self.lane
 
 
 @pytest.fixture
@@ -147,9 +150,9 @@ def test_replies_that_did_not_change_are_the_same_objects(wired):
     same = b"as ever"
     wire = wired(2, lambda *_: same)
     wire.ask(b"first")
-    first = wire.controller.replies()
+    first = wire.lane.replies()
     wire.ask(b"second")
-    assert wire.controller.replies() is first
+    assert wire.lane.replies() is first
     assert first == [b"as ever"] * 2
 
 
@@ -196,14 +199,14 @@ def test_the_last_answer_wakes_the_controller(wired, last):
         return b"%d" % rank
 
     wire = wired(3, answer)
-    wire.controller.send(b"wait", b"")
-    assert wait_until(lambda: wire.controller.unanswered() == [last])
+    wire.lane.send(b"wait", b"")
+    assert wait_until(lambda: wire.lane.unanswered() == [last])
 
     def let_go():
         time.sleep(0.02)  # the controller sleeps by then, as a rule
         go.set()
 
-    outcomes = together(lambda: wire.controller.wait(None, []), let_go, seconds=PATIENCE)
+    outcomes = together(lambda: wire.lane.wait(None, []), let_go, seconds=PATIENCE)
     assert good(outcomes)[0] == []
     assert wire.answers() == [b"0", b"1", b"2"]
 
@@ -217,9 +220,9 @@ def test_a_deadline_ends_the_wait_and_the_answer_still_counts(wired):
         return command
 
     wire = wired(2, answer)
-    wire.controller.send(b"wait", b"")
-    assert wire.controller.wait(time.monotonic() + 0.05, []) == []
-    assert wait_until(lambda: wire.controller.unanswered() == [1])
+    wire.lane.send(b"wait", b"")
+    assert wire.lane.wait(time.monotonic() + 0.05, []) == []
+    assert wait_until(lambda: wire.lane.unanswered() == [1])
     assert not wire.listeners[0].answered(1, wire.listeners[0].number)
     go.set()
     assert wire.answers() == [b"wait"] * 2
@@ -231,12 +234,12 @@ def test_a_sentinel_ends_the_wait(wired):
     go = threading.Event()
     wire = wired(1, lambda rank, command, _: command if command != b"wait" or go.wait(PATIENCE) else b"")
     ours, theirs = os.pipe()
-    wire.controller.send(b"wait", b"")
+    wire.lane.send(b"wait", b"")
     os.close(theirs)
-    assert wire.controller.wait(time.monotonic() + PATIENCE, [ours]) == [ours]
+    assert wire.lane.wait(time.monotonic() + PATIENCE, [ours]) == [ours]
     go.set()
     assert wire.answers() == [b"wait"]
-    assert wire.controller.wait(time.monotonic() + PATIENCE, [ours]) == []  # all have answered
+    assert wire.lane.wait(time.monotonic() + PATIENCE, [ours]) == []  # all have answered
     os.close(ours)
 
 
@@ -258,9 +261,9 @@ def test_who_has_not_begun_hears_that_nobody_wants_the_answer(wired):
     wire = wired(1)
     (listener,) = wire.listeners
     for unwanted in (True, False, True):
-        wire.controller.send(b"do", b"")
+        wire.lane.send(b"do", b"")
         if unwanted:
-            wire.controller.disclaim()
+            wire.lane.disclaim()
         assert listener.receive(0) == (b"do", b"")
         assert listener.unwanted() == unwanted
         listener.reply(b"done", 0)
@@ -272,7 +275,7 @@ def test_commands_have_numbers_that_grow(wired):
     one, other = wire.listeners
     numbers = []
     for _ in range(3):
-        wire.controller.send(b"do", b"")
+        wire.lane.send(b"do", b"")
         one.receive(0), other.receive(0)
         numbers.append(one.number)
         assert other.number == one.number

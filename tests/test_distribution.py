@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from support.inside import controller
+from support.inside import everyone
 from support.sessions import ask, lasting
 from synkro import InvalidType
 from synkro.packing.pickles import OUT_OF_BAND
@@ -186,7 +186,7 @@ def silent(session, monkeypatch):
         raise AssertionError("a command was sent")
 
     session.distribute()
-    monkeypatch.setattr(controller(session), "send", refuse)
+    monkeypatch.setattr(everyone(session), "send", refuse)
     return session
 
 

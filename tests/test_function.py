@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synkro as synk
-from support.inside import controller
+from support.inside import controller, everyone
 from support.sessions import INLINE, lasting
 from support.waiting import wait_until
 from synkro import InvalidIndex, InvalidType, InvalidValue, NotAvailable, WorkerError
@@ -339,7 +339,7 @@ def test_a_slice_counts_when_all_ranks_have_computed_theirs(session, tmp_path, m
 
     def reach(progress, done):
         seen.append(done)
-        if controller(session).unanswered() == [1]:
+        if everyone(session).unanswered() == [1]:
             if controller(session).whereabouts(1) == (Phase.RUNNING, 1):
                 meanwhile.append(done)
             if len(meanwhile) == 2:  # the first of them may be from just before

@@ -11,7 +11,7 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 import synkro as synk
-from support.inside import controller
+from support.inside import everyone
 from support.sessions import lasting, running
 from synkro import InvalidType, InvalidValue
 
@@ -189,7 +189,7 @@ def test_submitted_calls_see_what_was_there_when_they_were_submitted(session):
     g = session.function(lambda x: x.sum() * scale, outputs="sum")
     g(X)
     gate = threading.Event()
-    hold = session.functions.submit(gate.wait)
+    hold = session.functions.submit((0, 1), gate.wait)
     futures = []
     for value in (1.0, 2.0, 3.0):
         set_global("scale", value)
@@ -217,9 +217,9 @@ def test_only_the_value_travels(session, monkeypatch):
     f = session.function(total, outputs="sum")
     f(X)
     sizes = []
-    really = controller(session).send
+    really = everyone(session).send
     monkeypatch.setattr(
-        controller(session), "send", lambda *args: sizes.append(len(args[0])) or really(*args)
+        everyone(session), "send", lambda *args: sizes.append(len(args[0])) or really(*args)
     )
     set_global("scale", 2.5)
     assert f(X) == 2.5 * X.sum()
@@ -304,7 +304,7 @@ def test_any_order_of_assignments_and_calls(session, actions):
 
 def interrupt(session, f, *, sent):
     """A call of f that is interrupted before it is *sent*, or when it has been."""
-    really = controller(session).send
+    really = everyone(session).send
 
     def send(*args):
         if sent:
@@ -312,7 +312,7 @@ def interrupt(session, f, *, sent):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controller(session), "send", send)
+        patch.setattr(everyone(session), "send", send)
         with pytest.raises(KeyboardInterrupt):
             f(False)
 
@@ -397,3 +397,33 @@ def test_code_of_other_globals(session):
     names["k"] = 4
     assert f(X) == 4 * X.sum()
     assert isinstance(names["f"], types.FunctionType)
+
+
+CHANGED = {"rate": 1.0, "table": np.zeros(3)}
+RATE = 1.0
+
+
+@pytest.mark.parametrize("target", [None, 1, [0, 1]], ids=str)
+def test_what_changes_between_distribute_and_the_first_call_is_seen(session, target, monkeypatch):
+    monkeypatch.setitem(globals(), "RATE", 1.0)
+    monkeypatch.setitem(CHANGED, "rate", 1.0)
+
+    def used():
+        return RATE, CHANGED["rate"], float(CHANGED["table"][0])
+
+    def call():
+        found = f()
+        return found if target == 1 else found[0]
+
+    CHANGED["table"][0] = 0
+    f = (
+        session.function(used, outputs=None, target=target)
+        if target != 1
+        else session.function(used, target=1)
+    )
+    other = session.function(used, target=0)
+    session.distribute()
+    monkeypatch.setitem(globals(), "RATE", 2.0)
+    CHANGED["rate"], CHANGED["table"][0] = 3.0, 4.0
+    assert call() == (2.0, 3.0, 4.0)
+    assert other() == (2.0, 3.0, 4.0)

@@ -23,7 +23,7 @@ from synkro import here
 from synkro.controller.calls.function import Definition
 from synkro.controller.engine.engine import Engine, State
 from synkro.errors import InvalidIndex
-from synkro.ipc.channel import Controller
+from synkro.ipc.channel import Lane
 from synkro.memory.segment import Segment
 from synkro.messages import Phase
 
@@ -93,7 +93,7 @@ def test_ctrl_c_before_a_worker_has_begun(session):
     session.distribute()
     os.kill(session.pids[1], signal.SIGSTOP)
     assert wait_until(lambda: stopped(session.pids[1]))
-    ctrl_c(main_thread_in(Controller.wait), f)
+    ctrl_c(main_thread_in(Lane.wait), f)
     os.kill(session.pids[1], signal.SIGCONT)
     assert wait_until(lambda: answered(session), SOON)
     assert total(session) == 7
@@ -225,7 +225,7 @@ def test_ctrl_c_while_a_worker_maps_memory(session, tmp_path):
 def test_ctrl_c_during_fork(tmp_path, monkeypatch):
     hanging(tmp_path, monkeypatch)
     before = children()
-    ctrl_c(main_thread_in(Controller.wait), lambda: synk.fork(2, verbose=False))
+    ctrl_c(main_thread_in(Lane.wait), lambda: synk.fork(2, verbose=False))
     assert wait_until(lambda: children() == before)
     monkeypatch.undo()
     assert synk.fork(2, verbose=False) == 2
@@ -275,7 +275,7 @@ armed = threading.Event()  # one interrupt at a time: the next only after this o
 def shoot():
     while not stop.wait(0.004):
         if who != os.getpid():  # as the main process does
-            session._engine.channel.disclaim()
+            session._engine.everyone.disclaim()
             os.kill(who, signal.SIGINT)
         elif armed.is_set():
             armed.clear()

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import enum
 import functools
 import itertools
 import math
@@ -732,3 +733,63 @@ def test_a_session_of_ones_own_has_them_too():
 def test_inside_of_a_worker_there_is_no_map(n):
     with pytest.raises(UsageError, match="inside a worker"):
         synk.map(lambda x: synk.map(double, [x]), [1])
+
+
+def test_an_enum_comes_back_whatever_functions_named_it(n):
+    class Side(enum.Enum):
+        LEFT, RIGHT = 0, 1
+
+    synk.map(lambda side: side is Side.LEFT, [Side.LEFT])
+    synk.map(lambda x: 1, [3])
+    found = synk.map(lambda x: x, [Side.RIGHT, {"side": Side.LEFT}])
+    assert found[0] is Side.RIGHT
+    assert found[1]["side"] is Side.LEFT
+
+
+class Stated:
+    """Whose state is whole, or it fails."""
+
+    def __init__(self):
+        self.fits, self.table = 1, None
+
+    def __getstate__(self):
+        return dict(vars(self))
+
+    def __setstate__(self, state):
+        self.fits, self.table = state["fits"], state["table"]
+
+    @functools.cached_property
+    def extra(self):
+        return [self.fits]
+
+
+def test_a_state_is_set_whole_after_tasks_have_prepared_something(n):
+    stated = Stated()
+
+    def task(k):
+        stated.table = stated.table or [k]
+        return stated.fits
+
+    synk.map(task, range(8))
+    synk.function(lambda: setattr(stated, "table", [5]), outputs=[])()
+    synk.push(stated)
+    assert synk.map(lambda k: stated.table, range(4)) == [None] * 4
+    synk.map(task, range(8))
+    stated.fits = 3
+    assert synk.map(task, range(4)) == [3] * 4
+
+
+def test_what_is_prepared_here_and_there_is_no_contradiction(n):
+    class Graph:
+        def __init__(self):
+            self.edges = [1]
+
+        @functools.cached_property
+        def at(self):
+            return {"edges": len(self.edges)}
+
+    graph = Graph()
+    assert synk.map(lambda k: graph.at["edges"], range(4)) == [1] * 4
+    assert graph.at == {"edges": 1}
+    graph.edges.append(2)
+    assert synk.map(lambda k: len(graph.edges), range(4)) == [2] * 4

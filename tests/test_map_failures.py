@@ -34,6 +34,7 @@ from synkro import (
     WorkerError,
 )
 from synkro.controller.engine.engine import State
+from synkro.controller.engine.failures import call_timeout
 from synkro.controller.tasks.map import Map
 from synkro.messages import Phase
 
@@ -274,6 +275,7 @@ def test_an_imap_that_was_interrupted_does_not_go_on(own):
     assert fine()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", range(3))
 def test_interrupts_at_any_moment(own, seed):
     """Maps of all kinds, interrupted at random moments: every result that comes is right."""
@@ -308,6 +310,8 @@ def interrupted(call, delay):
     return False
 
 
+# Python drops an interrupt that comes in a finalizer, and says so
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_after_an_interrupt_no_old_item_is_seen(own):
     """Items that lay in slots and were not published are those of nobody."""
     first = [np.full(100_000, float(i)) for i in range(40)]
@@ -321,6 +325,7 @@ def test_after_an_interrupt_no_old_item_is_seen(own):
         signal.signal(signal.SIGALRM, old)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_first_map_of_a_session_may_be_interrupted():
     for delay in np.linspace(1e-4, 5e-3, 8):
         with running(2):
@@ -561,6 +566,17 @@ def test_the_function_of_the_last_map_may_be_an_argument(own):
     assert synk.map(double, [1]) == [2]
     assert synk.map(lambda x, k: k(x), [1, 2], common={"k": double}) == [2, 4]
     assert list(synk.imap(lambda x, k: k(x), [1, 2], common={"k": double})) == [2, 4]
+
+
+def test_the_options_of_a_function_are_those_of_its_map(own):
+    def slow(x):
+        time.sleep(x)
+
+    f = synk.function(slow, outputs=[]).options(timeout=0.2)
+    with Watch(), pytest.raises(synk.CallTimeout):
+        synk.map(f, [20])
+    with Watch(), pytest.raises(synk.CallTimeout):
+        list(synk.imap(f, [20]))
     assert synk.map(synk.function(double).options(timeout=3), [1]) == [2]
 
 
@@ -825,3 +841,165 @@ def test_imap_has_the_arrays_of_its_beginning_and_data_as_they_are(own):
     seen = list(results)
     assert {(given, used) for given, _, used in seen} == {(0, 0)}
     assert seen[-1] == (0, 1, 0)
+
+
+def test_a_function_with_a_target_is_no_task(own):
+    with pytest.raises(synk.InvalidValue, match=r"has a target=: pass the plain function, double\.fn"):
+        synk.map(synk.function(double, target=1), [1])
+
+
+def test_an_interrupt_after_a_result_was_taken_loses_none_silently(own, monkeypatch):
+    """One that comes when the lock of the readers is given back."""
+
+    class Lock:
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *error):
+            raise KeyboardInterrupt
+
+    results = synk.imap(double, range(10))
+    assert next(results) == 0
+    monkeypatch.setattr(results, "_reading", Lock())
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+    monkeypatch.undo()
+    with pytest.raises(synk.UsageError, match="was interrupted"):
+        next(results)
+
+
+def test_nothing_comes_after_close(own):
+    results = synk.imap(double, range(100))
+    assert next(results) == 0
+    assert wait_until(lambda: len(results._map._results) > 1 or next(results) is None)
+    results.close()
+    assert list(results) == []
+
+
+class Blind(Exception):
+    def __getattribute__(self, name):
+        raise RuntimeError("no")
+
+
+def test_an_exception_that_cannot_be_looked_at(own):
+    def fail(x):
+        raise Blind
+
+    with pytest.raises(synk.WorkerError, match="Blind"):
+        synk.map(fail, [1])
+    assert synk.map(double, [1]) == [2]
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [(sys.exit, 0), (lambda: sys.exit(3), 3), (lambda: 1 / 0, 1)]
+)
+def test_a_child_that_a_task_forks_ends_as_it_does_elsewhere(how, status, own):
+    def task(x):
+        child = os.fork()
+        if not child:
+            how()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert synk.map(task, [0]) == [status]
+
+
+def test_a_task_that_closes_its_output(own):
+    assert synk.map(lambda x: sys.stdout.close(), [1]) == [None]
+    assert synk.map(double, range(10)) == [2 * i for i in range(10)]
+
+
+def test_close_gives_the_memory_of_large_results_back():
+    before = shared_memory()
+    with running(2) as session:
+        assert [len(each) for each in session.map(lambda x: np.zeros(x, np.uint8), [1 << 26] * 2)] == [
+            1 << 26
+        ] * 2
+    assert wait_until(lambda: shared_memory() < before + (1 << 25))
+
+
+def shared_memory():
+    """Bytes of shared memory of the machine."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Shmem:"))
+
+
+def test_slow_items_are_not_the_workers_fault():
+    waiting, busy = (7, Phase.TAKING, 0), (8, Phase.TASK, 3)
+    assert "went into the iterables" in str(call_timeout({0: waiting, 1: waiting}, 0.2))
+    assert "rank 1 (pid 8) is running item 3" in str(call_timeout({0: waiting, 1: busy}, 0.2))
+
+
+class Counting:
+    """Something with all kinds of parts that a task may change."""
+
+    def __init__(self):
+        self.n, self.memo, self.past, self.scale, self.lazy = 1, {}, [], np.ones(3), None
+
+
+def _changes(thing, way, k):
+    match way:
+        case "attribute":
+            thing.n += 1
+        case "dict":
+            thing.memo[k] = 1
+        case "list":
+            thing.past.append(k)
+        case "array":
+            thing.scale = thing.scale * 2
+        case "lazy":
+            thing.lazy = k
+
+
+@pytest.mark.parametrize("how", ["raises", "refused", "late"])
+@pytest.mark.parametrize("way", ["attribute", "dict", "list", "array", "lazy"])
+def test_after_a_map_that_failed_the_workers_have_what_they_had(own, way, how):
+    thing = Counting()
+
+    def task(k):
+        _changes(thing, way, k)
+        if how == "raises" or way == "lazy":
+            raise ValueError(k)
+        if how == "late":
+            time.sleep(30)
+
+    error = CallTimeout if how == "late" and way != "lazy" else ValueError
+    train = synk.function(lambda: thing.past.append("trained"), outputs=[])
+    train()
+    with pytest.raises(error):
+        synk.map(task, range(8), timeout=0.5 if how == "late" else None)
+    found = synk.map(
+        lambda k: (thing.n, thing.memo, thing.past, thing.scale.sum(), thing.lazy), range(6)
+    )
+    assert found == [(1, {}, ["trained"], 3.0, None)] * 6
+
+
+def test_after_a_map_that_failed_tables_and_tensors_hold_what_they_held(own):
+    pd, torch = pytest.importorskip("pandas"), pytest.importorskip("torch")
+    table, tensor = pd.DataFrame({"a": [1, 2]}), torch.zeros(3)
+
+    def task(k):
+        table["b"] = [k, k]
+        tensor.add_(1)
+        raise ValueError(k)
+
+    with pytest.raises(ValueError, match="item"):
+        synk.map(task, range(4))
+    assert synk.map(lambda k: (table.shape, float(tensor.sum())), range(4)) == [((2, 1), 0.0)] * 4
+    table["c"] = [1, 1]
+    tensor.add_(1)
+    assert synk.map(lambda k: (table.shape, float(tensor.sum())), range(4)) == [((2, 2), 3.0)] * 4
+
+
+def test_an_estimator_that_a_map_has_fitted_in_vain_is_as_it_was(own):
+    SGDClassifier = pytest.importorskip("sklearn.linear_model").SGDClassifier
+    x, y = np.random.default_rng(0).standard_normal((40, 3)), np.arange(40) % 2
+    model = SGDClassifier(random_state=0).fit(x, y)
+    before = model.coef_.tolist()
+
+    def task(k):
+        model.partial_fit(x * k, y)
+        raise ValueError(k)
+
+    with pytest.raises(ValueError, match="item"):
+        synk.map(task, [2, 3, 4])
+    assert synk.map(lambda k: model.coef_.tolist(), range(3)) == [before] * 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.inside import controller
+from support.inside import everyone
 from support.sessions import current, lasting, running
 from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue
@@ -438,8 +438,8 @@ def test_a_call_sends_nothing_where_nothing_has_changed(session, monkeypatch):
     f(x)
     f(x)
     sent = []
-    really = controller(session).send
-    monkeypatch.setattr(controller(session), "send", lambda *args: sent.append(1) or really(*args))
+    really = everyone(session).send
+    monkeypatch.setattr(everyone(session), "send", lambda *args: sent.append(1) or really(*args))
     f(x)
     assert len(sent) == 1
     config["a"] = 1  # the same

@@ -66,7 +66,8 @@ def test_weights_in_units_are_whole_and_as_small_as_can_be(count, ranks, slices)
 
 
 def _plan(spans, selection, slices=1, unit=1):
-    return CallPlan(1, (), (), None, selection, spans, slices, unit, None)
+    world = tuple(range(len(spans)))
+    return CallPlan(1, (), (), None, selection, spans, world, slices, unit, None)
 
 
 def test_weight_unit_of_no_rows_is_one():

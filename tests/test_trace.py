@@ -253,12 +253,13 @@ for calls, error in ((0, synkro.InvalidValue), ("all", synkro.InvalidType)):
 
 
 OVERLAP = """
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from synkro.controller.tracing.picture import arranged
 
 names = st.sampled_from(["f", "g", "loss_and_gradient", "f (2)"]) | st.integers(0, 99).map(str)
 calls = st.lists(st.tuples(names, st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=60)
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(calls, st.sampled_from([0.001, 0.01, 0.1]))
 def check(calls, scale):
     end, placed = 0, []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.inside import controller
+from support.inside import everyone
 from support.sessions import lasting, running
 from synkro import InvalidType
 
@@ -395,7 +395,7 @@ def test_ctrl_c_while_a_deletion_is_on_its_way(session):
     table = {"rows": [1]}
     f = session.function(lambda: Model.rate + 10 * len(table["rows"]), outputs="max")
     assert f() == 12
-    really = controller(session).send
+    really = everyone(session).send
 
     def interrupted(*args):
         really(*args)
@@ -404,7 +404,7 @@ def test_ctrl_c_while_a_deletion_is_on_its_way(session):
     del Model.rate
     before, table["rows"] = table["rows"], [[number] for number in range(300)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(controller(session), "send", interrupted)
+        patch.setattr(everyone(session), "send", interrupted)
         with pytest.raises(KeyboardInterrupt):
             f()
     table["rows"] = before

@@ -58,11 +58,16 @@ class Communicator(ABC):
 
     @abstractmethod
     def reduce_share(
-        self, operation: Operation, divisor: int, sources: Sequence[Array], target: Array
+        self,
+        operation: Operation,
+        divisor: int,
+        sources: Sequence[Array],
+        target: Array,
+        ranks: Sequence[int],
     ) -> None:
         """Reduce this rank's share of the elements of *sources*, in their order, into *target*.
 
-        All ranks of the session together fill *target*, which is C-contiguous, of the sources' shape and
+        All *ranks* together fill *target*, which is C-contiguous, of the sources' shape and
         dtype, and does not overlap them.  A weighted operation's result is divided by *divisor*.
         """
 

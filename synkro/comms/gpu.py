@@ -53,9 +53,14 @@ class GpuCommunicator(Communicator):
         self._host.tidy()
 
     def reduce_share(
-        self, operation: Operation, divisor: int, sources: Sequence[Array], target: Array
+        self,
+        operation: Operation,
+        divisor: int,
+        sources: Sequence[Array],
+        target: Array,
+        ranks: Sequence[int],
     ) -> None:
-        self._host.reduce_share(operation, divisor, sources, target)
+        self._host.reduce_share(operation, divisor, sources, target, ranks)
 
     def barrier(self) -> None:
         self._host.barrier()

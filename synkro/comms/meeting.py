@@ -388,9 +388,16 @@ class Meeting:
 
     def _standstill(self) -> bool:
         """Whether nothing can change any more: all ranks have left, or wait for what cannot come."""
-        before = self._words.tobytes()
+        before = self._seen_of_group()
         stuck = all(self._left(rank) or self._waits(rank) for rank in self.group)
-        return stuck and self._words.tobytes() == before
+        return stuck and self._seen_of_group() == before
+
+    def _seen_of_group(self) -> bytes:
+        """What the board says of the ranks of this call; others may be busy with calls of their own."""
+        words, group = self._words, self.group
+        lines = [words[rank * _LINE : (rank + 1) * _LINE] for rank in group]
+        starts = [self._box(source, to) for source in group for to in group]
+        return b"".join(map(bytes, [*lines, *(words[start : start + _BOX] for start in starts)]))
 
     def _waits(self, rank: int) -> bool:
         words, line = self._words, rank * _LINE

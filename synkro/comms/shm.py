@@ -98,9 +98,14 @@ class ShmCommunicator(Communicator):
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
     def reduce_share(
-        self, operation: Operation, divisor: int, sources: Sequence[Array], target: Array
+        self,
+        operation: Operation,
+        divisor: int,
+        sources: Sequence[Array],
+        target: Array,
+        ranks: Sequence[int],
     ) -> None:
-        _reduce(operation, divisor, sources, [target], self.rank, self.size)
+        _reduce(operation, divisor, sources, [target], ranks.index(self.rank), len(ranks))
 
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
         operation, layout = OPERATIONS[record.operation], layout_of(record)

@@ -28,6 +28,7 @@ from .engine.engine import Engine, State
 from .objects.objects import Objects
 from .placement.choice import VARIABLE, choose
 from .placement.placement import Placement
+from .placement.targets import Targets
 from .progress import status_line
 from .results.transfer import Outputs
 from .tasks.maps import Maps
@@ -180,7 +181,8 @@ class Session:
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
-        variables = Variables(engine, outputs, token, self.master_rank, seed)
+        targets = Targets(placement.assignments)
+        variables = Variables(engine, outputs, token, self.master_rank, seed, targets)
         return Functions(engine, outputs, variables), problem
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
@@ -312,6 +314,7 @@ class Session:
     # ── variables, and the collectives over them ─────────────────────────────────────────────────
 
     shared = _method(lambda session: session.functions.variables, Variables.shared)
+    transfer = _method(lambda session: session.functions, Functions.transfer)
     set_value = _method(_collectives, Collectives.set_value)
     get_value = _method(_collectives, Collectives.get_value)
     get_lengths = _method(_collectives, Collectives.get_lengths)

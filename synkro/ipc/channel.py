@@ -1,16 +1,21 @@
-"""Commands to all workers and their replies, through one shared block.
+"""Commands to workers and their replies, through one shared block.
 
 ::
 
     main process                        shared block                        worker r
     ────────────                        ────────────                        ────────
-    Controller.send   ── payload ──▶  [ command area ]
-                      ── number  ──▶  [ COMMAND ]          ◀── polls ──  Listener.receive
+    Lane.send         ── payload ──▶  [ command area f ]
+                      ── number  ──▶  [ COMMAND r ]        ◀── polls ──  Listener.receive
                       ── eventfd of all, if one said that it sleeps ──▶  (spins, then sleeps)
 
-    Controller.wait   ── polls ───▶   [ ANSWERED r ]       ◀── number ──  Listener.reply
+    Lane.wait         ── polls ───▶   [ ANSWERED r ]       ◀── number ──  Listener.reply
      (spins, then                     [ reply area r ]     ◀── payload ─
-      sleeps)         ◀──── eventfd of main, if it said that it sleeps, from the last to answer
+      sleeps)         ◀──── eventfd f, if main said that it sleeps, from the last to answer
+
+A *lane* is a set of ranks that get the same commands, most often all.  Each command has a number, which
+is written for each of its ranks.  Its payload, its wake-ups and what the main process says of its wait
+belong to the first rank of the lane, *f*.  So lanes that share no rank share nothing, and several
+threads of the main process may wait at the same time, each for a lane.
 
 Before a call is planned, ``Controller.rouse`` wakes workers that have slept for long: a sleeper needs
 some 50 us to come to itself, and has most of them behind it when the command comes.
@@ -44,7 +49,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..memory.segment import ALIGNMENT
 from .waiting import SPIN, Fence, Patience, sleep_until, spin
@@ -54,9 +59,12 @@ AREA = 1 << 17
 
 _WORD = 8
 _LINE = ALIGNMENT // _WORD  # words in a cache line; each party writes to lines of its own
-_COMMAND, _COMMAND_SIZE, _HOUSEKEEPING_SIZE, _COMMAND_EDITION, _UNWANTED, _TRACED, _ROUSED = range(7)
-_MAIN_SLEEPS, _ATTENDING, _AWAITED, _ENOUGH = range(_LINE, _LINE + 4)
+_TRACED, _ROUSED = range(2)
+_AWAITED, _ENOUGH = range(_LINE, _LINE + 2)
 _RANKS = 2 * _LINE
+# of each rank two lines: its orders, which the main process writes, and its own
+_COMMAND, _FIRST, _UNWANTED = range(3)  # and, of the lane whose first rank it is:
+_COMMAND_SIZE, _HOUSEKEEPING_SIZE, _COMMAND_EDITION, _MAIN_SLEEPS, _EACH = range(3, _LINE)
 _ANSWERED, _REPLY_SIZE, _REPLY_EDITION, _SLEEPS, _PHASE, _SLICE, _MARKED, _READ = range(_LINE)
 
 MARKS = 1 << 12
@@ -74,40 +82,58 @@ _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
 
 def block_bytes(size: int) -> int:
     """The size of the shared block for *size* workers."""
-    return (_RANKS + size * _LINE) * _WORD + (1 + size) * AREA + size * MARKS * _MARK.size
+    return (_RANKS + 2 * size * _LINE) * _WORD + 2 * size * AREA + size * MARKS * _MARK.size
 
 
 class _Block:
     """The layout of the shared block, for one process's mapping of it."""
 
     def __init__(self, memory: memoryview, size: int) -> None:
-        words = (_RANKS + size * _LINE) * _WORD
+        words = (_RANKS + 2 * size * _LINE) * _WORD
         self.words = memory[:words].cast("Q")
-        self.lines = [_RANKS + rank * _LINE for rank in range(size)]
-        self.command = memory[words : words + AREA]
-        replies = memory[words + AREA :]
-        self.replies = [replies[rank * AREA : (rank + 1) * AREA] for rank in range(size)]
-        marks = memory[words + (1 + size) * AREA :]
+        self.orders = [_RANKS + 2 * rank * _LINE for rank in range(size)]
+        self.lines = [order + _LINE for order in self.orders]
+        areas = [memory[words + at * AREA : words + (at + 1) * AREA] for at in range(2 * size)]
+        self.commands, self.replies = areas[:size], areas[size:]
+        marks = memory[words + 2 * size * AREA :]
         room = MARKS * _MARK.size
         self.marks = [marks[rank * room : (rank + 1) * room] for rank in range(size)]
         self.fence = Fence()
 
 
 class Controller:
-    """The main process's end: one command to all workers, one reply from each."""
+    """The main process's end.
 
-    def __init__(self, memory: memoryview, size: int, wake_main: int, wake_workers: int) -> None:
+    Attributes:
+        everyone: the lane of all ranks.
+    """
+
+    def __init__(
+        self, memory: memoryview, size: int, wakes_main: Sequence[int], wake_workers: int
+    ) -> None:
+        """*wakes_main* are the eventfds that wake this process, by the first ranks of lanes."""
         self._block = _Block(memory, size)
-        self._wake_main = wake_main
+        self._wakes_main = wakes_main
         self._wake_workers = wake_workers
         self._fence = self._block.fence
-        self._answered = [line + _ANSWERED for line in self._block.lines]
         self._sleeps = [line + _SLEEPS for line in self._block.lines]
-        self._editions = [line + _REPLY_EDITION for line in self._block.lines]
-        self._command: bytes | None = None  # what lies in the block; None while it is being written
-        self._read: list[int] = []  # the editions of the replies
-        self._replies: list[bytes] = []
-        self._patience = Patience(_spin(size))
+        self._numbers = itertools.count(1)
+        self._lanes: dict[tuple[int, ...], Lane] = {}
+        self.everyone = self.lane(tuple(range(size)))
+
+    def lane(self, ranks: tuple[int, ...]) -> Lane:
+        """The lane of *ranks*, which are in ascending order."""
+        lane = self._lanes.get(ranks)
+        if lane is None:
+            wake = self._wakes_main[ranks[0]]
+            lane = self._lanes[ranks] = Lane(self, self._block, ranks, wake, self._numbers)
+        return lane
+
+    def displace(self, lane: Lane) -> None:
+        """What other lanes have written for the ranks of *lane* counts no more."""
+        for other in tuple(self._lanes.values()):
+            if not lane.members.isdisjoint(other.members):
+                other.displaced()
 
     def rouse(self) -> None:
         """Wake the workers, if they have slept for long: a command will follow at once.
@@ -121,15 +147,6 @@ class Controller:
             self._fence()  # that they are roused is stored before they wake and load it
             self.wake_all()
 
-    def send(self, command: bytes, housekeeping: bytes) -> None:
-        """Hand a command to all workers; together at most ``AREA`` bytes."""
-        words = self._block.words
-        if command is not self._command or housekeeping:
-            self._write(command, housekeeping)
-        self._fence()  # the payload, and what the user has written to Data, before the number
-        words[_COMMAND] += 1  # from here on it is sent
-        self.wake_sleepers()
-
     def wake_sleepers(self) -> None:
         """Wake the workers, if one of them sleeps: what is there for them has been stored."""
         self._fence()  # that is stored before the loads of who sleeps
@@ -139,35 +156,147 @@ class Controller:
                 self.wake_all()
                 break
 
+    def wake_all(self) -> None:
+        """Wake all workers in one system call: the first that is awake may take this process's core."""
+        os.eventfd_write(self._wake_workers, 1)
+
+    def close(self) -> None:
+        """Let go of the block; the controller cannot be used after that."""
+        for lane in self._lanes.values():
+            lane.close()
+        del self._block
+
+    def expect(self, number: int | None = None, enough: int | None = None) -> None:
+        """Have workers wake this process with the result of item *number*, and of items from *enough*
+        on; None: with none."""
+        words = self._block.words
+        words[_AWAITED] = _NEVER if number is None else number
+        words[_ENOUGH] = _NEVER if enough is None else enough
+
+    def read_block(self, rank: int) -> None:
+        """One more block of *rank* with a result has been read."""
+        self._block.words[self._block.lines[rank] + _READ] += 1
+
+    def trace(self, on: bool) -> None:
+        """Make the workers leave marks from now on, or stop it."""
+        self._block.words[_TRACED] = on
+
+    def marked(self, rank: int) -> int:
+        """How many marks *rank* has left until now."""
+        return self._block.words[self._block.lines[rank] + _MARKED]
+
+    def marks(self, rank: int, since: int) -> list[tuple[int, int, int]]:
+        """The marks of *rank* from number *since* on that are still there: ns, phase and count."""
+        end = self.marked(rank)
+        marks = self._block.marks[rank]
+        numbers = range(max(since, end - MARKS), end)
+        return [_MARK.unpack_from(marks, number % MARKS * _MARK.size) for number in numbers]
+
+    def whereabouts(self, rank: int) -> tuple[int, int]:
+        """The phase that *rank* reported last, and its count in that phase."""
+        line = self._block.lines[rank]
+        return self._block.words[line + _PHASE], self._block.words[line + _SLICE]
+
+
+class Lane:
+    """One command after the other to the same ranks, and one reply from each.
+
+    Attributes:
+        ranks: in ascending order.
+        members: the same, as a set.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        block: _Block,
+        ranks: tuple[int, ...],
+        wake_main: int,
+        numbers: Iterator[int],
+    ) -> None:
+        """*numbers* are those of commands, and editions, of all lanes."""
+        self.ranks = ranks
+        self.members = frozenset(ranks)
+        self._controller = controller
+        self._block = block
+        self._fence = block.fence
+        self._wake_main = wake_main
+        self._numbers = numbers
+        self._area = block.commands[ranks[0]]
+        self._head = block.orders[ranks[0]]
+        self._commands = [block.orders[rank] + _COMMAND for rank in ranks]
+        self._lines = [block.lines[rank] for rank in ranks]
+        self._answered = [line + _ANSWERED for line in self._lines]
+        self._sleeps = [line + _SLEEPS for line in self._lines]
+        self._editions = [line + _REPLY_EDITION for line in self._lines]
+        self._whole = len(ranks) == len(block.lines)
+        self._number = 0  # of the last command
+        self._command: bytes | None = None  # what lies in the block; None while it is being written
+        self._read: list[int] = []  # the editions of the replies
+        self._replies: list[bytes] = []
+        self._patience = Patience(_spin(len(ranks)))
+
+    def close(self) -> None:
+        """Let go of the block."""
+        del self._block, self._area
+
+    def displaced(self) -> None:
+        """Other lanes may have written to the block what this one had written there."""
+        self._command = None
+
+    def send(self, command: bytes, housekeeping: bytes) -> None:
+        """Hand a command to all ranks of the lane; together at most ``AREA`` bytes."""
+        words = self._block.words
+        if command is not self._command or housekeeping:
+            self._write(command, housekeeping)
+        number = next(self._numbers)
+        self._fence()  # the payload, and what the user has written to Data, before the number
+        for place in self._commands:
+            words[place] = number  # from here on it is sent
+        self._number = number
+        self._fence()  # the number before the loads of who sleeps
+        for sleeps in self._sleeps:
+            if words[sleeps]:
+                self._controller.wake_all()
+                break
+
     def _write(self, command: bytes, housekeeping: bytes) -> None:
-        words, area = self._block.words, self._block.command
+        words, area, head = self._block.words, self._area, self._head
+        if self._command is None:
+            self._controller.displace(self)
+            for rank in self.ranks:
+                words[self._block.orders[rank] + _FIRST] = self.ranks[0]
+            words[head + _EACH] = not self._whole
         self._command = None  # an interrupt may leave a half-written command in the block
         middle = len(command)
         end = middle + len(housekeeping)
         area[:middle] = command
         area[middle:end] = housekeeping
-        words[_COMMAND_SIZE], words[_HOUSEKEEPING_SIZE] = middle, end - middle
-        words[_COMMAND_EDITION] += 1
+        words[head + _COMMAND_SIZE], words[head + _HOUSEKEEPING_SIZE] = middle, end - middle
+        words[head + _COMMAND_EDITION] = next(self._numbers)
         self._command = command
-
-    def close(self) -> None:
-        """Let go of the block; the controller cannot be used after that."""
-        del self._block
 
     def disclaim(self) -> None:
         """Say that nobody wants the last command any more: a worker that has not begun it skips it."""
-        self._block.words[_UNWANTED] = self._block.words[_COMMAND]
+        words = self._block.words
+        for rank in self.ranks:
+            order = self._block.orders[rank]
+            words[order + _UNWANTED] = words[order + _COMMAND]
         self._fence()  # it is stored before the workers are interrupted
 
-    def wake_all(self) -> None:
-        """Wake all workers in one system call: the first that is awake may take this process's core."""
-        os.eventfd_write(self._wake_workers, 1)
-
     def unanswered(self) -> list[int]:
-        """The ranks that still have to answer the last command."""
+        """The ranks that still have to answer their last command."""
         words = self._block.words
-        number = words[_COMMAND]
-        return [rank for rank, line in enumerate(self._block.lines) if words[line + _ANSWERED] != number]
+        places = zip(self.ranks, self._answered, self._commands, strict=True)
+        return [rank for rank, answered, command in places if words[answered] != words[command]]
+
+    def all_answered(self) -> bool:
+        """Whether all ranks have answered the last command of the lane."""
+        words, number = self._block.words, self._number
+        for answered in self._answered:  # noqa: SIM110 - a generator takes twice as long
+            if words[answered] != number:
+                return False
+        return True
 
     def wait(
         self,
@@ -175,10 +304,10 @@ class Controller:
         sentinels: Sequence[int],
         on_tick: Callable[[], None] | None = None,
     ) -> list[int]:
-        """Wait until all workers have answered, one of *sentinels* is ready, or the *deadline* is over.
+        """Wait until all ranks have answered, one of *sentinels* is ready, or the *deadline* is over.
 
         *deadline* is on the clock of ``time.monotonic``.  *on_tick* is called every 50 ms.
-        Returns the sentinels that are ready, when not all workers have answered.
+        Returns the sentinels that are ready, when not all ranks have answered.
         """
         if on_tick is None and self._patience.poll(self.all_answered):
             return []
@@ -194,32 +323,13 @@ class Controller:
     ) -> list[int]:
         """As ``wait``, but sleep until *condition* holds, which a rank's answer, or a result that was
         expected, may make true."""
-        words = self._block.words
-        words[_ATTENDING] = 1
+        words, each = self._block.words, self._head + _EACH
+        before = words[each]
+        words[each] = 1
         try:
             return self._sleep(condition, deadline, sentinels, on_tick)
         finally:
-            words[_ATTENDING] = 0
-
-    def expect(self, number: int | None = None, enough: int | None = None) -> None:
-        """Have workers wake this process with the result of item *number*, and of items from *enough*
-        on; None: with none."""
-        words = self._block.words
-        words[_AWAITED] = _NEVER if number is None else number
-        words[_ENOUGH] = _NEVER if enough is None else enough
-
-    def read_block(self, rank: int) -> None:
-        """One more block of *rank* with a result has been read."""
-        self._block.words[self._block.lines[rank] + _READ] += 1
-
-    def all_answered(self) -> bool:
-        """Whether all workers have answered the last command."""
-        words = self._block.words
-        number = words[_COMMAND]
-        for answered in self._answered:  # noqa: SIM110 - a generator takes twice as long
-            if words[answered] != number:
-                return False
-        return True
+            words[each] = before
 
     def _sleep(
         self,
@@ -247,41 +357,22 @@ class Controller:
                 on_tick()
             return deadline is not None and time.monotonic() >= deadline
 
-        sleep_until(condition, self._block.words, _MAIN_SLEEPS, self._fence, doze)
+        sleep_until(condition, self._block.words, self._head + _MAIN_SLEEPS, self._fence, doze)
         return ready
 
     def replies(self) -> list[bytes]:
-        """The replies to the last command, by rank: the same list as long as none has changed."""
+        """The replies to the last command, in the order of ``ranks``: the same list as long as none has
+        changed."""
         words = self._block.words
         self._fence()  # the numbers of the answers are loaded before the replies
         editions = [words[edition] for edition in self._editions]
         if editions != self._read:
             self._replies = [
-                bytes(area[: words[line + _REPLY_SIZE]])
-                for line, area in zip(self._block.lines, self._block.replies, strict=True)
+                bytes(self._block.replies[rank][: words[line + _REPLY_SIZE]])
+                for rank, line in zip(self.ranks, self._lines, strict=True)
             ]
             self._read = editions
         return self._replies
-
-    def trace(self, on: bool) -> None:
-        """Make the workers leave marks from now on, or stop it."""
-        self._block.words[_TRACED] = on
-
-    def marked(self, rank: int) -> int:
-        """How many marks *rank* has left until now."""
-        return self._block.words[self._block.lines[rank] + _MARKED]
-
-    def marks(self, rank: int, since: int) -> list[tuple[int, int, int]]:
-        """The marks of *rank* from number *since* on that are still there: ns, phase and count."""
-        end = self.marked(rank)
-        marks = self._block.marks[rank]
-        numbers = range(max(since, end - MARKS), end)
-        return [_MARK.unpack_from(marks, number % MARKS * _MARK.size) for number in numbers]
-
-    def whereabouts(self, rank: int) -> tuple[int, int]:
-        """The phase that *rank* reported last, and its count in that phase."""
-        line = self._block.lines[rank]
-        return self._block.words[line + _PHASE], self._block.words[line + _SLICE]
 
 
 def _spin(size: int) -> float:
@@ -339,15 +430,18 @@ class Listener:
         memory: memoryview,
         rank: int,
         size: int,
-        wake_main: int,
+        wakes_main: Sequence[int],
         wake_workers: int,
         sock: socket.socket,
     ) -> None:
         self._block = _Block(memory, size)
+        self._order = self._block.orders[rank]
         self._line = self._block.lines[rank]
+        self._first = 0  # of the lane of the last command
+        self._head = self._block.orders[0]
         self._area = self._block.replies[rank]
         self._marks = self._block.marks[rank]
-        self._wake_main = wake_main
+        self._wakes_main = wakes_main
         self._wakes = select.epoll()
         self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
         self._socket = sock
@@ -374,12 +468,16 @@ class Listener:
         words = self._block.words
         if words[_TRACED]:
             self._leave_mark(phase, words[self._line + _SLICE])
-        edition = words[_COMMAND_EDITION]
+        if words[self._order + _FIRST] != self._first:
+            self._first = words[self._order + _FIRST]
+            self._head = self._block.orders[self._first]
+        head = self._head
+        edition = words[head + _COMMAND_EDITION]
         if edition == self._edition:
             return self._command, b""
-        middle = words[_COMMAND_SIZE]
-        end = middle + words[_HOUSEKEEPING_SIZE]
-        area = self._block.command
+        middle = words[head + _COMMAND_SIZE]
+        end = middle + words[head + _HOUSEKEEPING_SIZE]
+        area = self._block.commands[self._first]
         self._command, self._edition = bytes(area[:middle]), edition
         return self._command, bytes(area[middle:end])
 
@@ -413,7 +511,7 @@ class Listener:
 
     def _has_command(self) -> bool:
         words = self._block.words
-        return words[_COMMAND] != words[self._line + _ANSWERED]
+        return words[self._order] != words[self._line]  # COMMAND and ANSWERED
 
     def _doze(self) -> bool:
         first = self._block.words[self._line + _SLEEPS] == 1
@@ -425,7 +523,7 @@ class Listener:
     @property
     def number(self) -> int:
         """The number of the last command."""
-        return self._block.words[_COMMAND]
+        return self._block.words[self._order + _COMMAND]
 
     def answered(self, rank: int, number: int) -> bool:
         """Whether *rank* has answered command *number*."""
@@ -433,7 +531,8 @@ class Listener:
 
     def unwanted(self) -> bool:
         """Whether the main process no longer wants the last command."""
-        return self._block.words[_UNWANTED] == self._block.words[_COMMAND]
+        words = self._block.words
+        return words[self._order + _UNWANTED] == words[self._order + _COMMAND]
 
     def reply(self, payload: bytes, phase: int) -> None:
         """Answer the last command, with at most ``AREA`` bytes; *phase* begins."""
@@ -445,13 +544,14 @@ class Listener:
             words[line + _REPLY_EDITION] += 1
             self._reply = payload
         self._fence()  # the payload before the number
-        number = words[_COMMAND]
-        words[line + _ANSWERED] = number
+        number = words[self._order]  # COMMAND
+        words[line] = number  # ANSWERED
         self._fence()  # the number is stored before the load of whether the main process sleeps
-        if words[_MAIN_SLEEPS] and (
-            words[_ATTENDING] or all(words[each + _ANSWERED] == number for each in self._block.lines)
+        head = self._head
+        if words[head + _MAIN_SLEEPS] and (
+            words[head + _EACH] or all(words[each + _ANSWERED] == number for each in self._block.lines)
         ):
-            os.eventfd_write(self._wake_main, 1)
+            os.eventfd_write(self._wakes_main[self._first], 1)
         os.sched_yield()  # to the main process, which may wait for this core
 
     def is_expected(self, number: int) -> bool:
@@ -461,8 +561,8 @@ class Listener:
 
     def wake_main(self) -> None:
         """Wake the main process, if it sleeps."""
-        if self._block.words[_MAIN_SLEEPS]:
-            os.eventfd_write(self._wake_main, 1)
+        if self._block.words[self._block.orders[0] + _MAIN_SLEEPS]:
+            os.eventfd_write(self._wakes_main[0], 1)
 
     def blocks_read(self) -> int:
         """How many blocks of this rank with results the main process has read."""

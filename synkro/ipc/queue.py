@@ -147,8 +147,11 @@ class Dispatcher:
         return ends
 
     def close(self) -> None:
+        """Give the descriptors back, and the memory, but for what somebody has views of."""
         self._stay()
         self._closing.close()
+        self._block = np.empty(0, np.uint8)
+        self._table = self._arena = None  # type: ignore[assignment]
 
     def open(self, reader: object) -> None:
         """Let the workers draw tickets; none of them does now, and nobody wants what is in the queue.
@@ -245,7 +248,8 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Have each worker end it after the task that it runs."""
-        self._table.words[_WANTED] = 0
+        if self._table is not None:  # a signal handler may have closed it
+            self._table.words[_WANTED] = 0
 
     def withdraw(self) -> list[int]:
         """Have them end it at once; returns the numbers of the items that nobody has taken."""

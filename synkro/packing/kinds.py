@@ -13,6 +13,8 @@ import copy
 import copyreg
 import enum
 import functools
+import os
+import pickle
 import re
 import sys
 import types
@@ -20,6 +22,8 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -90,6 +94,11 @@ class Kind(ABC):
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         """Put *contents* into *obj*, and delete the entries *gone*."""
 
+    def put_back(self, obj: Any, contents: Contents) -> None:
+        """Have *obj* hold *contents*, and nothing else."""
+        gone = (key for key in self.look(obj) if key not in contents) if self.apart else ()
+        self.change(obj, contents, tuple(gone))
+
 
 class _Dict(Kind):
     apart = True
@@ -109,6 +118,9 @@ class _Dict(Kind):
         if mirrored:
             _set_attributes(obj, {ATTRIBUTES: dict(obj)}, gone)
         _set_attributes(obj, contents, gone)
+
+    def put_back(self, obj: Any, contents: Contents) -> None:
+        self.change(obj, contents, tuple(self.look(obj)))  # all of them, as a dict has an order
 
 
 class _Sequence(Kind):
@@ -230,6 +242,9 @@ class _Stateful(Kind):
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
         if hasattr(type(obj), "__setstate__"):
+            own = attributes_of(obj) or {}
+            for name in self.look(obj).keys() - contents.keys():  # which it may leave as they are
+                own.pop(name, None)
             obj.__setstate__(contents)
         else:
             obj.__dict__.clear()
@@ -298,6 +313,9 @@ class _Name(Kind):
         else:
             obj.names[obj.name] = contents[WHOLE]
 
+    def put_back(self, obj: Name, contents: Contents) -> None:
+        self.change(obj, contents, () if contents else (WHOLE,))
+
 
 class _Opaque(Kind):
     """An object that only pickle can look into."""
@@ -358,6 +376,77 @@ class _Opaque(Kind):
             object.__setattr__(obj, name, value)
 
 
+class _Crowd(Kind):
+    """A container of so many objects that these are pickled, and compared, as a whole."""
+
+    def look(self, obj: Any) -> Contents:
+        return look_through(obj, {})[0]
+
+    def travelling(self, obj: Any, contents: Contents) -> Contents:
+        return container_kind(obj).look(obj)
+
+    def kept(self, obj: Any) -> Contents:
+        return container_kind(obj).look(obj)
+
+    def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        kind = container_kind(obj)
+        kind.change(obj, contents, tuple(kind.look(obj)) if kind is DICT else ())
+
+
+class _Sum:
+    """A file that keeps the digest of what is written to it."""
+
+    def __init__(self) -> None:
+        import hashlib  # noqa: PLC0415  as in _hash
+
+        self._hash = hashlib.sha1(usedforsecurity=False)
+        self._nbytes = 0
+
+    def write(self, data: Any) -> None:
+        self._hash.update(data)
+        self._nbytes += len(data)
+
+    def keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer is to be written with the rest."""
+        try:
+            self.write(buffer.raw())
+        except BufferError:  # not contiguous
+            return True
+        return False
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(None, self._hash.digest(), self._nbytes)
+
+
+class _Summer(pickle.Pickler):
+    """Pickles a crowd, by pickle alone, which is quick.
+
+    Classes and functions count as what they are, not for what they hold.
+
+    Attributes:
+        parts: these, and what is *known*, by id.
+    """
+
+    def __init__(self, total: _Sum, known: Mapping[int, Any]) -> None:
+        super().__init__(total, protocol=5, buffer_callback=total.keep)
+        self.dispatch_table = dict(_CLOUDPICKLE)  # which looks up faster than a chain
+        self._known = known
+        self.parts: dict[int, Any] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        cls = type(obj)
+        if cls in _SCALARS or cls is tuple:
+            return None
+        ident = id(obj)
+        if cls is type or isinstance(obj, type | types.FunctionType):
+            self.parts[ident] = obj
+            return ident
+        if ident in self._known:
+            self.parts[ident] = obj
+        return None
+
+
 class _Fixed(Kind):
     """An object that is recognised, but never looked into: a compiled function, say."""
 
@@ -399,7 +488,7 @@ class Name:
 
 DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE = _Dict(), _Sequence(), _Array(), _Tensor(), _Instance()
 STATEFUL, CLASS, FUNCTION, NAME = _Stateful(), _Class(), _Function(), _Name()
-OPAQUE, FIXED, GENERATOR = _Opaque(), _Fixed(), _Generator()
+OPAQUE, FIXED, GENERATOR, CROWD = _Opaque(), _Fixed(), _Generator(), _Crowd()
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 _CLASS_OWN = {
@@ -455,7 +544,7 @@ _BY_TYPE |= dict.fromkeys(_SEQUENCES, (SEQUENCE,))
 _BY_TYPE |= {dict: (DICT,), Name: (NAME,)}
 KINDS = (
     *(DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE, STATEFUL, CLASS, FUNCTION, NAME, OPAQUE, FIXED),
-    GENERATOR,
+    *(GENERATOR, CROWD),
 )
 """All kinds; both sides know them by their places in here."""
 
@@ -499,12 +588,22 @@ def is_plain(obj: Any) -> bool:
 
 def is_for_program(obj: Any) -> bool:
     """Whether *obj* is of use in the main process only: a random generator, or ``Data``."""
-    return is_generator(obj) or getattr(type(obj), "ONLY_HERE", False) is True
+    return is_generator(obj) or is_data(obj)
+
+
+def is_data(obj: Any) -> bool:
+    """Whether *obj* is ``Data``."""
+    return getattr(type(obj), "ONLY_HERE", False) is True
 
 
 def is_scalar(obj: Any) -> bool:
     """Whether *obj* is a number, a string or None."""
     return type(obj) in _SCALARS or isinstance(obj, np.number | np.bool_)
+
+
+def are_alike_in_kind(cls: type) -> bool:
+    """Whether all objects of *cls* are of one kind: those of a subclass of ``int``, say, are not."""
+    return not issubclass(cls, _PLAIN)
 
 
 def _home_of(cls: type) -> str:
@@ -555,6 +654,61 @@ def inside_of_opaque(obj: Any) -> Contents:
     elif isinstance(obj, BaseException):
         found[WHOLE] = obj.args
     return found
+
+
+_CROWD = 20_000
+"""A container of more objects is a crowd."""
+
+
+def container_kind(obj: Any) -> Kind:
+    """The kind of a container, were it no crowd."""
+    return DICT if isinstance(obj, dict) else SEQUENCE
+
+
+def is_crowd(obj: Any) -> bool:
+    """Whether a container is to be compared as a whole: it holds many objects, and pickle takes them."""
+    if len(obj) <= _CROWD or holds_only_plain(obj):
+        return False
+    try:
+        _Summer(_Sum(), {}).dump(obj)
+    except Exception:  # a closer look finds out which of them it is
+        return False
+    return True
+
+
+def holds_only_plain(obj: Any) -> bool:
+    """Whether a container holds nothing that could change: a quick look at many."""
+    levels = [[*obj, *obj.values()] if isinstance(obj, dict) else obj]
+    while levels:
+        level = levels.pop()
+        found = set(map(type, level))
+        if not all(map(_is_plain_type, found)):
+            return False
+        if not found.isdisjoint(_FIXED_CONTAINERS):
+            held = (each for each in level if type(each) in _FIXED_CONTAINERS)
+            levels.append(list(chain.from_iterable(held)))
+    return True
+
+
+_FIXED_CONTAINERS = {tuple, frozenset}
+
+
+def _is_plain_type(cls: type) -> bool:
+    plain = issubclass(cls, np.number | np.bool_) or _home_of(cls).partition(".")[0] in _PLAIN_HOMES
+    return plain or _BY_TYPE.get(cls) == (None,)
+
+
+def look_through(obj: Any, known: Mapping[int, Any]) -> tuple[Contents, list[Any]]:
+    """The contents of a crowd; and those of its members that are objects of their own: those whose ids
+    are *known*, classes and functions."""
+    total = _Sum()
+    pickler = _Summer(total, known)
+    try:
+        pickler.dump(obj)
+        digest = total.digest
+    except Exception:  # it will not be sent, and says then why
+        digest = Digest(None, os.urandom(20))
+    return {WHOLE: digest}, [part for part in pickler.parts.values() if part is not obj]
 
 
 def is_sent_by_value(obj: Any) -> bool:
@@ -609,6 +763,11 @@ def _alike_parts(*names: str) -> Callable[[Any, Any], bool]:
     return lambda one, other: all(getattr(one, name) is getattr(other, name) for name in names)
 
 
+def _alike_tuples(one: Any, other: Any) -> bool:
+    same = len(one) == len(other)
+    return same and (all(map(is_, one, other)) or all(map(alike, one, other)))
+
+
 _VALUES = (int, str, bytes, float, tuple)  # whose subclasses may have attributes
 
 _ALIKE: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (  # whatever subclasses say of themselves
@@ -617,7 +776,7 @@ _ALIKE: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (  # whatever subcla
     (bytes, bytes.__eq__),
     (np.generic, lambda one, other: (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())),
     (float, lambda one, other: float.__repr__(one) == float.__repr__(other)),
-    (tuple, lambda one, other: len(one) == len(other) and all(map(alike, one, other))),
+    (tuple, _alike_tuples),
     (frozenset, lambda one, other: _token(one) == _token(other)),
     (re.Pattern, lambda one, other: (one.pattern, one.flags) == (other.pattern, other.flags)),
     (staticmethod, _alike_parts("__func__")),
@@ -645,6 +804,8 @@ def same_entries(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
     """Whether two contents are the same."""
     if len(one) != len(other):
         return False
+    if all(map(is_, one, other)) and all(map(is_, one.values(), other.values())):  # most often
+        return True
     return all(key in other and alike(value, other[key]) for key, value in one.items())
 
 

@@ -172,6 +172,11 @@ def are_small(values: Sequence[Any]) -> bool:
     return _NUMBERS.issuperset(map(type, values)) or all(map(is_small, values))
 
 
+def is_too_deep(error: Exception) -> bool:
+    """Whether something could not be pickled as it is nested too deeply."""
+    return isinstance(error, RecursionError | pickle.PicklingError) and "recursion" in str(error)
+
+
 def simply_pickled(value: Any) -> tuple[bytes, list[memoryview]] | None:
     """What pickle itself makes of *value*, beside large buffers; None if it needs a pickler of ours."""
     if not _is_simple(value):

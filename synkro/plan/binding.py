@@ -40,9 +40,14 @@ class Binder:
         inputs: str | Sequence[str] | None,
         bcast_inputs: str | Sequence[str] | None,
         name: str,
+        unsplit: bool = False,
     ) -> None:
-        """Raises: InvalidType, InvalidValue where the names do not fit the function's parameters."""
+        """If *unsplit*, what is not in *inputs* is broadcast.
+
+        Raises: InvalidType, InvalidValue where the names do not fit the function's parameters.
+        """
         self._name = name
+        self._unsplit = unsplit
         self._inputs = None if inputs is None else _names(inputs, "inputs")
         self._broadcast = _names(bcast_inputs or (), "bcast_inputs")
         listed = [*(self._inputs or ()), *self._broadcast]
@@ -87,7 +92,7 @@ class Binder:
                     f"the function {self._name!r} has no parameter {name!r}: its parameters are "
                     f"{self._signature}."
                 )
-        for p in parameters.values():
+        for p in parameters.values() if not self._unsplit else ():
             if self._inputs is not None and _is_required(p) and p.name not in listed:
                 raise InvalidValue(self._unlisted(f"the parameter {p.name!r}"))
 
@@ -129,6 +134,7 @@ class Binder:
     def _bound(self, name: str, value: Any, parameter: str) -> Bound:
         """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""
         broadcast = parameter in self._broadcast
+        broadcast = broadcast or (self._unsplit and parameter not in (self._inputs or ()))
         if self._inputs is not None and not broadcast and parameter not in self._inputs:
             raise InvalidType(self._unlisted(f"the argument {name!r}"))
         return Bound(name, broadcast, value, self._whole or self._libraries.get(parameter))

@@ -137,7 +137,7 @@ class CallPlan:
     ``spans[r]`` are the rows of the call that rank r computes, in ``slices`` pieces; ``unit`` is the
     number of rows that weigh 1 in a mean.  ``selection`` maps these rows to rows of scattered inputs,
     ``held[r]`` to rows of rank r's replicas: of held inputs, and of the variables ``sliced``.  A call
-    without both has one row a rank.
+    without both has one row a rank.  The ranks of its ``world`` get the command; others have no rows.
 
     The pieces are *in_parts* if their number was left to Synkro: collectives would mean something else
     in each of them.
@@ -152,6 +152,7 @@ class CallPlan:
     form: Form | None
     selection: Rows | None
     spans: tuple[Span, ...]
+    world: tuple[int, ...]
     slices: int
     unit: int
     subset: tuple[Any, ...] | None
@@ -178,10 +179,11 @@ class CallPlan:
 class Survey(NamedTuple):
     """A plan for collecting the values of variables from *participants*, without a call.
 
-    Without *nccl*, those on GPUs are reduced in host memory.
+    The ranks of its *world* get the command.  Without *nccl*, values on GPUs are reduced in host memory.
     """
 
     participants: tuple[int, ...]
+    world: tuple[int, ...]
     nccl: bool = True
     subset: tuple[Any, ...] | None = None
 

@@ -31,6 +31,19 @@ class Default(str):
 
 
 DEFAULT = Default("mean")
+
+
+def only_one(first: Any, second: Any) -> Any:
+    """The operation of a function on one rank, where ``outputs=`` says nothing: its value is the result.
+
+    Raises: OutputError for the values of several slices.
+    """
+    raise OutputError(
+        "a function on one rank returns one value, and num_slices= made several: say by outputs= how to "
+        'merge them ("sum", "gather" …), or leave num_slices= out.'
+    )
+
+
 _MEANT = {
     **dict.fromkeys(("average", "nanmean"), "mean"),
     **dict.fromkeys(("add", "plus", "total", "nansum"), "sum"),

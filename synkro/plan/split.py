@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import gcd
 
@@ -27,6 +28,16 @@ def split(start: int, stop: int, parts: int) -> tuple[Span, ...]:
     size, longer = divmod(stop - start, parts)
     edges = [start + part * size + min(part, longer) for part in range(parts + 1)]
     return tuple(pairwise(edges))
+
+
+def split_over(count: int, ranks: Sequence[int], size: int) -> tuple[Span, ...]:
+    """Split *count* rows over some *ranks* of *size*, in ascending order; the others get none."""
+    spans = dict(zip(ranks, split(0, count, len(ranks)), strict=True))
+    found: list[Span] = []
+    for rank in range(size):
+        stop = found[-1][1] if found else 0
+        found.append(spans.get(rank, (stop, stop)))
+    return tuple(found)
 
 
 def slices_of(span: Span, slices: int) -> tuple[Span, ...]:

@@ -47,6 +47,13 @@ def is_numba(value: Any) -> bool:
     return dispatcher or _is(value, "numba.np.ufunc.dufunc", "DUFunc")
 
 
+def is_future(value: Any) -> bool:
+    """Whether it is a ``concurrent.futures.Future``."""
+    module = sys.modules.get("concurrent.futures._base")  # where nobody has imported it there is none
+    kind = getattr(module, "Future", None)  # another thread may be importing it
+    return kind is not None and isinstance(value, kind)
+
+
 def is_generator(value: Any) -> bool:
     """Whether *value* is a random generator: NumPy's, Python's or PyTorch's."""
     return any(

@@ -59,7 +59,7 @@ class PreparedCall:
         outputs = spec.outputs
         if plan.subset is not None and isinstance(outputs, tuple | list | dict):
             outputs = take_subset(plan.subset, outputs, "outputs=")
-        self._ranks = tuple(range(len(plan.spans))) if spec.finish else plan.participants
+        self._ranks = plan.world if spec.finish else plan.participants
         self.name, self.in_parts = spec.name, plan.in_parts
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._number = 0  # of the piece that runs

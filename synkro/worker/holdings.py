@@ -11,10 +11,11 @@ from ..comms.ops import OPERATIONS
 from ..messages import Ack, Done, Phase, Reply
 from ..values.arrays import Array
 from ..values.owners import sole_owner
+from ..values.variable import Variable
 from .call import taken
 from .group import fitted
 from .merging import Layout, Merger
-from .replica import Replica
+from .replica import Elsewhere, Replica
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -29,11 +30,16 @@ class Holdings(dict[int, Replica]):
         self.handlers: dict[type, Callable[[Any], Reply]] = {
             messages.Keep: self._keep_outputs,
             messages.Create: self._create,
+            messages.Move: self._move,
             messages.Write: self._write,
             messages.Read: self._read,
             messages.Inspect: self._inspect,
             messages.Exchange: self._exchange,
         }
+
+    def found(self, number: int, name: str | None, ranks: tuple[int, ...]) -> Variable:
+        """The replica, or what stands here for a variable that only other *ranks* have."""
+        return self[number] if self._rank.number in ranks else Elsewhere(name, ranks, self._rank.number)
 
     def _create(self, command: messages.Create) -> Ack:
         rank = self._rank
@@ -41,6 +47,23 @@ class Holdings(dict[int, Replica]):
         array = rank.comm.empty(value.shape, value.dtype)
         rank.device.assign(array, value)
         self[command.number] = Replica(command.name, array, rank.device, rank.comm)
+        return Ack()
+
+    def _move(self, command: messages.Move) -> Ack:
+        """Send the replica to another rank, or receive it, or copy it here."""
+        rank, source, target = self._rank, command.source, command.target
+        if source == target:
+            whole = self[command.variable].whole
+            array = rank.comm.empty(whole.shape, whole.dtype)
+            rank.device.assign(array, whole)
+        else:
+            ranks = (min(source, target), max(source, target))
+            rank.begin(ranks)
+            if rank.number == source:
+                rank.comm.send(self[command.variable].whole, ranks.index(target))
+                return Ack()
+            array = rank.comm.recv(ranks.index(source))
+        self[command.number] = Replica(None, array, rank.device, rank.comm, source == target)
         return Ack()
 
     def _keep_outputs(self, command: messages.Keep) -> Ack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import io
 import mmap
@@ -41,13 +42,13 @@ from ..messages import (
 from ..packing.exceptions import kinds, packed
 from ..packing.tracebacks import TEXT_LIMIT, sent
 from ..values.cache import Cache
-from .rank import Rank
+from .rank import Rank, end_as_child
 from .terminal import refuse_questions
 
 
 def main(fds: str) -> None:
     """Be the worker that ``ipc.process`` has started with these descriptors."""
-    rank, size, sock, lifeline, block, arena, wake_main, wake_workers, *wakes = map(int, fds.split(","))
+    rank, size, sock, lifeline, block, arena, wake_workers, *wakes = map(int, fds.split(","))
     hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
@@ -59,8 +60,9 @@ def main(fds: str) -> None:
     refuse_questions()
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
-    listener = Listener(memory, rank, size, wake_main, wake_workers, socket.socket(fileno=sock))
-    comm = ShmCommunicator(rank, size, arena, wakes, listener.answered)
+    wakes_main, wakes_ranks = wakes[:size], wakes[size:]
+    listener = Listener(memory, rank, size, wakes_main, wake_workers, socket.socket(fileno=sock))
+    comm = ShmCommunicator(rank, size, arena, wakes_ranks, listener.answered)
     Worker(rank, size, listener, comm).serve()
     listener.close()
 
@@ -73,8 +75,6 @@ class Worker:
         self._rank = Rank(rank, size, listener, comm)
         self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
-        self._forked = False
-        os.register_at_fork(after_in_child=self._on_fork)
         self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))  # the last reply, and its pickle
         here.rank = self._rank
         signal.signal(signal.SIGINT, self._on_interrupt)
@@ -83,7 +83,7 @@ class Worker:
         while True:
             command, housekeeping = self._listener.receive(Phase.BEGINNING)
             reply = self._answer(command, housekeeping)
-            if self._forked:  # the function has forked, and this is the child, which is no rank
+            if self._rank.forked:  # what the function brought along has forked, and this is the child
                 os._exit(0)
             if reply is None:
                 break
@@ -102,12 +102,20 @@ class Worker:
                 self._interruptible = False
                 atomic.forget()
                 self._rank.end(failed)
-                sys.stdout.flush()
+                with contextlib.suppress(ValueError):  # the function has closed it
+                    sys.stdout.flush()
         except BaseException as error:
+            if self._rank.forked:
+                end_as_child(error)
             self._interruptible = False
             self._prepared.clear()  # an interrupt may have left one of them half-changed
             self._leave_if_lost(error)
-            return self._failure(error)
+            try:
+                return self._failure(error)
+            except Exception:  # of the error's own methods
+                return self._failure(
+                    RuntimeError(f"a {type(error).__name__}, which cannot be looked at")
+                )
 
     def _leave_if_lost(self, error: BaseException) -> None:
         """End the process if *error* has made its device useless, whose results would be wrong."""
@@ -175,9 +183,6 @@ class Worker:
             strays=isinstance(error, CollectiveError) and error.strays,
             item=rank.item,
         )
-
-    def _on_fork(self) -> None:
-        self._forked = True
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if not self._listener.unwanted():

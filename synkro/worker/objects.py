@@ -20,7 +20,7 @@ import numpy as np
 from ..messages import Ack, Parcel, Preserve
 from ..packing.code import used_by, uses
 from ..packing.kinds import (
-    DICT,
+    CROWD,
     GENERATOR,
     KINDS,
     NAME,
@@ -80,13 +80,14 @@ class Belongings:
         found = reader.placed(place for place, _, _ in placed)
         for (_, number, kind), obj in zip(placed, found, strict=True):
             self._objects[number], self._kinds[number] = obj, KINDS[kind]
-            if KINDS[kind] is OPAQUE:
-                self._digests[number] = OPAQUE.look(obj)[WHOLE]
-        self._forget_prepared([*named, *(number for number, *_ in changes)])
+            if KINDS[kind] in _WHOLES:
+                self._digests[number] = KINDS[kind].look(obj)[WHOLE]
+        renewed = [number for number, *_ in changes if not self._kinds[number].apart]
+        self._forget_prepared([*named, *(number for number, *_ in changes)], renewed)
         for number, contents, gone, whole in changes:
             self._change(number, contents, gone, whole)
         for number in {number for number, *_ in changes} & self._digests.keys():
-            self._digests[number] = OPAQUE.look(self._objects[number])[WHOLE]
+            self._digests[number] = self._kinds[number].look(self._objects[number])[WHOLE]
         return specs, movable
 
     def assign(self, entries: dict[int, Contents]) -> None:
@@ -99,20 +100,29 @@ class Belongings:
         """A task has set attributes of an object, which looked otherwise *before*."""
         self._prepared.append((obj, kind, before, now))
 
-    def _forget_prepared(self, changed: Sequence[int]) -> None:
+    def crowd_prepared(self, number: int, before: Contents) -> None:
+        """Tasks may have set attributes in a crowd, which looked otherwise *before*."""
+        if before[WHOLE] == self._digests[number]:
+            self._digests[number] = CROWD.look(self._objects[number])[WHOLE]
+
+    def _forget_prepared(self, changed: Sequence[int], renewed: Sequence[int] = ()) -> None:
         """The program has changed objects: put away what was computed of how they were before.
 
         That is what tasks have prepared, and the memo of each ``lru_cache`` whose function uses one of
-        the objects, or names, that have changed.
+        the objects, or names, that have changed.  Those *renewed* get all that they are to hold.
         """
         if not changed:
             return
+        spared = {id(self._objects[number]) for number in renewed}
         for obj, kind, before, now in self._prepared:
+            if id(obj) in spared:
+                continue
             there = kind.look(obj)
             mine = [key for key in now if now[key] is not before.get(key, _GONE)]
             mine = [key for key in mine if there.get(key, _GONE) is now[key]]
-            back = {key: before[key] for key in mine if key in before}
-            kind.change(obj, back, tuple(key for key in mine if key not in before))
+            if mine:
+                rest = {key: value for key, value in there.items() if key not in mine}
+                kind.put_back(obj, rest | {key: before[key] for key in mine if key in before})
         self._prepared = []
         caches = [obj for obj in self._objects.values() if isinstance(obj, functools._lru_cache_wrapper)]
         objects = [self._objects[number] for number in changed if caches]
@@ -124,11 +134,10 @@ class Belongings:
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
         """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
         obj, kind = self._objects[number], self._kinds[number]
-        if whole and kind.apart:  # a dict has an order
-            gone = tuple(key for key in kind.look(obj) if kind is DICT or key not in contents)
-        elif kind is NAME and not contents:
-            gone = (WHOLE,)
-        kind.change(obj, contents, gone)
+        if whole or not kind.apart:
+            kind.put_back(obj, contents)
+        else:
+            kind.change(obj, contents, gone)
 
     def _reader(self, parcel: Parcel, memory: memoryview) -> Reader:
         buffers = [memory[start:stop] for start, stop in parcel.buffers]
@@ -137,14 +146,16 @@ class Belongings:
     def compare(self, parcel: Parcel, memory: memoryview) -> tuple[bool, ...]:
         """For each object of a list, whether it is neither what it was when it came nor is to be."""
         found = []
-        for number, came, after, keys in self._reader(parcel, memory).load():
+        listed = self._reader(parcel, memory).load()
+        self._forget_prepared([number for number, *_ in listed])
+        for number, came, after, keys in listed:
             obj, kind = self._objects[number], self._kinds[number]
             try:
                 now = kind.look(obj)
             except Exception:  # its __getstate__ does not work here: nobody can tell
                 found.append(False)
                 continue
-            before = {WHOLE: self._digests[number]} if kind is OPAQUE else came
+            before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
             found.append(
                 not any(
                     expected is not None
@@ -158,8 +169,7 @@ class Belongings:
         """Put back what was kept, or keep what objects, *variables* and random generators hold."""
         if command.restore:
             for kind, obj, contents in self._kept:
-                gone = tuple(key for key in kind.look(obj) if key not in contents) if kind.apart else ()
-                kind.change(obj, contents, gone)
+                kind.put_back(obj, contents)
             for variable, value in self._values:
                 variable.value = value
         self._kept, self._values = [], []
@@ -251,6 +261,8 @@ class Belongings:
 
 
 _GONE = object()
+
+_WHOLES = (OPAQUE, CROWD)  # kinds that are compared by digests
 
 
 def _in_place(package: str, folders: list[str]) -> None:

@@ -12,8 +12,9 @@ import fcntl
 import functools
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class Rank:
         group: the ranks of the running call, as functions see them.
         token: the name of this session, by which its variables are recognized.
         verbose: whether status lines are shown.
+        forked: whether the function has forked, and this is the child, which is no rank.
     """
 
     def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
@@ -76,6 +78,8 @@ class Rank:
         self.mark = listener.mark
         self.token = ""
         self.verbose = False
+        self.forked = False
+        os.register_at_fork(after_in_child=self._on_fork)
         self._listener = listener
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, messages.Attach] = {}
@@ -89,7 +93,8 @@ class Rank:
 
     def keep_house(self, housekeeping: messages.Housekeeping) -> None:
         """Forget what the main process has freed, and receive the segments that it has created."""
-        self._unmapped |= {wanted.segment: wanted for wanted in housekeeping.attach}
+        attach = [wanted for wanted in housekeeping.attach if wanted.segment not in self._segments]
+        self._unmapped |= {wanted.segment: wanted for wanted in attach}
         for number in housekeeping.drop:
             self.functions.pop(number, None)
             self.variables.pop(number, None)
@@ -146,10 +151,20 @@ class Rank:
         if self._torch_seed is not None and "torch" in sys.modules:
             self._seed_torch()
         self.in_function = True
-        value = fn(*args, **kwargs)
+        try:
+            value = fn(*args, **kwargs)
+        except BaseException as error:
+            if self.forked:
+                end_as_child(error)
+            raise
+        if self.forked:
+            end_as_child(SystemExit())
         self.in_function = False
         self.device.settle()
         return value
+
+    def _on_fork(self) -> None:
+        self.forked = True
 
     def reseed(self, seed: int) -> None:
         """Seed ``rng()``, ``random``, ``numpy.random`` and PyTorch as a session of *seed* does."""
@@ -312,9 +327,8 @@ class Rank:
         return store
 
     def _reducing(self, command: messages.Reduce) -> Callable[[], Reply]:
-        ranks = command.ranks
-        if ranks is not None:
-            return lambda: self._reduce_kept(command, ranks)
+        if not command.reductions[0].sources:
+            return lambda: self._reduce_kept(command, command.ranks)
         shares = [
             (OPERATIONS[r.op], r.divisor, [self.array(s) for s in r.sources], self.array(r.target))
             for r in command.reductions
@@ -323,7 +337,7 @@ class Rank:
         def reduce() -> Ack:
             self.report(Phase.REDUCING, 0)
             for share in shares:
-                self.comm.reduce_share(*share)
+                self.comm.reduce_share(*share, command.ranks)
             return Ack()
 
         return reduce
@@ -353,6 +367,21 @@ class Rank:
         if command.states is not None:
             bits.state = command.states[self.number]
         return messages.GeneratorState(bits.state)
+
+
+def end_as_child(error: BaseException) -> NoReturn:
+    """End a process that a function has forked, as Python ends one after *error*."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        status = 1
+    elif isinstance(error.code, int | None):
+        status = error.code or 0
+    else:
+        print(error.code, file=sys.stderr)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xFF)
 
 
 def _writable(fd: int) -> bool:

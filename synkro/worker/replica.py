@@ -10,7 +10,7 @@ import numpy as np
 from .. import here
 from ..comms.base import Communicator
 from ..devices.base import Device
-from ..errors import InvalidType, InvalidValue, UsageError, counted
+from ..errors import InvalidType, InvalidValue, UsageError, counted, ranks_in_words
 from ..values.arrays import Array, as_numeric
 from ..values.variable import Variable
 
@@ -152,3 +152,35 @@ def read_only(array: Array) -> Array:
     if isinstance(array, np.ndarray):
         array.flags.writeable = False
     return array
+
+
+class Elsewhere(Variable):
+    """Stands on a rank for a variable that only others have; functions that use it here fail."""
+
+    def __init__(self, name: str | None, ranks: tuple[int, ...], here: int) -> None:
+        """*ranks* have the variable, and *here* is this rank."""
+        self.name = name
+        self._ranks = ranks
+        self._here = here
+
+    @property
+    def value(self) -> Array:
+        raise self._error()
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        raise self._error()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("dtype", "ndim", "whole"):
+            raise self._error()
+        return super().__getattr__(name)
+
+    def _error(self) -> InvalidValue:
+        ranks = self._ranks
+        target = ranks[0] if len(ranks) == 1 else list(ranks)
+        return InvalidValue(
+            f"{self.called()} is on {ranks_in_words(ranks)} alone, and this function runs on rank "
+            f"{self._here}, too: make the function with target={target}, or give it a copy, by "
+            f"transfer({self._here})."
+        )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ from ..ipc.channel import Listener
 from ..ipc.queue import SEVERAL, Packed, Taker
 from ..messages import Ack, Phase, Work
 from ..packing.kinds import (
+    ARRAY,
     CLASS,
+    CROWD,
     DICT,
     FUNCTION,
     INSTANCE,
@@ -28,6 +31,7 @@ from ..packing.kinds import (
     WHOLE,
     Contents,
     Kind,
+    container_kind,
     same_contents,
 )
 from ..packing.pickles import is_small, simply_pickled
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR, CLASS, FUNCTION, NAME)
 _LOOKED_INTO = 1 << 27  # bytes of a table up to which it is looked into: that takes 0.1 s
+_KEPT = 1 << 24  # bytes of tensors and tables of which a map keeps what they held, to put it back
+_WRITTEN = 1 << 20  # bytes of arrays of which it does: libraries may write to read-only ones
 _SEVERAL = 32  # small results that are handed over together
 
 
@@ -53,6 +59,7 @@ class Tasks:
         self._rank = rank
         self._listener = listener
         self._frozen: list[Array] = []
+        self._state: _State | None = None  # of a map that goes on, or has failed
         self._small: tuple[list[int], list[Any]] = (
             [],
             [],
@@ -69,7 +76,7 @@ class Tasks:
         spec = rank.functions[command.plan.function]
         call = PreparedCall(rank, command.plan)
         rank.begin(tuple(range(rank.size)), call)
-        state = _State(rank, command.objects, spec.name)
+        self._state = state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
         try:
             with contextlib.closing(call.common()) as common:
@@ -78,6 +85,8 @@ class Tasks:
             self._flush()
             raise
         self._flush()
+        self._state = None
+        state.settle()
         return Ack()
 
     def _take_all(
@@ -140,10 +149,13 @@ class Tasks:
             self._taker.give(SEVERAL, (stream, (), False), listener.blocks_read, listener.wake_main)
 
     def end(self) -> None:
-        """The command is over, or has failed."""
+        """The command is over, or has failed: then objects are put back as they were before it."""
         for array in self._frozen:
             array.flags.writeable = True
         self._frozen = []
+        state, self._state = self._state, None
+        if state is not None:
+            state.put_back()
 
     def _freeze(self, arrays: list[Array]) -> None:
         for array in arrays:
@@ -172,11 +184,65 @@ class Tasks:
             ) from None
 
 
+class _Shared:
+    """An object that the tasks of a function share.
+
+    Attributes:
+        first: how it looked when the map began.
+        last: how it looked at the last check.
+        kept: what it held when the map began, to put it back; None if that is too much to keep.
+        spent: whether a task has set an attribute that had been set before: only the first may.
+    """
+
+    __slots__ = ("first", "kept", "kind", "last", "obj", "path", "spent")
+
+    def __init__(self, obj: Any, kind: Kind, path: str) -> None:
+        self.obj, self.kind, self.path = obj, kind, path
+        self.first = self.last = self.look()
+        self.kept: Contents | None = None
+        self.spent = False
+
+    def look(self) -> Contents:
+        """How it looks now."""
+        return {"written": times_written(self.obj)} if self.kind is TENSOR else self.kind.look(self.obj)
+
+    def keep(self, left: int) -> int:
+        """Keep what it holds, if a copy takes at most *left* bytes; returns how many are left then."""
+        if self.kind is not TENSOR and self.kind is not OPAQUE:
+            self.kept = self.first
+            return left
+        nbytes = int(self.obj.nbytes if self.kind is TENSOR else self.first[WHOLE].nbytes)
+        if nbytes > left:
+            return left
+        self.kept = self.kind.kept(self.obj)
+        return left - nbytes
+
+    def is_fine(self) -> bool:
+        """Whether nothing has changed since the last look, or only what may."""
+        now, before = self.look(), self.last
+        if same_contents(self.kind, before, now):
+            return True
+        if self.kind in (DICT, SEQUENCE, TENSOR, OPAQUE):
+            return False
+        if any(before.get(key) is not None and before[key] is not now.get(key) for key in before):
+            if self.spent:
+                return False
+            self.spent = True
+        self.last = now
+        return True
+
+    def put_back(self) -> None:
+        """Have it hold what it held when the map began."""
+        if self.kept is not None and not same_contents(self.kind, self.first, self.look()):
+            self.kind.put_back(self.obj, self.kept)
+
+
 class _State:
     """What the tasks of a function share on this worker: they may read it, not change it.
 
     What a container or a table holds must not change at all.  An attribute that is missing or None may
-    be set, and any other by the first task: many objects prepare something when they are first used.
+    be set, and any other by the first task, for this map: many objects prepare something when they are
+    first used.
 
     Attributes:
         arrays: those of NumPy's among it.
@@ -187,36 +253,60 @@ class _State:
         self._name = name
         self._belongings = rank.belongings
         self.arrays: list[Array] = []
-        self._seen: list[tuple[Any, Kind, Contents, str]] = []
-        self._tables: list[tuple[Any, Contents, str]] = []  # to look into one takes long
-        self._settled: set[int] = set()  # the ids of objects whose attributes were set by a task
+        self._seen: list[_Shared] = []
+        self._tables: list[_Shared] = []  # to look into one takes long
+        self._copies: list[tuple[Array, Contents]] = []
+        self._crowds: list[tuple[int, Contents]] = []
+        self._next_look = 0.0
+        left, room = _KEPT, _WRITTEN
         for number, path in objects.items():
             obj, kind = rank.belongings.found(number)
             if isinstance(obj, np.ndarray):
                 self.arrays.append(obj)
-            elif kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
-                self._seen.append((obj, kind, _look(obj, kind), path))
-            elif is_table(obj) and (look := OPAQUE.look(obj))[WHOLE].nbytes <= _LOOKED_INTO:
-                self._tables.append((obj, look, path))
+                if kind is ARRAY and obj.nbytes <= room:
+                    self._copies.append((obj, ARRAY.kept(obj)))
+                    room -= obj.nbytes
+                continue
+            if kind is CROWD:
+                self._crowds.append((number, CROWD.look(obj)))
+                kind = container_kind(obj)
+            if kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
+                self._seen.append(_Shared(obj, kind, path))
+                left = self._seen[-1].keep(left)
+            elif (
+                is_table(obj) and (table := _Shared(obj, kind, path)).first[WHOLE].nbytes <= _LOOKED_INTO
+            ):
+                self._tables.append(table)
+                left = table.keep(left)
 
     def check(self, last: bool = False) -> None:
         """Raises: InvalidValue if a task has changed something, as far as it is looked into: all if it
-        was the *last*."""
-        for table, before, path in self._tables if last else ():
-            if OPAQUE.look(table) != before:
-                raise self._changed(path)
-        for index, (obj, kind, before, path) in enumerate(self._seen):
-            now = _look(obj, kind)
-            if same_contents(kind, before, now):
-                continue
-            if kind in (DICT, SEQUENCE, TENSOR, OPAQUE):
-                raise self._changed(path)
-            if any(before.get(key) is not None and before[key] is not now.get(key) for key in before):
-                if id(obj) in self._settled:
-                    raise self._changed(path)
-                self._settled.add(id(obj))
-            self._belongings.prepared(obj, kind, before, now)
-            self._seen[index] = (obj, kind, now, path)
+        was the *last*.  If not, it is done for half of the time at most."""
+        start = time.monotonic()
+        if start < self._next_look and not last:
+            return
+        for shared in (*self._tables, *self._seen) if last else self._seen:
+            if not shared.is_fine():
+                raise self._changed(shared.path)
+        end = time.monotonic()
+        self._next_look = 2 * end - start
+
+    def settle(self) -> None:
+        """The map has ended well: keep what tasks have prepared, where nothing was."""
+        for shared in self._seen:
+            if shared.spent:
+                shared.put_back()
+            elif shared.last is not shared.first:
+                self._belongings.prepared(shared.obj, shared.kind, shared.first, shared.last)
+        for number, crowd in self._crowds:
+            self._belongings.crowd_prepared(number, crowd)
+
+    def put_back(self) -> None:
+        """The map has failed: have all objects hold what they held before."""
+        for shared in (*self._tables, *self._seen):
+            shared.put_back()
+        for array, contents in self._copies:
+            ARRAY.put_back(array, contents)
 
     def _changed(self, path: str) -> InvalidValue:
         return InvalidValue(
@@ -224,7 +314,3 @@ class _State:
             f"hold what the tasks of that worker have left. Return what is to be kept: map() collects "
             f"the results. For a cache, use functools.lru_cache."
         )
-
-
-def _look(obj: Any, kind: Kind) -> Contents:
-    return {"written": times_written(obj)} if kind is TENSOR else kind.look(obj)

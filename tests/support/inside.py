@@ -9,6 +9,11 @@ def controller(session):
     return session.functions.engine.channel
 
 
+def everyone(session):
+    """Its lane of all ranks."""
+    return controller(session).everyone
+
+
 def whereabouts(session, rank):
     """The phase that *rank* says it is in."""
     return controller(session).whereabouts(rank)[0]
@@ -33,7 +38,7 @@ def main_thread_in(function):
 
 def answered(session):
     """Whether all ranks have answered the last command."""
-    return not controller(session).unanswered()
+    return not everyone(session).unanswered()
 
 
 def marks_left(session, rank):

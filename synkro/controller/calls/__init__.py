@@ -10,6 +10,7 @@
     planner       from the arguments of a call to its plan
     arguments     arguments on their way to the workers
     distribution  the functions of a session, and how they get to the workers
+    submitted     calls in the background
     check         a call beside the plain function on the same rows
     serial        a function in this process by itself
 """

@@ -29,13 +29,13 @@ from ...plan.call import (
 )
 from ...plan.outputs import Tree, flatten, leaf_paths
 from ...values.arrays import Array, as_numeric, cast, code_of, native, shortened
-from ...values.foreign import is_generator, is_graph_shared, is_key, is_table, library_of
+from ...values.foreign import is_future, is_generator, is_graph_shared, is_key, is_table, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
 from ..objects.walk import refused_generator
 from ..outgoing import Outgoing, Placed
 from ..variables.registry import Variables
-from ..variables.shared import Shared
+from ..variables.shared import Shared, check_there
 
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
@@ -170,9 +170,12 @@ class Arguments:
         variables: Variables,
         spec: FunctionSpec,
         dumps: Callable[[Any, int], tuple[bytes, list[memoryview]]],
+        world: tuple[int, ...],
     ) -> None:
-        """*dumps* pickles what is no array, beside buffers of so many bytes."""
+        """*dumps* pickles what is no array, beside buffers of so many bytes; *world* are the ranks on
+        which the function runs."""
         self._engine = engine
+        self._world = world
         self._dumps = dumps
         self._variables = variables
         self._function = spec.name
@@ -248,6 +251,7 @@ class Arguments:
             value = _typed(value, wanted, called)
         if isinstance(value, Shared):
             variable = self._variables.check(value, called)
+            check_there(variable, called, self._world)
             held = Replicated if bound.broadcast else Held
             return Input(bound.name, held(variable.number), variable=variable)
         if isinstance(value, SCALARS) and bound.broadcast:
@@ -262,6 +266,11 @@ class Arguments:
         try:
             if bound.broadcast and is_table(value):
                 raise InvalidType  # it arrives as a table
+            if _is_of_own_class(value):
+                raise InvalidType(
+                    f"{called} is {shortened(value)}, whose rows would be plain arrays: give "
+                    f"np.asarray(…), and make it of that in the function, or name it in bcast_inputs."
+                )
             array = as_numeric(value, called)
         except InvalidType as error:
             return self._other(index, bound, value, error)
@@ -279,6 +288,11 @@ class Arguments:
 
     def _other(self, index: int, bound: Bound, value: Any, error: InvalidType) -> Input:
         """What is no array and no number, because of *error*."""
+        if is_future(value):
+            raise InvalidType(
+                f"{self._called(bound)} is a future: give its result(), or submit() the call, which "
+                f"waits for it."
+            ) from None
         if hasattr(value, "__cuda_array_interface__") or is_key(value):
             raise error from None
         if bound.broadcast:
@@ -424,12 +438,21 @@ def _is_record(value: Any) -> bool:
 def _is_tree(value: Any) -> bool:
     """Whether *value* holds arguments, nested as it may be; a list of numbers is an array.
 
-    Dicts of many numbers and strings, and those of classes of their own, are pickled as a whole.
+    Dicts of many numbers and strings, and those of classes of their own, are pickled as a whole; these
+    open only for ``Data`` and variables, which cannot be pickled.
     """
     if isinstance(value, dict):
-        plain = type(value) is dict and len(value) <= _MANY
-        return plain or any(isinstance(v, list) or _holds_arrays(v) for v in value.values())
+        if type(value) is not dict:
+            return holds_data(value)
+        few = len(value) <= _MANY
+        return few or any(isinstance(v, list) or _holds_arrays(v) for v in value.values())
     return (isinstance(value, tuple) and hasattr(value, "_fields")) or _holds_arrays(value)
+
+
+def _is_of_own_class(value: Any) -> bool:
+    """Whether *value* is an array of a class that adds something, such as a unit."""
+    plain = np.ndarray, np.memmap, np.ma.MaskedArray
+    return isinstance(value, np.ndarray) and type(value) not in plain
 
 
 def holds_data(value: Any) -> bool:

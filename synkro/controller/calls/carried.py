@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...ipc.channel import Lane
 from ...messages import FunctionSpec
 from ..objects.glances import Assigned
 from ..objects.walk import Known, Look
@@ -19,6 +20,7 @@ class Carried:
         spec: what the workers know of it.
         number: its number there.
         roots: the objects that it brought along, which live on the workers as long as this.
+        lane: that of the ranks which it runs on, if not all.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Carried:
 
     def __init__(self) -> None:
         self.roots: list[Known] = []
+        self.lane: Lane | None = None
         self._watch: Watch | None = None
 
     def hold(self, roots: list[Known]) -> None:
@@ -51,10 +54,13 @@ class Carried:
         Raises: InvalidType for what cannot be pickled; InvalidValue for an object that has changed here
         and there; WorkerError if a worker cannot load it.
         """
-        self._home.bring(self)
+        sent = self._home.bring(self)
         if self._watch is None:
             self._watch = self._home.objects.watch(self)
-            if view is None:
+            if view is None and sent:
+                return ()
+            if view is None:  # it was sent before, by distribute(), and may use something else now
+                self._watch = self._home.objects.renew(self, self._watch)
                 return ()
         assigned = self._watch.assigned() if view is None else None
         if assigned is None:

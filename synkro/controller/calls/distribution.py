@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SessionClosed
+from ...errors import InvalidType
+from ...ipc.channel import Lane
 from ...messages import Distribute, Phase
 from ...packing import place, settings
+from ...values.foreign import is_future
 from ..engine.engine import Engine
 from ..objects.objects import Objects
 from ..progress import Progress, status_line
 from ..results.transfer import Outputs
 from ..variables.registry import Variables
+from .submitted import Submitted, result_of
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
     from .carried import Carried
 
@@ -34,7 +38,7 @@ class Functions:
         self.variables = variables
         self.objects = Objects(engine, variables.collectives.master_rank)
         self._waiting: weakref.WeakValueDictionary[int, Carried] = weakref.WeakValueDictionary()
-        self._executor: ThreadPoolExecutor | None = None
+        self._submitted = Submitted()
         self._settings: tuple[Any, ...] = ()  # those that the workers have
 
     def add(self, function: Carried) -> int:
@@ -44,15 +48,16 @@ class Functions:
         self.engine.directory.watch(function, number)
         return number
 
-    def distribute(self, only: Carried | None = None) -> None:
-        """Send the functions that the workers do not have yet, all in one pickle, or *only* one.
+    def distribute(self, only: Sequence[Carried] | None = None) -> None:
+        """Send the functions that the workers do not have yet, all in one pickle, or *only* some.
 
         Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them;
         UsageError if the working directory was deleted.
         """
         with self.engine.lock:
+            self.engine.turns.land()
             self.engine.require_ready()
-            waiting = {n: f for n, f in sorted(self._waiting.items()) if only is None or f is only}
+            waiting = {n: f for n, f in sorted(self._waiting.items()) if only is None or f in only}
             if not waiting and not self.settings_changed():
                 return
             path, folder = place.found()
@@ -74,21 +79,27 @@ class Functions:
 
     @contextlib.contextmanager
     def progress(
-        self, what: str, totals: Sequence[int], unit: str, *phases: Phase, patience: float = 0.0
+        self,
+        what: str,
+        totals: Sequence[int],
+        unit: str,
+        *phases: Phase,
+        patience: float = 0.0,
+        lane: Lane | None = None,
     ) -> Iterator[Callable[[], None]]:
-        """Show how far the command in the block is; yields the ``on_tick`` to run it with.
+        """Show how far a command to *lane*, or to all, is; yields the ``on_tick`` to run it with.
 
         Rank r has ``totals[r]`` steps, and counts them in one of *phases*; a step is done when all ranks
         have done it.  See ``Progress``.
         """
         with Progress(what, max(totals), unit, patience) as progress:
-            yield lambda: progress.reach(self._steps(totals, phases))
+            yield lambda: progress.reach(self._steps(totals, phases, lane or self.engine.everyone))
             progress.reach(max(totals))
 
-    def _steps(self, totals: Sequence[int], phases: Sequence[Phase]) -> int:
+    def _steps(self, totals: Sequence[int], phases: Sequence[Phase], lane: Lane) -> int:
         """How many steps all ranks have done; rank r has ``totals[r]``, and counts them in *phases*."""
         done, channel = max(totals), self.engine.channel
-        waiting = channel.unanswered()
+        waiting = lane.unanswered()
         if not waiting:  # some rank may have failed, which is known in a moment
             return 0
         for rank in waiting:
@@ -98,36 +109,47 @@ class Functions:
                 done = min(done, number)
         return done
 
-    def bring(self, function: Carried) -> None:
+    def bring(self, function: Carried) -> bool:
         """Make sure that the workers have *function*, and the settings of the libraries.
 
-        Raises: as ``distribute``.
+        Returns whether it was sent now.  Raises: as ``distribute``.
         """
-        if function.number in self._waiting or self.settings_changed():
-            self.distribute(function)
+        new = function.number in self._waiting
+        if not new and not self.settings_changed():
+            return False
+        together = [function]
+        if function.lane is not None:  # sent later, they would have to wait for its calls
+            together += [each for each in self._waiting.values() if each.lane is not None]
+        try:
+            self.distribute(together)
+        except InvalidType:
+            self.distribute([function])
+        return new
 
     def settings_changed(self) -> bool:
         """Whether the workers lack settings that the main process has changed."""
         return settings.changing() != self._settings
 
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run *call* in the background, after those submitted before it."""
+    def submit(self, ranks: tuple[int, ...], call: Callable[[], Any]) -> Future[Any]:
+        """Run *call* in the background, after those submitted before it that use one of its *ranks*."""
         self.engine.require_ready()
-        if self._executor is None:
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  no worker needs it
+        return self._submitted.submit(ranks, call)
 
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="synkro-submit")
-        try:
-            return self._executor.submit(call)
-        except RuntimeError:
-            raise SessionClosed(
-                "this session, or the program, is ending: no call can be submitted."
-            ) from None
+    @functools.wraps(Variables.transfer)
+    def transfer(self, value: Any, target: str | int | None) -> Any:
+        if not is_future(value):
+            return self.variables.transfer(value, target)
+        ranks = self._submitted.ranks(value)
+        if target != "cpu":
+            to = self.variables.targets.ranks(target) or (self.variables.collectives.master_rank,)
+            ranks = tuple(sorted({*ranks, *to}))
+        return self.submit(
+            ranks, lambda: self.variables.transfer(result_of(value, "transfer()"), target)
+        )
 
     def cancel(self) -> None:
         """Cancel the submitted calls that have not begun."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._submitted.cancel()
 
     def close(self) -> None:
         """Give memory back."""

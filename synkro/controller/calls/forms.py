@@ -41,13 +41,18 @@ def of_callable(
     givens: Any = None,
     sliceable_shareds: Any = None,
     name: str | None = None,
+    *,
+    target: Any = None,
     **options: Any,
 ) -> Any:
     check_no_options(options if givens is None else {"givens": givens, **options})
 
     def make(fn: Callable[..., Any]) -> Function:
         return Function(
-            home, Definition(fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name)
+            home,
+            Definition(
+                fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name, target=target
+            ),
         )
 
     if fn is not None:
@@ -68,8 +73,15 @@ def of_graph(
     givens: Any = None,
     sliceable_shareds: Any = None,
     name: str | None = None,
+    *,
+    target: Any = None,
     **kwargs: Any,
 ) -> Any:
+    if target is not None:
+        raise InvalidType(
+            "target= is for functions of Python: wrap the compiled graph in one, and give its inputs as "
+            "arguments."
+        )
     if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
         raise _no_graph()
 

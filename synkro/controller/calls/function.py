@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import pickle
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,24 +29,25 @@ from ...errors import (
     check_keywords,
     counted,
 )
-from ...messages import FunctionSpec, Phase
+from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
-from ...plan.outputs import check_modes, flatten, for_workers, take_subset, unflatten
+from ...plan.outputs import DEFAULT, check_modes, flatten, for_workers, only_one, take_subset, unflatten
 from ...values.arrays import checked_bool, checked_seconds
-from ...values.foreign import library_of
+from ...values.foreign import is_future, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
 from ..objects.glances import Assigned
 from ..objects.walk import Look
 from ..variables.mirror import Bridge
-from ..variables.shared import Shared
+from ..variables.shared import Shared, check_there
 from .carried import Carried
 from .check import compare, raise_refusal
 from .distribution import Functions
 from .options import Options
 from .planner import Planned, Planner
 from .serial import run_alone
+from .submitted import result_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -69,6 +72,7 @@ class Definition:
     name: str | None
     finish: Callable[[int], None] | None = None
     bridge: Bridge | None = None
+    target: Any = None
 
 
 class Function(Carried):
@@ -94,7 +98,7 @@ class Function(Carried):
         self._find_home = home
         self._define = define
         self._engine: Engine | None = None
-        self._brought = False  # whether a submitted call runs, for which all was brought
+        self._brought = 0  # the thread in which a submitted call runs, for which all was brought
         if isinstance(define, Definition):
             self._take(define)
             with contextlib.suppress(NotForked, SessionClosed):
@@ -109,9 +113,13 @@ class Function(Carried):
             raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
         self.name = definition.name or name_of(self.fn)
-        self.output_modes = check_modes(definition.outputs)
+        alone = definition.target is not None and not isinstance(definition.target, list | tuple)
+        modes = only_one if alone and definition.outputs is DEFAULT else definition.outputs
+        self.output_modes = check_modes(modes)
         self._definition = definition
-        self._binder = Binder(self.fn, definition.inputs, definition.bcast_inputs, self.name)
+        self._binder = Binder(
+            self.fn, definition.inputs, definition.bcast_inputs, self.name, unsplit=alone
+        )
         functools.update_wrapper(self, self.fn, updated=())
 
     def _settle(self) -> None:
@@ -121,13 +129,19 @@ class Function(Carried):
         if not isinstance(self._define, Definition):
             self._take(self._define(home))
         definition = self._definition
+        ranks = home.variables.targets.ranks(definition.target)
         checked = home.variables.check_updates(definition.updates)
         sliced = home.variables.check_sliceable(definition.sliceable_shareds)
+        for variable in (*(each for each, _ in checked), *sliced):
+            check_there(variable, variable.called(), ranks or home.engine.everyone.ranks)
         modes = for_workers(self.output_modes)
         self._join(home, FunctionSpec(self.name, self.fn, modes, checked, definition.finish))
         self._engine = home.engine
         self._bridge = definition.bridge
-        self._planner = Planner(home, self._binder, self.spec, self.output_modes, self.number, sliced)
+        self.lane = None if ranks is None else home.engine.channel.lane(ranks)
+        self._planner = Planner(
+            home, self._binder, self.spec, self.output_modes, self.number, sliced, self.lane
+        )
 
     def _settled(self) -> Engine:
         """The engine of the session that this belongs to."""
@@ -197,8 +211,15 @@ class Function(Carried):
         engine = self._engine
         if engine is None or engine.state is _CLOSED:
             engine = self._settled()
+        lane = self.lane
+        if lane is not None and not engine.lock._is_owned():  # type: ignore[attr-defined]
+            options = {"output_subset": output_subset, "batch": batch, "batch_s": batch_s}
+            options |= {"num_slices": num_slices, "progress": progress}
+            return engine.beside(lane, functools.partial(self, *args, **options, **kwargs))
         calls = engine.calls
         with engine.lock:
+            if engine.turns.line:
+                engine.turns.land()
             if calls:
                 check_alone(engine, sys._getframe(1), self)
             calls.append(self)
@@ -225,20 +246,39 @@ class Function(Carried):
         output_subset: Sequence[Any] | None,
         progress: bool,
     ) -> Any:
-        planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
-        watch = self._watch
-        assigned: Sequence[Assigned] = ()
-        if watch is None or not watch.same() or self._home.settings_changed():
-            assigned = self._bring()
+        if self.lane is None:
+            planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
+            watch = self._watch
+            assigned: Sequence[Assigned] = ()
+            if watch is None or not watch.same() or self._home.settings_changed():
+                assigned = self._bring()
+        else:
+            planned = self._home.engine.turns.widening(
+                lambda: self._planned_apart(args, kwargs, batch, batch_s, num_slices, output_subset)
+            )
+            assigned = ()
         if not progress:
             return self._run(planned, None, assigned)
         plan = planned.plan
         slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
-        with self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING) as on_tick:
+        lane = self.lane
+        bar = self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING, lane=lane)
+        with bar as on_tick:
             return self._run(planned, on_tick, assigned)
 
+    def _planned_apart(self, *call: Any) -> Planned:
+        """The plan of a call on some ranks, after all ranks have what the function uses."""
+        planned = self._planner.planned(*call)
+        assigned = self._bring()
+        if assigned:
+            assert self._watch is not None
+            nothing = pickle.dumps(Release(), 5)
+            with self._home.objects.assigning(self._watch, assigned, nothing) as payload:
+                self._home.engine.perform(payload, ())
+        return planned
+
     def _bring(self, view: Look | None = None) -> Sequence[Assigned]:
-        return () if self._brought else super()._bring(view)
+        return () if self._brought == threading.get_ident() else super()._bring(view)
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -248,6 +288,7 @@ class Function(Carried):
             return
         engine = self._settled()
         with engine.lock:
+            engine.turns.land()
             engine.require_ready()
             engine.settle()
             with self._bridge:
@@ -261,12 +302,17 @@ class Function(Carried):
         assigned: Sequence[Assigned] = (),
     ) -> Any:
         assert self._engine is not None
+        replies: Any
+        lane = self.lane
         if assigned:
             assert self._watch is not None
             with self._home.objects.assigning(self._watch, assigned, planned.payload) as payload:
                 replies = self._engine.perform(payload, planned.segments, on_tick)
-        else:
+        elif lane is None:
             replies = self._engine.perform(planned.payload, planned.segments, on_tick)
+        else:
+            replies = self._engine.perform(planned.payload, planned.segments, on_tick, None, lane)
+            replies = dict(zip(lane.ranks, replies, strict=True))
         if not planned.known:
             self._planner.remember(planned)
         return planned.result(replies)
@@ -295,12 +341,12 @@ class Function(Carried):
         given = tuple(map(_snapshot, args))
         engine = self._settled()
         if self._watch is None:
-            with engine.lock:
-                self._bring()
+            engine.turns.run(frozenset(), lambda: engine.turns.widening(self._bring))
         assert self._watch is not None
         self._watch, view = self._home.objects.view(self, self._watch)
         later = functools.partial(self._run_submitted, call, engine, view, given, named)
-        return self._home.submit(later)
+        lane = self.lane or engine.everyone
+        return self._home.submit(lane.ranks, later)
 
     def _run_submitted(
         self,
@@ -311,18 +357,35 @@ class Function(Carried):
         kwargs: dict[str, Any],
     ) -> Any:
         """The call, of what its globals were when it was submitted."""
+        given, named = (_arrived(each, self.name) for each in (args, kwargs))
+        later = functools.partial(self._call_as_it_was, call, engine, view, given, named)
+        if self.lane is not None:
+            return engine.beside(self.lane, later)
         with engine.lock:
-            engine.require_ready()
-            self._bring(view)
-            self._brought = True
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._brought = False
+            engine.turns.land()
+            return later()
 
-    def limited(self, seconds: float | None) -> contextlib.AbstractContextManager[None]:
-        """A block whose calls may take *seconds*; None: as long as all others."""
-        return self._settled().limited(seconds)
+    def _call_as_it_was(
+        self, call: Callable[..., Any], engine: Engine, view: Look, args: Any, kwargs: Any
+    ) -> Any:
+        engine.require_ready()
+        engine.turns.widening(lambda: self._bring(view))
+        self._brought = threading.get_ident()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._brought = 0
+
+    def call_within(self, seconds: float | None, args: Any, kwargs: Any) -> Any:
+        """Call it; it may take *seconds*, or, with None, as long as all others."""
+        engine = self._settled()
+
+        def call() -> Any:
+            with engine.turns.limited(seconds):
+                return self(*args, **kwargs)
+
+        lane = self.lane
+        return call() if lane is None else engine.beside(lane, call)
 
     def options(self, *, timeout: float | None = None, **unknown: Any) -> Options:
         """The function with options of its calls: ``f.options(timeout=2.0)(x)``, or ``….submit(x)``.
@@ -350,8 +413,10 @@ class Function(Carried):
         inputs = {name: value for name, value in kwargs.items() if name not in RESERVED}
         if kwargs.get("batch_s") is not None:
             raise InvalidValue("check() compares calls without batch_s=.")
-        master = self._home.variables.collectives.master_rank
+        lane = self.lane
+        master = self._home.variables.collectives.master_rank if lane is None else lane.ranks[0]
         with engine.lock:
+            engine.turns.land()
             if self._bring() and self._watch is not None:
                 self._bring(self._watch.look())
             with self._home.objects.preserved(self) as put_back:
@@ -436,6 +501,8 @@ def _snapshot(argument: Any) -> Any:
 
 
 def _copied(leaf: Any) -> Any:
+    if is_future(leaf):
+        return leaf
     if library_of(leaf) == "torch":
         return leaf.detach().clone()
     if library_of(leaf) or isinstance(leaf, np.memmap | np.generic | Data | Shared):
@@ -446,6 +513,20 @@ def _copied(leaf: Any) -> Any:
         return copy.deepcopy(leaf)
     except Exception:  # it cannot be pickled, either, which the call will say
         return leaf
+
+
+def _arrived(arguments: Any, name: str) -> Any:
+    """*arguments* of the function *name*, with results in the place of futures, after a wait for them.
+
+    Raises: InvalidValue for the future of a call that failed, or was cancelled.
+    """
+    leaves, tree = flatten(
+        arguments, lambda value: type(value) in (dict, list) or isinstance(value, tuple)
+    )
+    for index, leaf in enumerate(leaves):
+        if is_future(leaf):
+            leaves[index] = result_of(leaf, f"the function {name!r}")
+    return unflatten(tree, iter(leaves))
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

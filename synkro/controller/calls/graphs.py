@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...packing.pytensor import Compiled, Graph
 
 
-KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "sliceable_shareds", "name")
+KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "sliceable_shareds", "name", "target")
 """Keywords of ``function()``, whatever it is made of."""
 
 _OPTIONS = (

@@ -40,8 +40,7 @@ class Options:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; arguments, result and errors are those of a plain call."""
-        with self.function.limited(self.timeout):
-            return self.function(*args, **kwargs)
+        return self.function.call_within(self.timeout, args, kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background, as ``Function.submit``; the time counts from when the call runs."""

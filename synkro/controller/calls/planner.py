@@ -18,13 +18,14 @@ import cloudpickle
 import numpy as np
 
 from ...errors import InvalidValue, counted, warn
+from ...ipc.channel import Lane
 from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
 from ...plan.call import Access, CallPlan, Form, Held, Picked, Region, Scattered
 from ...plan.outputs import check_subset, flatten, take_subset
-from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split, weight_unit
+from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split_over, weight_unit
 from ...values.arrays import checked_int
 from ...values.cache import Cache
 from ..data import Data
@@ -109,7 +110,11 @@ class Planned:
 
 
 class Planner:
-    """Plans the calls of one function, and keeps the plans."""
+    """Plans the calls of one function, and keeps the plans.
+
+    Attributes:
+        lane: the ranks that it runs on; None for all.
+    """
 
     def __init__(
         self,
@@ -119,10 +124,14 @@ class Planner:
         modes: Any,
         number: int,
         sliced: Sequence[Shared],
+        lane: Lane | None = None,
     ) -> None:
-        """*modes* are the operations of the outputs, those of the user's own among them."""
+        """*modes* are the operations of the outputs, those of the user's own among them; *lane* is that
+        of the ranks which the function runs on, if not all."""
         engine = home.engine
-        self.arguments = Arguments(engine, home.variables, spec, home.objects.dump)
+        self.lane = lane
+        self._world = engine.everyone.ranks if lane is None else lane.ranks
+        self.arguments = Arguments(engine, home.variables, spec, home.objects.dump, self._world)
         self._home = home
         self._engine = engine
         self._binder = binder
@@ -240,6 +249,7 @@ class Planner:
             form=form,
             selection=chosen,
             spans=spans,
+            world=self._world,
             slices=pieces,
             unit=weight_unit(spans, pieces),
             subset=subset,
@@ -282,8 +292,8 @@ class Planner:
         segments: list[Segment],
     ) -> tuple[tuple[Span, ...], tuple[Strided | Picked, ...] | None]:
         """The rows of the call that each rank computes, and which of its own rows those are."""
-        size = self._engine.size
-        spans = split(0, selection.count if selection else size, size)
+        size, world = self._engine.size, self._world
+        spans = split_over(selection.count if selection else len(world), world, size)
         own = {
             f"the argument {each.name!r}": each.variable
             for each in inputs
@@ -297,8 +307,9 @@ class Planner:
                     f"has no sliceable_shareds, and no variable as a scattered input."
                 )
             return spans, None
-        selections = select_each(batch_s, self._home.variables.rows(own, self._name))
-        counts = [chosen.count for chosen in selections]
+        selections = select_each(batch_s, self._home.variables.rows(own, self._name, world))
+        by_rank = dict(zip(world, selections, strict=True))
+        counts = [by_rank[rank].count if rank in by_rank else 0 for rank in range(size)]
         if selection and counts != [stop - start for start, stop in spans]:
             listed = ", ".join(f"{stop - start}" for start, stop in spans)
             raise InvalidValue(
@@ -307,7 +318,8 @@ class Planner:
                 f"{'' if batch_s is None else ', after batch_s='}."
             )
         edges = np.cumsum([0, *counts]).tolist()
-        return tuple(pairwise(edges)), self._own_rows(selections, segments)
+        held = dict(zip(world, self._own_rows(selections, segments), strict=True))
+        return tuple(pairwise(edges)), tuple(held.get(rank, held[world[0]]) for rank in range(size))
 
     def _own_rows(
         self, selections: list[Selection], segments: list[Segment]

@@ -44,7 +44,7 @@ class Crew:
         occupy_standard_descriptors()
         eventfds = []
         with uninterrupted():
-            for _ in range(2 + size):
+            for _ in range(1 + 2 * size):
                 eventfds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
                 self._resources.callback(os.close, eventfds[-1])
         self._resources.callback(self._pump.close, _LAST_WORDS)
@@ -60,7 +60,7 @@ class Crew:
                 worker.socket.settimeout(SOCKET_PATIENCE)
         finally:
             os.close(arena)
-        controller = Controller(block.base.data, size, eventfds[0], eventfds[1])
+        controller = Controller(block.base.data, size, eventfds[1 : 1 + size], eventfds[0])
         self._resources.callback(controller.close)
         block.close()
         self._pump.start()

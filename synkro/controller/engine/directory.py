@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -32,13 +32,18 @@ class News(NamedTuple):
 class Directory:
     """Gives things numbers for the workers, and notices when the user has dropped them.
 
+    Ranks are bits of a number here: bit r stands for rank r.
+
     Attributes:
-        gone: by number what is gone, of which the workers are to hear; empty if there is nothing.
+        gone: by number what is gone, of which workers are to hear; empty if there is nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
         self._numbers = count(1)
+        self._everyone = (1 << size) - 1
         self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
+        self._having: dict[int, int] = {}  # the ranks that have them
+        self._told: dict[int, int] = {}  # of what is gone: the ranks that know
         self.gone: dict[int, object] = {}  # garbage collection may add to it; list() of it starts none
 
     def number(self) -> int:
@@ -54,18 +59,38 @@ class Directory:
         """The bytes of segments that are gone, and that the workers still have."""
         return sum(self._attached.get(number, 0) for number in list(self.gone))
 
-    def news(self, segments: Iterable[tuple[Segment, Access]]) -> News | None:
-        """What the workers are to hear with a command that names *segments*; None for nothing."""
-        new = {s.number: (s, access) for s, access in segments if s.number not in self._attached}
-        if not new and not self.gone:
+    def news(self, segments: Iterable[tuple[Segment, Access]], ranks: Sequence[int]) -> News | None:
+        """What *ranks* are to hear with a command that names *segments*; None for nothing."""
+        wanted, having, told = _bits(ranks), self._having, self._told
+        new = {s.number: (s, access) for s, access in segments if wanted & ~having.get(s.number, 0)}
+        gone = list(self.gone)
+        if wanted != self._everyone:
+            gone = [number for number in gone if wanted & ~told.get(number, 0)]
+        if not new and not gone:
             return None
-        gone = tuple(list(self.gone)[:_AT_A_TIME])
+        del gone[_AT_A_TIME:]
         attach = tuple(Attach(s.number, s.nbytes, access) for s, access in new.values())
-        return News(new, gone, pickle.dumps(Housekeeping(attach, gone), 5))
+        return News(new, tuple(gone), pickle.dumps(Housekeeping(attach, tuple(gone)), 5))
 
-    def heard(self, news: News) -> None:
-        """The workers have been sent *news*."""
+    def has(self, rank: int, number: int) -> bool:
+        """Whether *rank* has segment *number*."""
+        return bool(self._having.get(number, 0) >> rank & 1)
+
+    def heard(self, news: News, ranks: Sequence[int]) -> None:
+        """*ranks* have been sent *news*."""
+        hearing = _bits(ranks)
         for number in news.gone:
-            self._attached.pop(number, None)
+            told = self._told.get(number, 0) | hearing
+            if self._having.get(number, self._everyone) & ~told:
+                self._told[number] = told
+                continue
+            for known in (self._attached, self._having, self._told):
+                known.pop(number, None)
             del self.gone[number]
-        self._attached |= {number: segment.nbytes for number, (segment, _) in news.new.items()}
+        for number, (segment, _) in news.new.items():
+            self._attached[number] = segment.nbytes
+            self._having[number] = self._having.get(number, 0) | hearing
+
+
+def _bits(ranks: Sequence[int]) -> int:
+    return sum([1 << rank for rank in ranks])

@@ -12,43 +12,45 @@ Nothing in here knows functions or ``Data``.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import os
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...errors import (
-    CallTimeout,
-    InternalError,
     InvalidValue,
     SessionBroken,
     SessionClosed,
     SessionError,
     counted,
+    ranks_in_words,
 )
-from ...ipc.channel import AREA
+from ...ipc.channel import Lane
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
-from ...messages import Command, Exit, Indirect, Release
-from ...plan.call import Access, Region
+from ...messages import Command, Exit, Release
+from ...plan.call import Access
 from ..progress import status_line
 from ..tracing.timeline import write
 from ..tracing.trace import Trace
 from .answers import Answers
-from .crew import SOCKET_PATIENCE, Crew
+from .crew import Crew
 from .directory import Directory
-from .failures import call_timeout, ranks_in_words
 from .nesting import check_alone, goes_on, operation
+from .post import Post
+from .turns import Turns
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
+T = TypeVar("T")
+_NOBODY: frozenset[int] = frozenset()
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
 
@@ -76,16 +78,18 @@ class Engine:
 
     Attributes:
         size: the number of workers.
-        timeout: seconds that a call may take, or None.
         on_gpus: whether they compute on GPUs.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
+        turns: of the operations on some ranks.  One on all of them has to ``land`` first.
         channel: the main process's end of it.
+        everyone: the lane of all ranks.
         directory: what the workers know by number.
         calls: has an entry for each operation that goes on; an interrupt may leave one behind.
         trace: what records its calls, or None.
         versions: the versions of segments, for workers on GPUs; None on CPUs.
-        interrupted: whether the last command was interrupted, so that replies may be outstanding.
+        interrupted: the ranks whose last command was interrupted, or goes on: their replies may be
+            outstanding.
         verbose: whether status lines are shown.
         say: prints a status line, if they are shown.
         rouse: wakes the workers, as a command will follow; raises SessionClosed where there are none.
@@ -102,12 +106,12 @@ class Engine:
         self.size = len(environments)
         self.on_gpus = on_gpus
         self.lock = threading.RLock()
+        self.turns = Turns(self.lock, self.size, timeout)
         self.verbose, self.say = verbose, status_line(verbose)
-        self.directory = Directory()
+        self.directory = Directory(self.size)
         self.calls: list[object] = []
         self.trace: Trace | None = None
-        self.interrupted = False
-        self.timeout = timeout
+        self.interrupted = _NOBODY
         self._answers = Answers(self)
         self._open: Lasting | None = None
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
@@ -119,6 +123,8 @@ class Engine:
         self.versions: Versions | None = None
         try:
             self.channel = self._crew.start(environments)
+            self.everyone = self.channel.everyone
+            self._post = Post(self._crew, self.channel, self.directory)
             self.rouse = self.channel.rouse
             self.state = State.READY
             _engines.add(self)
@@ -153,17 +159,6 @@ class Engine:
                 f"new one; all Data can still be read."
             )
 
-    @contextlib.contextmanager
-    def limited(self, seconds: float | None) -> Iterator[None]:
-        """In the block *seconds*, if given, stand in for the session's timeout.  It holds the lock."""
-        with self.lock:
-            usual = self.timeout
-            try:
-                self.timeout = usual if seconds is None else seconds
-                yield
-            finally:
-                self.timeout = usual
-
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
     def allocate(self, nbytes: int) -> Segment:
@@ -187,9 +182,10 @@ class Engine:
     def release_freed(self) -> None:
         """Make the workers unmap freed segments, if these are large; called before memory is asked for.
 
-        Of small ones they hear with the next command.
+        Of small ones they hear with the next command, as they do where other ranks are in use.
         """
-        if self.state is State.READY and self.directory.freed >= _WORTH_ASKING:
+        ready = self.state is State.READY and not self.turns.go_on
+        if ready and self.directory.freed >= _WORTH_ASKING:
             self.run(Release())
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────
@@ -201,21 +197,24 @@ class Engine:
         *,
         on_tick: Callable[[], None] | None = None,
         timeout: float | None = None,
+        lane: Lane | None = None,
     ) -> list[Any]:
-        """Send *command* (an object, or one already pickled) to all ranks; returns their replies.
+        """Send *command* (an object, or one already pickled) to the ranks of *lane*, or to all; returns
+        their replies.
 
         *segments* are those that it names.  *timeout*, in seconds, stands in for the session's.
 
         Raises: WorkerError, OutputError … if a rank failed, WorkerDied, CallTimeout, SessionClosed,
-        SessionBroken.
+        SessionBroken; NeedsAll.
         """
         payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
         with self.lock:
+            self.turns.land()
             if self.trace is None or self.trace.within:
-                return self.perform(payload, segments, on_tick, timeout)
+                return self.perform(payload, segments, on_tick, timeout, lane)
             name = "transfer" if isinstance(command, bytes) else type(command).__name__.lower()
             with self.trace.call(name):
-                return self.perform(payload, segments, on_tick, timeout)
+                return self.perform(payload, segments, on_tick, timeout, lane)
 
     @operation(unbroken=True)
     def perform(
@@ -224,6 +223,7 @@ class Engine:
         segments: Sequence[tuple[Segment, Access]],
         on_tick: Callable[[], None] | None = None,
         timeout: float | None = None,
+        lane: Lane | None = None,
     ) -> list[Any]:
         """``run`` for a pickled command; the caller holds the lock.
 
@@ -231,34 +231,42 @@ class Engine:
         """
         if self.state is not State.READY:
             self.require_ready()
-        limit = self.timeout if timeout is None else timeout
+        lane = self.everyone if lane is None else lane
+        turns, trace = self.turns, self.trace
+        beside = bool(turns.line) and turns.owns_some(lane.members)
+        limit = turns.limit if timeout is None else timeout
         if self.interrupted:
             self.settle(limit)
         deadline = None if limit is None else time.monotonic() + limit
-        trace = self.trace
-        self.interrupted = True
+        self.interrupted = self.interrupted | lane.members if beside else lane.members
         try:
             if trace is not None:
                 trace.mark("send")
-            self._send(payload, segments)
+            self._post.send(payload, segments, lane)
             if trace is not None:
                 trace.mark("wait")
-            ready = self.channel.wait(deadline, self._crew.sentinels, on_tick)
+            wait = turns.releasing(lane.wait) if beside else lane.wait
+            ready = wait(deadline, self._crew.sentinels, on_tick)
             if ready:
                 self._check_alive(ready)
-            if deadline is not None and (late := self.channel.unanswered()):
-                raise self._late(late, limit or 0.0)
+            if deadline is not None and (late := lane.unanswered()):
+                raise self._post.late(late, limit or 0.0)
             if trace is not None:
                 trace.mark("collect")
         except BaseException:
-            self._abandon()
-            if self._owing:
-                self._give_back()
+            self._give_up(lane)
             raise
-        payloads = self.channel.replies()
-        self.interrupted = False
+        self.interrupted = self.interrupted - lane.members if beside else _NOBODY
         self._begun = True
-        return self._answers.read(payloads)
+        return self._answers.read(lane)
+
+    def beside(self, lane: Lane, action: Callable[[], T]) -> T:
+        """Do *action*, which sends commands to *lane* alone, beside what others do on other ranks.
+
+        A trace has one lane for the main process: in one, actions are done one after the other.
+        """
+        lane = lane if self.trace is None else self.everyone
+        return self.turns.run(lane.members, action)
 
     # ── commands that last, while the main process goes on ───────────────────────────────────────
 
@@ -268,12 +276,12 @@ class Engine:
 
         Before any other command *lasting* is paused.
         """
-        self.interrupted = True
+        self.interrupted = self.everyone.members
         self._open = lasting
         try:
             if self.trace is not None:
                 self.trace.mark("send")
-            self._send(payload, segments)
+            self._post.send(payload, segments, self.everyone)
         except BaseException:
             self.abandon()
             raise
@@ -293,7 +301,7 @@ class Engine:
         try:
             if trace is not None:
                 trace.mark("wait")
-            self._check_alive(self.channel.wait_for(condition, deadline, self._crew.sentinels, on_tick))
+            self._check_alive(self.everyone.wait_for(condition, deadline, self._crew.sentinels, on_tick))
             if trace is not None:
                 trace.mark("collect")
         except BaseException:
@@ -302,9 +310,9 @@ class Engine:
 
     def finish(self) -> list[Any]:
         """The replies to the command that was open; Failed among them."""
-        self.interrupted = False
+        self.interrupted = _NOBODY
         self._open = None
-        return self._answers.loaded(self.channel.replies())
+        return self._answers.loaded(self.everyone)
 
     def abandon(self, limit: float | None = None) -> None:
         """Give the last command up, and interrupt the ranks that have not answered.
@@ -314,10 +322,8 @@ class Engine:
         lasting, self._open = self._open, None
         if lasting is not None:
             lasting.lose()
-        late = None if limit is None else self._late(self.channel.unanswered(), limit)
-        self._abandon()
-        if self._owing:
-            self._give_back()
+        late = None if limit is None else self._post.late(self.everyone.unanswered(), limit)
+        self._give_up(self.everyone)
         if late is not None:
             raise late
 
@@ -327,81 +333,61 @@ class Engine:
             for rank in range(self.size):
                 self._crew.pass_descriptors(rank, numbered)
 
-    def _send(self, payload: bytes, segments: Sequence[tuple[Segment, Access]]) -> None:
-        """Send a command, and before it what the workers are to know of memory.
-
-        A long command goes through a segment of its own.
-        """
-        if len(payload) > AREA // 2:
-            segment = self.adopt(Segment.create(self.directory.number(), len(payload)))
-            segment.base[:] = memoryview(payload)
-            region = Region(segment.number, 0, (len(payload),), "|u1")
-            payload, segments = pickle.dumps(Indirect(region), 5), [*segments, (segment, Access.READ)]
-        news = self.directory.news(segments) if segments or self.directory.gone else None
-        if news is None:
-            self.channel.send(payload, b"")
-            return
-        if len(payload) + len(news.housekeeping) > AREA:
-            raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
-        with uninterrupted():  # so that the directory says what the workers have
-            for rank in range(self.size if news.new else 0):
-                try:
-                    self._crew.pass_descriptors(rank, [(s.number, s.fd) for s, _ in news.new.values()])
-                except TimeoutError:
-                    raise self._late([rank], SOCKET_PATIENCE) from None
-            self.channel.send(payload, news.housekeeping)
-            self.directory.heard(news)
-
-    def _late(self, ranks: list[int], limit: float) -> CallTimeout:
-        """What to raise when *ranks* have not answered within *limit* seconds."""
-        standing = {rank: (self._crew.pids[rank], *self.channel.whereabouts(rank)) for rank in ranks}
-        return call_timeout(standing, limit)
-
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
-    def _abandon(self) -> None:
-        """Give the last command up: interrupt the ranks that have not answered it."""
+    def _give_up(self, lane: Lane) -> None:
+        """Give the last command to *lane* up, after an exception."""
+        self._abandon(lane)
+        if self._owing:
+            self._give_back()
+
+    def _abandon(self, lane: Lane) -> None:
+        """Interrupt the ranks of *lane* that have not answered its last command."""
         if self.state is State.READY and self._begun:
-            self.channel.disclaim()
+            lane.disclaim()
             self.channel.wake_all()
-            self._crew.interrupt(self.channel.unanswered())
+            self._crew.interrupt(lane.unanswered())
 
     @operation(unbroken=True)
     def settle(self, limit: float | None = None) -> None:
-        """Wait for the replies to an interrupted call: until they come, it may read its inputs.
+        """Wait for the replies to an interrupted call of ranks that the operation owns: until they come,
+        it may read its inputs.
 
         Raises: UsageError if this thread is in the middle of that call; CallTimeout, WorkerDied.
         """
-        if not self.interrupted:
+        if self.interrupted.isdisjoint(self.turns.ranks):
             return
         check_alone(self, sys._getframe(1))
-        limit = self.timeout if limit is None else limit
+        limit = self.turns.limit if limit is None else limit
         if self._open is not None:
             self._open.pause(limit)
-        if not self.interrupted:
+        owed = self.interrupted & self.turns.ranks
+        if not owed:
             return
         try:
-            self._await_all(limit)
+            self._await_all(self.channel.lane(tuple(sorted(owed))), limit)
         except BaseException:
             if self._owing:
                 self._give_back()
             raise
-        self.interrupted = False
+        self.interrupted -= owed
 
-    def _await_all(self, limit: float | None) -> None:
+    def _await_all(self, lane: Lane, limit: float | None) -> None:
         """Interrupt the ranks that have not answered, and wait for them."""
         deadline = None if limit is None else time.monotonic() + limit
         quiet = True
         while True:
-            self._abandon()
+            self._abandon(lane)
             nudge = time.monotonic() + _QUIET
             until = nudge if deadline is None else min(nudge, deadline)
-            self._check_alive(self.channel.wait(until, self._crew.sentinels))
-            late = self.channel.unanswered()
+            settled = functools.partial(_has_answered, lane)
+            wait = functools.partial(lane.wait_for, settled, until, self._crew.sentinels)
+            self._check_alive(wait() if self.turns.own is None else self.turns.released(wait))
+            late = lane.unanswered()
             if not late:
                 return
             if deadline is not None and time.monotonic() >= deadline:
-                raise self._late(late, limit or 0.0)
+                raise self._post.late(late, limit or 0.0)
             if quiet:
                 self.say(f"Synkro: waiting for {ranks_in_words(late)} to end an interrupted call…")
                 quiet = False
@@ -425,6 +411,7 @@ class Engine:
         Raises: InvalidValue while another trace goes on; SessionClosed, SessionBroken.
         """
         with self.lock:
+            self.turns.land()
             self.require_ready()
             if self.trace is not None:
                 raise InvalidValue(
@@ -439,8 +426,11 @@ class Engine:
 
         Raises: InvalidValue if it cannot be written.
         """
+        if trace is None:
+            return
         with self.lock:
-            if trace is None or self.trace is not trace:
+            self.turns.land()
+            if self.trace is not trace:
                 return
             self.trace = None
             trace.end()
@@ -461,14 +451,16 @@ class Engine:
         A call of another thread has a second to end; then it fails with SessionClosed.  Ctrl-C is
         deferred until all is closed.
         """
+        deadline = time.monotonic() + _GRACE
         held = self.lock.acquire(timeout=_GRACE)
+        landed = held and self.turns.land(deadline)
         try:
             state, self.state = self.state, State.CLOSED
             if state is not State.CLOSED:
-                if held:
+                if landed:
                     self.end_trace_quietly(self.trace)
-                if state is State.READY and held and not self.channel.unanswered():
-                    self.channel.send(pickle.dumps(Exit(), 5), b"")
+                if state is State.READY and landed and not self.everyone.unanswered():
+                    self.everyone.send(pickle.dumps(Exit(), 5), b"")
                     self._crew.ended(_GRACE)
                 self._crew.kill()
             elif not self._owing:
@@ -479,6 +471,7 @@ class Engine:
         self._owing = goes_on(self, sys._getframe())
         if not self._owing:
             with self.lock:  # a call of another thread has seen the workers die
+                self.turns.land()
                 self.end_trace_quietly(self.trace)
                 self._give_back()
 
@@ -491,9 +484,15 @@ class Engine:
     def disown(self) -> None:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
         self.lock = threading.RLock()
+        self.turns = Turns(self.lock, self.size, None)
         self.state, self.rouse = State.CLOSED, self.require_ready
         self.trace = None
         self._crew.release()
+
+
+def _has_answered(lane: Lane) -> bool:
+    """Whether its ranks have answered what each of them was sent, if an interrupt came between, too."""
+    return not lane.unanswered()
 
 
 _engines: set[Engine] = set()  # those with workers, which live until close() or the end of the program

@@ -6,7 +6,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import CallTimeout, RemoteTraceback, SynkroError, WorkerDied, counted, raised_in_worker
+from ...errors import (
+    CallTimeout,
+    RemoteTraceback,
+    SynkroError,
+    WorkerDied,
+    counted,
+    raised_in_worker,
+    ranks_in_words,
+)
 from ...messages import Failed, Phase
 from ...packing.exceptions import loaded
 from ...packing.tracebacks import shown
@@ -23,16 +31,17 @@ _DOING = {
 }
 
 
-def first_failure(replies: Sequence[Any]) -> tuple[int, Failed]:
-    """The failure on the lowest item, or of the lowest rank, that was not due to another one."""
-    failures = [(rank, reply) for rank, reply in enumerate(replies) if isinstance(reply, Failed)]
+def first_failure(replies: Sequence[Any], ranks: Sequence[int]) -> tuple[int, Failed]:
+    """The failure on the lowest item, or of the lowest of *ranks*, that was not due to another one."""
+    answers = zip(ranks, replies, strict=True)
+    failures = [(rank, reply) for rank, reply in answers if isinstance(reply, Failed)]
     return min(failures, key=lambda f: (f[1].strays, -1 if f[1].item is None else f[1].item, f[0]))
 
 
-def worker_error(replies: Sequence[Any], where: str = "") -> SynkroError:
+def worker_error(replies: Sequence[Any], ranks: Sequence[int], where: str = "") -> SynkroError:
     """The exception of the first failure; *where* it was is told after the name of the function."""
     count = sum(isinstance(reply, Failed) for reply in replies)
-    rank, first = first_failure(replies)
+    rank, first = first_failure(replies, ranks)
     original: BaseException | None = None
     if first.pickled is not None:
         original = loaded(first.pickled)
@@ -86,15 +95,17 @@ def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> 
         f"{_DOING[Phase(phase)].format(done if phase == Phase.TASK else counted(done, 'slice'))}"
         for rank, (pid, phase, done) in standing.items()
     )
+    if all(phase == Phase.TAKING for _, phase, _ in standing.values()):
+        return CallTimeout(
+            f"the map did not end within the timeout of {limit:g} s: the workers wait for items, so the "
+            f"time went into the iterables, or into pickling items and results in this process.",
+            ranks=tuple(standing),
+        )
     return CallTimeout(
         f"no answer within the timeout of {limit:g} s from {ranks_in_words(tuple(standing))}: {where}. "
         f"They were interrupted; the next call waits for them. If stuck, call close() and fork().",
         ranks=tuple(standing),
     )
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _signal_name(number: int) -> str:

@@ -48,8 +48,9 @@ def check_alone(engine: object, frame: FrameType | None, owner: object = None) -
             unbroken = _OPERATIONS[frame.f_code] and _engine_of(frame) is engine
             if unbroken or frame.f_locals["self"] is owner:
                 raise UsageError(
-                    "a call was made in the middle of another one, by a signal handler or a __del__ "
-                    "method: there, set a flag, and make the call when the other one has returned."
+                    "a call was made in the middle of another one, by a signal handler, or by a method "
+                    "that Python calls by itself (__del__, __setstate__ …): there, set a flag, and make "
+                    "the call when the other one has returned."
                 )
         foreign = foreign or frame.f_globals.get("__name__", "").partition(".")[0] != "synkro"
         frame = frame.f_back

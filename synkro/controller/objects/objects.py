@@ -41,7 +41,7 @@ from ...packing.kinds import (
     same_contents,
     same_entries,
 )
-from ...packing.pickles import Writer
+from ...packing.pickles import Writer, is_too_deep
 from ...plan.call import Access
 from ...values.arrays import checked_int, shortened
 from ..engine.engine import Engine, State
@@ -188,6 +188,7 @@ class Objects:
         """
         if watch.moved():
             with self._engine.lock:
+                self._engine.turns.land()
                 watch = self.renew(function, watch)
         return watch, watch.look()
 
@@ -254,6 +255,7 @@ class Objects:
         InvalidType for what cannot be pickled.
         """
         with self._engine.lock:
+            self._engine.turns.land()
             self._engine.require_ready()
             self._require_known(obj, "push")
             walk = Walk(self._registry)
@@ -274,6 +276,7 @@ class Objects:
         if rank is not None:
             place = checked_int(rank, "rank", 0, self._engine.size - 1)
         with self._engine.lock:
+            self._engine.turns.land()
             self._engine.require_ready()
             known = self._require_known(obj, "fetch")
             replies = self._engine.run(Fetch(known.number, place))
@@ -297,12 +300,7 @@ class Objects:
 
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""
-        return _Copy(stream, buffers, self._there).load()
-
-    def _there(self) -> Mapping[int, Any]:
-        """The objects that the workers have, by number."""
-        known = reached(chain.from_iterable(function.roots for function in self._functions))
-        return {one.number: one.obj for one in known}
+        return _Copy(stream, buffers, self._registry.named).load()
 
     def _require_known(self, obj: Any, verb: str) -> Known:
         if kind_of(obj) is None or (verb == "fetch" and kind_of(obj) in (CLASS, FUNCTION, FIXED)):
@@ -343,11 +341,12 @@ class Objects:
         has = {ident: f.known for ident, f in walk.found.items() if f.known is not None}
         if command is Renew and not (changes or new):
             return has
+        self._engine.turns.require_all()
         writer = self._writer()
         try:
             known = self._write(writer, walk, new, changes, specs)
         except Exception as error:
-            if isinstance(error, RecursionError | pickle.PicklingError) and "recursion" in str(error):
+            if is_too_deep(error):
                 raise InvalidValue(
                     "an object that functions use is nested too deeply to be pickled: pass what it is "
                     "made of as arrays, or make it in the function."
@@ -467,19 +466,12 @@ class Objects:
 class _Copy(pickle.Unpickler):
     """Loads a copy from a worker."""
 
-    def __init__(
-        self, stream: bytes, buffers: Iterable[Any], objects: Callable[[], Mapping[int, Any]]
-    ) -> None:
+    def __init__(self, stream: bytes, buffers: Iterable[Any], objects: Mapping[int, Any]) -> None:
         super().__init__(io.BytesIO(stream), buffers=buffers)
-        self._objects: Mapping[int, Any] | None = None
-        self._find = objects
+        self._objects = objects
 
     def persistent_load(self, pid: Any) -> Any:
-        if not isinstance(pid, int):
-            return sys.modules[pid]
-        if self._objects is None:
-            self._objects = self._find()
-        return self._objects[pid]
+        return self._objects[pid] if isinstance(pid, int) else sys.modules[pid]
 
 
 def _forget_parts(registry: Registry, walk: Walk) -> None:

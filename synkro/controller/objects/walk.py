@@ -14,15 +14,20 @@ from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 from ...errors import InvalidType, InvalidValue, warn
 from ...packing.code import Uses, is_own, uses
 from ...packing.kinds import (
     ARRAY,
     ATTRIBUTES,
     CLASS,
+    CROWD,
     DICT,
     FIXED,
     FUNCTION,
+    GENERATOR,
+    INSTANCE,
     NAME,
     OPAQUE,
     SEQUENCE,
@@ -32,20 +37,24 @@ from ...packing.kinds import (
     Kind,
     Name,
     alike,
+    are_alike_in_kind,
+    holds_only_plain,
     inside,
     inside_of_opaque,
+    is_crowd,
+    is_data,
     is_for_program,
+    is_scalar,
     kind_of,
+    look_through,
 )
 from ...packing.pickles import Space
-from ...values.foreign import is_generator
 
-_HEAVY = (ARRAY, TENSOR, OPAQUE)  # what takes long to look at
+_HEAVY = (ARRAY, TENSOR, OPAQUE, CROWD)  # what takes long to look at
+
+_MANY = 1000  # entries of a container that is worth a look whether they are plain
 
 _LONG_PATH = 300  # characters of a path, which errors show
-
-_LARGE = 20_000
-"""A container with so many objects directly in it is not looked into: pickle takes it as a whole."""
 
 
 GLOBALS = object()
@@ -54,8 +63,13 @@ GLOBALS = object()
 _TYPE = object()
 """Among the entries of an object, its class; of a class, its bases."""
 
+_BUILTIN = {dict, list, set, object, np.ndarray}  # types that hold nothing of the program's
+
 _WRAPPED = object()
 """Among the entries of a compiled or cached function, the plain one."""
+
+_MEMBERS = object()
+"""Among the entries of a crowd, the objects of their own in it."""
 
 _KEYS = object()
 """Among the entries of a dict, its keys."""
@@ -158,6 +172,8 @@ class Registry:
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
         self.numbers: dict[int, int] = {}  # of the objects that the workers have, by id
+        # classes and functions by number: results may refer to them when no function uses them any more
+        self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def holders(self, known: Known) -> list[Known]:
         """The objects that hold *known*, as far as the workers have them."""
@@ -182,6 +198,8 @@ class Registry:
             weakref.finalize(known, _forget, self.numbers, id(known.obj), known.number).atexit = False
             self._known[id(known.obj)] = known
             self.numbers[id(known.obj)] = known.number
+            if known.kind in (CLASS, FUNCTION):
+                self.named[known.number] = known.obj
 
     def forget(self, obj: Any) -> None:
         """Have *obj* sent anew when it comes again."""
@@ -244,6 +262,7 @@ class Walk:
         self._registry = registry
         self._modules: set[tuple[int, Uses]] = set()
         self._seen: dict[int, tuple[Contents, Any]] = {}  # by id
+        self._kinds: dict[type, Kind] = {}  # of the instances of classes, which takes long to find
 
     def visit(self, root: Any, path: str) -> list[int]:
         """Look at *root* and all that it holds; returns the ids of the outermost objects."""
@@ -282,7 +301,7 @@ class Walk:
         queue = deque(first)  # what is near comes first, and gets the shorter path
         while queue:
             obj, path, above, direct = queue.popleft()
-            kind = kind_of(obj)
+            kind = self._kind(obj)
             if kind is None:
                 parts = inside(obj)
                 queue += [(part, path + way, above, direct) for way, part in parts or ()]
@@ -290,11 +309,11 @@ class Walk:
             above.append(id(obj))
             if id(obj) in self.found:
                 continue
-            found = Found(obj, kind, path, self._registry.known(obj))
-            self.found[id(obj)] = found
-            if is_generator(obj):
+            found = self.found[id(obj)] = self._found(obj, kind, path)
+            kind = found.kind
+            if kind is GENERATOR:
                 _check_generator(found, direct)
-            elif is_for_program(obj):
+            elif is_data(obj):
                 name = path if path.isidentifier() else "x"
                 raise InvalidType(
                     f"{path!r}, which a function brings along, is a Data: give it to the function as an "
@@ -304,6 +323,9 @@ class Walk:
             before = found.known.contents if found.known else None
             if before is not None and kind in _HEAVY and (light or self._is_heavy(obj, kind, before)):
                 found.look(before)
+                continue
+            if kind is CROWD:
+                queue += self._members(found)
                 continue
             found.look(*self._seen.get(id(obj), ()))
             if kind is FUNCTION:
@@ -315,19 +337,47 @@ class Walk:
                 contents = {k: v for k, v in contents.items() if not is_for_program(v)}
             queue += self._entries(found, contents)
             for cls in obj.__bases__ if kind is CLASS else (type(obj),):
+                if cls in _BUILTIN:
+                    continue
                 queue.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
+
+    def _kind(self, obj: Any) -> Kind | None:
+        cls = type(obj)
+        kind = self._kinds.get(cls)
+        if kind is None:
+            kind = kind_of(obj)
+            if kind is INSTANCE and are_alike_in_kind(cls):
+                self._kinds[cls] = kind
+        return kind
+
+    def _found(self, obj: Any, kind: Kind, path: str) -> Found:
+        """What is found; a container that the workers have stays the crowd that it is, or is not."""
+        known = self._registry.known(obj)
+        if kind is DICT or kind is SEQUENCE:
+            kind = known.kind if known else CROWD if is_crowd(obj) else kind
+        return Found(obj, kind, path, known)
+
+    def _members(self, found: Found) -> Iterator[Any]:
+        """See what a crowd holds; the objects of their own among it, to be visited."""
+        contents, parts = look_through(found.obj, self._registry.numbers)
+        found.look(contents)
+        inner = found.inner.setdefault(_MEMBERS, [])
+        return ((part, getattr(part, "__name__", found.path), inner, False) for part in parts)
 
     def _is_heavy(self, obj: Any, kind: Kind, before: Contents) -> bool:
         """Whether *obj*, an array or opaque, takes too long to look at."""
         if self._most is None:
             return False
-        return bool((before[WHOLE].nbytes if kind is OPAQUE else obj.nbytes) > self._most)
+        return bool((before[WHOLE].nbytes if kind in (OPAQUE, CROWD) else obj.nbytes) > self._most)
 
     def _entries(self, found: Found, contents: Contents) -> Iterator[Any]:
         """The *contents* of *found*, to be visited."""
         named = found.kind in (NAME, FUNCTION)
         held = contents.get(WHOLE, ()) if found.kind is SEQUENCE else contents
-        if len(held) > _LARGE:
+        if len(held) > _MANY and holds_only_plain(held):
+            return
+        if found.kind is CROWD:
+            yield from self._members(found)
             return
         attributes = found.kind is not DICT
         if found.kind is OPAQUE:
@@ -341,13 +391,16 @@ class Walk:
             )
             yield keys, found.path, found.inner.setdefault(_KEYS, []), False
         for key, value in contents.items():
+            above = found.inner.setdefault(key, [])
+            if is_scalar(value):
+                continue
             if isinstance(key, int) and found.kind is FUNCTION:
                 path = found.obj.__code__.co_freevars[key]
             elif named or key in (WHOLE, ATTRIBUTES) or len(found.path) > _LONG_PATH:
                 path = found.path
             else:
                 path = found.path + (f".{key}" if attributes else f"[{key!r}]")
-            yield value, path, found.inner.setdefault(key, []), named
+            yield value, path, above, named
 
     def _globals(self, found: Found, strict: bool = True) -> Iterator[Any]:
         """The globals that a function names, and the user's modules that it imports.

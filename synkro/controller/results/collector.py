@@ -12,7 +12,7 @@ The result is a view of that segment, not a copy.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -54,11 +54,12 @@ class Collection:
         name: str,
         spec: Any,
         plan: CallPlan | Survey,
-        replies: Sequence[Done],
-        keep: Callable[[Sequence[KeptOutput]], Sequence[Any]],
+        replies: Sequence[Done] | Mapping[int, Done],
+        keep: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]],
         load: Callable[[bytes, Iterable[Any]], Any] | None = None,
     ) -> None:
-        """*keep* makes the handles of outputs that stay on the workers; *load* reads pickles.
+        """*replies* are by rank; *keep* makes the handles of outputs that stay on the workers; *load*
+        reads pickles.
 
         Raises: OutputError if the ranks' outputs do not fit each other.
         """
@@ -204,7 +205,7 @@ class Collection:
                 KeptOutput(index, self._home.engine.directory.number(), piece.shape[1:], piece.dtype)
                 for index, piece in zip(self._kept, pieces, strict=True)
             ]
-            for index, handle in zip(self._kept, self._keep(wanted), strict=True):
+            for index, handle in zip(self._kept, self._keep(wanted, self._plan.world), strict=True):
                 merged[index] = handle
         if self._waiting:
             for index, value in zip(self._waiting, self._fetch(), strict=True):
@@ -265,8 +266,9 @@ class Collection:
         if self._transfer is None:
             waiting = {index: self._outputs[index] for index in self._waiting}
             plan = self._plan
+            lane = self._home.engine.channel.lane(plan.world)
             self._transfer = Transfer(
-                self._home, self._total_weight, plan.participants, waiting, plan.nccl
+                self._home, self._total_weight, plan.participants, lane, waiting, plan.nccl
             )
         results: list[Any] = []
         for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...comms.ops import OPERATIONS, Operation
 from ...comms.wire import carrier
+from ...ipc.channel import Lane
 from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...packing.pickles import PICKLED
@@ -51,14 +52,14 @@ class Outputs:
         return view
 
     def stage(self, where: int, nbytes: int) -> Segment:
-        """The memory where rank *where* puts what is to be reduced, or for a result (``_RESULT``)."""
+        """The memory where rank *where* puts what is to be reduced; for *where* < 0 that of a result."""
         if where not in self._stages or self._stages[where].nbytes < nbytes:
             self._stages.pop(where, None)  # free it before more is asked for
             self._stages[where] = self.engine.allocate(nbytes)
         return self._stages[where]
 
-    def result(self, nbytes: int) -> tuple[Segment, bool]:
-        """Memory for a result, and whether the user may have views of it.
+    def result(self, nbytes: int, rank: int) -> tuple[Segment, bool]:
+        """Memory for a result of ranks of which *rank* is the first, and whether it may be given away.
 
         A segment is used again when no array refers to it any more, so that a loop that drops its
         results does not pay for fresh pages in each round.
@@ -71,7 +72,7 @@ class Outputs:
             segment = self.engine.allocate(nbytes)
             self._results.append(segment)
             return segment, True
-        return self.stage(_RESULT, nbytes), False
+        return self.stage(~rank, nbytes), False
 
     def close(self) -> None:
         """Give all memory back, except what users have views of."""
@@ -115,14 +116,17 @@ class Transfer:
         home: Outputs,
         total_weight: int,
         ranks: tuple[int, ...],
+        lane: Lane,
         outputs: Mapping[int, Leaves],
         nccl: bool,
     ) -> None:
-        """*outputs* are the large ones, by the numbers of their leaves; *nccl* may reduce them."""
+        """*outputs* are the large ones, by the numbers of their leaves, of *ranks* among those of the
+        *lane*; *nccl* may reduce them."""
         self._home = home
         self._linked = home.linked and nccl
         self._total_weight = total_weight
         self._ranks = ranks
+        self._lane = lane
         self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
         self._stores: list[list[StoredPiece]] = [[] for _ in range(home.engine.size)]
         self._reductions: list[Reduction] = []
@@ -177,7 +181,8 @@ class Transfer:
 
     def run(self) -> list[list[Array]]:
         """Let the workers do the transfer; returns the arrays of each output, in their order."""
-        result, lent = self._home.result(self._sizes[_RESULT])
+        result, lent = self._home.result(self._sizes[_RESULT], self._lane.ranks[0])
+        taken = result.base  # by which the result is in use, while other calls look for memory
         segments = {
             rank: self._home.stage(rank, nbytes)
             for rank, nbytes in self._sizes.items()
@@ -186,10 +191,11 @@ class Transfer:
         segments[_RESULT] = result
         mapped = [(segment, Access.WRITE) for segment in segments.values()]
         for command in self._commands(segments):
-            self._home.engine.run(command, mapped)
+            self._home.engine.run(command, mapped, lane=self._lane)
         for source, region in self._copies:
             result.array(region)[...] = source
         arrays = [[result.array(region) for region in regions] for regions in self._results]
+        del taken
         return arrays if lent else [[array.copy() for array in some] for some in arrays]
 
     def _commands(self, segments: dict[int, Segment]) -> list[bytes]:
@@ -214,7 +220,7 @@ class Transfer:
         if any(stores):
             wanted.append(Store(tuple(map(tuple, stores))))
         if stored:
-            wanted.append(Reduce(stored))
+            wanted.append(Reduce(stored, self._lane.ranks))
         commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
         return commands
 

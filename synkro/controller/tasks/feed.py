@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import reprlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from operator import methodcaller
 from typing import Any
 
 from ...errors import InvalidType, InvalidValue, SessionError
 from ...ipc.queue import CAPACITY, GROUP, Dispatcher, Packed, Stored
 from ...messages import Phase
-from ...packing.pickles import OUT_OF_BAND, SIMPLE, are_small, simply_pickled
+from ...packing.pickles import OUT_OF_BAND, SIMPLE, are_small, is_too_deep, simply_pickled
 from ..engine.engine import Engine
 
 _AT_FIRST = 4  # items a worker that are read ahead
@@ -23,7 +23,6 @@ _BYTES = 1 << 26  # of items and results together that wait, beyond two items a 
 _LONG_ENOUGH = 2e-4  # seconds of reading items, after which results are looked for
 _LONG = 100  # characters of an item in a sentence
 
-_RELEASE = methodcaller("_release_save")  # of a lock that is held several times, as for a Condition
 
 Arguments = tuple[Any, ...]
 
@@ -59,7 +58,6 @@ class Feed:
         self._queue = queue
         self._engine = engine
         self._channel = engine.channel
-        self._lock: Any = engine.lock
         self._dump = dump
         self._size = size = engine.size
         self._most = queue.most if at_once else min(_MOST, queue.most)
@@ -198,13 +196,8 @@ class Feed:
         """
         if self._instant:
             return next(self._items)
-        held: list[Any] = []
-        try:  # C functions, between whose steps there is no place for an interrupt
-            held.extend(map(_RELEASE, (self._lock,)))
-            args = next(self._items)
-        finally:
-            for state in held:
-                self._lock._acquire_restore(state)
+        args = self._engine.turns.released(self._items.__next__)
+        self._engine.turns.land()
         self._engine.require_ready()
         if self.exhausted:  # the program has closed the iterator of results meanwhile
             raise StopIteration
@@ -306,22 +299,23 @@ class Feed:
             return *simply, False
         try:
             return *self._dump(args, OUT_OF_BAND), True
-        except RecursionError:
-            raise InvalidValue(
-                f"item {self._read} of map() is nested too deeply to be pickled."
-            ) from None
         except Exception as error:
+            if is_too_deep(error):
+                raise InvalidValue(
+                    f"item {self._read} of map() is nested too deeply to be pickled."
+                ) from None
             raise InvalidType(
-                f"item {self._read} of map(), {shown(args)}, for the function {self._name!r}, cannot be "
-                f"pickled: {type(error).__name__}: {error}. Give what it is made of, or make it in the "
-                f"function."
+                f"item {self._read} of map(), {shown(args)}, for the function {self._name!r}, cannot "
+                f"be pickled: {type(error).__name__}: {str(error).rstrip('.')}. Give what it is made "
+                f"of, or make it in the function."
             ) from None
 
 
 def shown(args: Arguments) -> str:
     """An item in a sentence."""
     try:
-        text = repr(args[0] if len(args) == 1 else args)
+        long = any(isinstance(each, list | tuple | dict | set) and len(each) > _LONG for each in args)
+        text = (reprlib.repr if long else repr)(args[0] if len(args) == 1 else args)
     except Exception:  # it is the user's
         return "of the type " + type(args[0]).__name__
     return text if len(text) <= _LONG else f"{text[:_LONG]}…"

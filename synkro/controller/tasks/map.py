@@ -83,6 +83,7 @@ class Map:
         """All results.  Raises: as ``next``."""
         deadline = self._deadline()
         with self._engine.lock, self._tracing():
+            self._engine.turns.land()
             while self._goes_on():
                 self._step(deadline)
         return [self._results.pop(number) for number in range(self._feed.count)]
@@ -107,6 +108,7 @@ class Map:
 
     def _check_not_lost(self) -> None:
         if self._lost:
+            self._engine.require_ready()
             raise UsageError(
                 "this imap() was interrupted, and its items with it: call imap() again, with the items "
                 "that are left."
@@ -137,6 +139,7 @@ class Map:
     def _step(self, deadline: float | None) -> None:
         """Go on until there is something to do; if the next result is there, do not wait."""
         with self._engine.lock, self._tracing():
+            self._engine.turns.land()
             try:
                 if self._is_next_there():
                     self._feed_them()
@@ -169,7 +172,7 @@ class Map:
             engine.attend(self._is_due, deadline, self._show)
             engine.channel.expect()
         self._show()
-        if not engine.channel.unanswered():
+        if not engine.everyone.unanswered():
             self._finish()
         elif deadline is not None and time.monotonic() >= deadline and not self._is_next_there():
             engine.abandon(self._limit)
@@ -183,7 +186,7 @@ class Map:
         if self._feed.due(self._held) and not self._ending:
             self._feed.fill(self._held, self._is_due)  # which may call functions of the program's
         if self._open and not self._ending:
-            failed = len(self._engine.channel.unanswered()) < self._engine.size
+            failed = len(self._engine.everyone.unanswered()) < self._engine.size
             failed = failed or self._failure is not None
             if failed or self._feed.exhausted:
                 self._end(at_once=failed)
@@ -211,7 +214,7 @@ class Map:
         if not self._open:
             return False
         self._collect_some()
-        unanswered = len(self._engine.channel.unanswered())
+        unanswered = len(self._engine.everyone.unanswered())
         if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
             return True
         if self._failure is not None and not self._ending:
@@ -264,12 +267,13 @@ class Map:
         self._open = False
         replies = self._engine.finish()
         if any(isinstance(reply, Failed) for reply in replies):
-            item = first_failure(replies)[1].item
+            ranks = self._engine.everyone.ranks
+            item = first_failure(replies, ranks)[1].item
             where = ""
             if item is not None:
                 args = self._feed.waiting.get(item)
                 where = f" at item {item}" + (f" ({shown(args[0])})" if args else "")
-            self._failure = worker_error(replies, where)
+            self._failure = worker_error(replies, ranks, where)
 
     def _tracing(self) -> contextlib.AbstractContextManager[None]:
         """Record for a trace that this is a call, unless it is in one."""
@@ -297,12 +301,12 @@ class Map:
         self._end(at_once=True)
         if self._feed.is_left:
             self._feed.drop()
-        while self._engine.channel.unanswered():
+        while self._engine.everyone.unanswered():
             self._engine.attend(self._is_paused, deadline, None)
             if (
                 deadline is not None
                 and time.monotonic() >= deadline
-                and self._engine.channel.unanswered()
+                and self._engine.everyone.unanswered()
             ):
                 self._engine.abandon(limit)
         self._finish()
@@ -313,7 +317,7 @@ class Map:
 
     def _is_paused(self) -> bool:
         self._collect()
-        return not self._engine.channel.unanswered()
+        return not self._engine.everyone.unanswered()
 
     def leave(self) -> None:
         """Nobody wants more results: let the tasks that run end, and no other begin."""

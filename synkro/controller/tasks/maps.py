@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from ...errors import InvalidType, SessionError, check_keywords
+from ...errors import InvalidType, InvalidValue, SessionError, check_keywords
 from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
 from ...messages import FunctionSpec, Work
@@ -101,13 +101,15 @@ class Maps:
             common: arguments that all items have in common, by name.  Arrays and ``Data`` among them
                 are read-only in *fn*; an array is copied into shared memory once, ``Data`` are not.
             progress: show a bar over the items, as in calls.
-            timeout: seconds that all of it may take; None for the session's.
+            timeout: seconds that all of it may take; None for what ``fn.options(timeout=)`` or the
+                session says.
 
         Raises: InvalidType, InvalidValue for what cannot be called or pickled; WorkerError for the first
         item on which *fn* failed, when the tasks that ran have ended; what the iterables raise;
         WorkerDied, CallTimeout, SessionError.
         """
         with self._home.engine.lock:
+            self._home.engine.turns.land()
             run, bar = self._made(False, fn, iterables, common, progress, timeout)
             with bar or contextlib.nullcontext():
                 return run.all()
@@ -139,21 +141,24 @@ class Maps:
     ) -> tuple[Map, Progress | None]:
         """A map, after its arguments were checked, and its bar; if *ordered*, that of ``imap``."""
         engine = self._home.engine
+        if timeout is None and isinstance(fn, Options):
+            timeout = fn.timeout
         fn, name = _checked_function(fn, "imap" if ordered else "map")
         iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
         if not iterators:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
         shared = _checked_common(fn, name, len(iterators), common)
-        limit = engine.timeout if timeout is None else checked_seconds(timeout, "timeout")
+        limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
         bar = None
         if checked_bool(progress, "progress"):
             bar = Progress(name, _length(iterables), "item")
         with engine.lock:
+            engine.turns.land()
             engine.require_ready()
             engine.settle(limit)
             queue = self._opened()
             function, last = TaskFunction(self._home, fn), self._last
-            with engine.limited(limit):
+            with engine.turns.limited(limit):
                 planned, payload = function.command(shared, self._descriptors, ordered)
             self._last = function
         items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
@@ -202,26 +207,30 @@ class Results(Iterator[Any]):
     def __init__(self, run: Map, bar: Progress | None) -> None:
         self._map = run
         self._reading = threading.RLock()
+        self._closed = False
         self._open = contextlib.ExitStack()
         if bar is not None:
             self._open.enter_context(bar)
         run.read_by(self)
 
     def __next__(self) -> Any:
-        with self._reading:  # by one thread after the other
-            try:
+        try:
+            with self._reading:  # by one thread after the other
+                if self._closed:
+                    raise StopIteration
                 return self._map.next()
-            except StopIteration:
-                self._open.close()
-                raise
-            except BaseException as error:
-                if not isinstance(error, Exception):  # it may have come where a result was taken
-                    self._map.interrupt()
-                self._open.__exit__(type(error), error, error.__traceback__)
-                raise
+        except StopIteration:
+            self._open.close()
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):  # it may have come where a result was taken
+                self._map.interrupt()
+            self._open.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def close(self) -> None:
-        """Let the tasks that run end, and no other begin."""
+        """Let the tasks that run end, and no other begin; no more results come."""
+        self._closed = True
         self._map.leave()
         self._open.close()
 
@@ -230,6 +239,11 @@ def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:
     if isinstance(fn, Options):
         fn = fn.function
     if isinstance(fn, Function):
+        if fn.lane is not None:
+            raise InvalidValue(
+                f"{verb}() runs its function on whichever worker is free, and {fn.name!r} has a "
+                f"target=: pass the plain function, {fn.name}.fn."
+            )
         fn = fn.fn
     if not callable(fn):
         raise InvalidType(f"{verb}() takes a function, and then its items; got {shortened(fn)}.")
@@ -272,9 +286,15 @@ def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, An
     try:
         signature.bind(*[None] * count, **shared)
     except TypeError as error:
+        hint = ""
+        if count == 1 and "missing" in str(error):
+            hint = (
+                " An item that is a tuple, as of enumerate() and zip(), is one argument: take one "
+                "parameter and unpack it, or give an iterable for each, as in map(f, xs, ys)."
+            )
         raise InvalidType(
             f"{name}{signature} cannot be called with {count} argument{'s' * (count > 1)} of each item"
-            f"{' and common=' if shared else ''}: {error}."
+            f"{' and common=' if shared else ''}: {error}.{hint}"
         ) from None
     return shared
 

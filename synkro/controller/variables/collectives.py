@@ -17,7 +17,8 @@ from typing import cast as cast_type
 import numpy as np
 
 from ...comms.ops import operation_named
-from ...errors import CollectiveError, InvalidValue, counted
+from ...errors import CollectiveError, InvalidValue, counted, ranks_in_words
+from ...ipc.channel import Lane
 from ...messages import Exchange, Fill, Generator, Inspect, Read, Write
 from ...plan.batch import Indexed, Strided, select_any
 from ...plan.call import Access, Picked, Survey
@@ -51,6 +52,7 @@ def in_turn(method: Method) -> Method:
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls = self._engine.calls
         with self._engine.lock:
+            self._engine.turns.land()
             if calls:
                 check_alone(self._engine, sys._getframe(1))
             calls.append(self)
@@ -110,6 +112,7 @@ class Collectives:
         Raises: InvalidType, InvalidValue, InvalidIndex.
         """
         targets, _ = self._checked(shared_vars, "scatter")
+        self._require_everywhere(targets, "scatter")
         arrays = self._values(targets, values)
         with Bridge(self.variables.linked, (), targets):
             self.send(targets, arrays, lambda n: split(0, n, self._engine.size), batch, by_rows=True)
@@ -117,8 +120,8 @@ class Collectives:
     @in_turn
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
         """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
-        place = self._place(rank)
         targets, _ = self._checked(shared_vars)
+        place = self._place(rank, targets)
         arrays = self._values(targets, values)
 
         def rows(length: int) -> list[Span | None]:
@@ -132,8 +135,8 @@ class Collectives:
     @in_turn
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """The replica of one *rank*: an array, or a list of them for several variables."""
-        place = self._place(rank)
         targets, single = self._checked(shared_vars)
+        place = self._place(rank, targets)
         return _one_or_all(self.fetch(targets, (place,)), single)
 
     @in_turn
@@ -249,7 +252,7 @@ class Collectives:
                     selection = chosen
             spans = rows(length) if rows else [(0, length)] * self.size
             fills.append(Fill(target.number, region, selection, tuple(spans)))
-        self._engine.run(Write(tuple(fills)), segments)
+        self._engine.run(Write(tuple(fills)), segments, lane=self._lane(targets))
         for target, buffer in zip(targets, buffers, strict=True):
             self._keep(buffer, target)
 
@@ -261,20 +264,27 @@ class Collectives:
         raised: bool = False,
         nccl: bool = True,
     ) -> list[Any]:
-        """For each of *targets* its replicas on *ranks* (None: all), merged by *mode*.
+        """For each of *targets* its replicas on *ranks* (None: all that have it), merged by *mode*.
 
         Without a mode it is the replica of the first rank.  *raised* adds a first axis before merging.
         """
-        survey = Survey(ranks or tuple(range(self._engine.size)), checked_bool(nccl, "nccl"))
+        lane = self._lane(targets)
+        survey = Survey(ranks or lane.ranks, lane.ranks, checked_bool(nccl, "nccl"))
         numbers = tuple(target.number for target in targets)
-        replies = self._engine.run(Read(numbers, survey.participants, mode, raised))
+        command = Read(numbers, survey.participants, mode, raised)
+        replies = dict(zip(lane.ranks, self._engine.run(command, lane=lane), strict=True))
         modes = (mode,) * len(targets)
         collection = Collection(self._outputs, "get_value", modes, survey, replies, self.variables.keep)
         return [value[0] if mode is None else value for value in collection.result()]
 
-    def shapes(self, variables: Sequence[Shared]) -> list[list[tuple[int, ...]]]:
-        """For each variable the shapes of its replicas, by rank."""
-        replies = self._engine.run(Inspect(tuple(variable.number for variable in variables)))
+    def shapes(
+        self, variables: Sequence[Shared], ranks: tuple[int, ...] | None = None
+    ) -> list[list[tuple[int, ...]]]:
+        """For each variable the shapes of its replicas on *ranks*, or on all that have it."""
+        engine = self._engine
+        lane = self._lane(variables) if ranks is None else engine.channel.lane(ranks)
+        command = Inspect(tuple(variable.number for variable in variables))
+        replies = engine.beside(lane, lambda: engine.run(command, lane=lane))
         return [[reply.shapes[index] for reply in replies] for index in range(len(variables))]
 
     def generators(self, states: tuple[Any, ...] | None = None) -> list[Any]:
@@ -286,6 +296,7 @@ class Collectives:
         self._buffers.clear()
 
     def _exchange(self, kind: str, targets: Sequence[Shared], op: str, nccl: bool) -> None:
+        self._require_everywhere(targets, kind)
         numbers = tuple(target.number for target in targets)
         command = Exchange(kind, numbers, op, self.master_rank, checked_bool(nccl, "nccl"))
         with Bridge(self.variables.linked, (), targets):
@@ -326,8 +337,38 @@ class Collectives:
                 check_rows(variable, by_rows)
         return checked, single
 
-    def _place(self, rank: Any) -> int:
-        return checked_int(rank, "a rank", 0, self._engine.size - 1)
+    def _place(self, rank: Any, variables: Sequence[Shared]) -> int:
+        place = checked_int(rank, "a rank", 0, self._engine.size - 1)
+        for variable in variables:
+            if place not in variable.ranks:
+                raise InvalidValue(
+                    f"{variable.called()} is on {ranks_in_words(variable.ranks)} alone, and not on rank "
+                    f"{place}."
+                )
+        return place
+
+    def _lane(self, variables: Sequence[Shared]) -> Lane:
+        """That of the ranks that have *variables*.
+
+        Raises: InvalidValue if they are on different ones.
+        """
+        ranks = {variable.ranks for variable in variables}
+        if len(ranks) > 1:
+            listed = ", ".join(f"{each.called()} on {ranks_in_words(each.ranks)}" for each in variables)
+            raise InvalidValue(
+                f"one call takes variables that are on the same ranks, and got {listed}: make one for "
+                f"each."
+            )
+        return self._engine.channel.lane(*ranks)
+
+    def _require_everywhere(self, variables: Sequence[Shared], kind: str) -> None:
+        for variable in variables:
+            if len(variable.ranks) < self.size:
+                raise InvalidValue(
+                    f"{kind} takes variables that all ranks have, and {variable.called()} is on "
+                    f"{ranks_in_words(variable.ranks)} alone: use its get_value(), set_value() and "
+                    f"transfer()."
+                )
 
     def _values(self, targets: Sequence[Shared], values: Any) -> list[Array]:
         """*values* as one array a variable, of its dtype and number of dimensions."""

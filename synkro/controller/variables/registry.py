@@ -21,6 +21,7 @@ from ...values.random import generator
 from ...values.variable import Variable
 from ..engine.engine import Engine
 from ..outgoing import Outgoing
+from ..placement.targets import Targets
 from ..results.transfer import Outputs
 from .collectives import Collectives
 from .mirror import Linked, Streams, is_stream
@@ -32,6 +33,7 @@ class Variables:
 
     Attributes:
         token: the name of the session, by which a pickled variable finds its replica on a worker.
+        targets: the names of the ranks.
         rng: returns the generator of functions that run in the main process by themselves.
         collectives: reads and writes the replicas.
         maps: the seed, and the number of the next map, from which items get random streams.
@@ -46,8 +48,10 @@ class Variables:
         token: str,
         master_rank: int,
         seed: int,
+        targets: Targets,
     ) -> None:
         self.token = token
+        self.targets = targets
         self._engine = engine
         self._seed(seed)
         self.collectives = Collectives(self, engine, outputs, master_rank)
@@ -77,7 +81,7 @@ class Variables:
 
     # ── made and named ───────────────────────────────────────────────────────────────────────────
 
-    def shared(self, value: ArrayLike, name: str | None = None) -> Shared:
+    def shared(self, value: ArrayLike, name: str | None = None, *, target: Any = None) -> Shared:
         """A variable with a replica on every rank, which functions read and write.
 
         Inside a function ``w.value`` is this rank's replica, an array: ``w[...] -= g`` writes into it
@@ -88,6 +92,7 @@ class Variables:
         Args:
             value: its first contents, on every rank; bools, integers, floats or complex numbers.
             name: for messages, and for ``save`` and ``load``.
+            target: the rank that has it, or a list of them, as for ``function``; None for all ranks.
 
         Raises: InvalidType; SharedMemoryError; NotForked.
         """
@@ -95,24 +100,62 @@ class Variables:
         if name is not None and not isinstance(name, str):
             raise InvalidType(f"the name of a variable must be a string; got {name!r}.")
         called = f"the variable {name!r}" if name else "a variable"
+        ranks = self.targets.ranks(target) or self._engine.everyone.ranks
         array = native(as_numeric(value, called))
         number = self._engine.directory.number()
-        made = Shared(self.collectives, number, array.dtype, array.ndim, name)
+        made = Shared(self.collectives, number, array.dtype, array.ndim, name, ranks)
         self._engine.directory.watch(made, number)
         region, segment = Outgoing(self._engine).put(array, called)
-        self._engine.run(messages.Create(number, name, region), [(segment, Access.READ)])
+        self._run_on(ranks, messages.Create(number, name, region), [(segment, Access.READ)])
         if name:
             self._named.append(weakref.ref(made))
         return made
 
-    def keep(self, outputs: Sequence[messages.KeptOutput]) -> list[Kept]:
-        """Let the workers keep *outputs* of the last call; returns a handle for each."""
+    def transfer(self, value: Any, target: str | int | None) -> Any:
+        """*value* on another rank, or here: a new variable, or a NumPy array for ``"cpu"``.
+
+        What lies on one rank moves from its device to the other one, by NCCL or through shared memory.
+        Of a variable on several ranks it is a copy of the master rank's replica, of kept outputs all
+        rows.
+
+        Args:
+            value: a variable, a kept output, an array or ``Data``; or the future of a submitted call
+                that returns one: then this returns a future, too.
+            target: a context name, a device that one worker is on, or a rank; ``"cpu"`` for this
+                process; None for the master rank.
+
+        Raises: InvalidType, InvalidValue; SharedMemoryError, SessionError.
+        """
+        on_workers = isinstance(value, Shared) or is_graph_shared(value)
+        variable = self.check(value, "transfer()") if on_workers else None
+        if target == "cpu":
+            return np.array(value) if variable is None else variable.get_value()
+        rank = self.collectives.master_rank if target is None else self.targets.rank(target)
+        if variable is None:
+            return self.shared(value, target=rank)
+        if isinstance(variable, Kept) and len(variable.ranks) > 1:
+            return self.shared(variable.get_value(), target=rank)
+        source = rank if rank in variable.ranks and not isinstance(value, Kept) else variable.first
+        number = self._engine.directory.number()
+        made = Shared(self.collectives, number, variable.dtype, variable.ndim, None, (rank,))
+        self._engine.directory.watch(made, number)
+        move = messages.Move(variable.number, source, number, rank)
+        self._run_on(tuple(sorted({source, rank})), move)
+        return made
+
+    def _run_on(self, ranks: tuple[int, ...], command: messages.Command, segments: Any = ()) -> None:
+        engine = self._engine
+        lane = engine.channel.lane(ranks)
+        engine.beside(lane, lambda: engine.run(command, segments, lane=lane))
+
+    def keep(self, outputs: Sequence[messages.KeptOutput], ranks: tuple[int, ...]) -> list[Kept]:
+        """Let *ranks* keep *outputs* of their last call; returns a handle for each."""
         handles = []
         for output in outputs:
             dtype, ndim = np.dtype(output.dtype), 1 + len(output.tail)
-            handles.append(Kept(self.collectives, output.number, dtype, ndim, None))
+            handles.append(Kept(self.collectives, output.number, dtype, ndim, None, ranks))
             self._engine.directory.watch(handles[-1], output.number)
-        self._engine.run(messages.Keep(tuple(outputs)))
+        self._run_on(ranks, messages.Keep(tuple(outputs)))
         return handles
 
     def named(self) -> list[Shared]:
@@ -181,14 +224,14 @@ class Variables:
         check_once(checked, keyword)
         return tuple(checked)
 
-    def rows(self, variables: Mapping[str, Shared], function: str) -> list[int]:
-        """How many rows each rank holds of every variable; errors call the variables by their keys.
+    def rows(self, variables: Mapping[str, Shared], function: str, ranks: tuple[int, ...]) -> list[int]:
+        """How many rows each of *ranks* holds of every variable; errors call them by their keys.
 
         Raises: InvalidValue if a rank holds more of one than of another.
         """
         for called, variable in variables.items():
             check_rows(variable, called)
-        shapes = self.collectives.shapes(list(variables.values()))
+        shapes = self.collectives.shapes(list(variables.values()), ranks)
         lengths = {
             called: [shape[0] for shape in each] for called, each in zip(variables, shapes, strict=True)
         }

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, counted
+from ...errors import InvalidType, InvalidValue, counted, ranks_in_words
 from ...values.arrays import Array, same_bits
 from .registry import Variables
 from .shared import Shared
@@ -30,11 +30,10 @@ _FORMAT = 1
 def save(variables: Variables, path: str | os.PathLike[str]) -> None:
     """Write the file under another name, and give it its own when it is complete on the disk."""
     target, collectives = _npz(path), variables.collectives
-    ranks = range(collectives.size)
     entries: dict[str, Any] = {"synkro": None}
     places: dict[str, list[str]] = {}
     for name, variable in _by_name(variables).items():
-        replicas = [np.asarray(collectives.get_value(rank, variable)) for rank in ranks]
+        replicas = [np.asarray(collectives.get_value(rank, variable)) for rank in variable.ranks]
         alike = all(same_bits(replicas[0], replica) for replica in replicas[1:])
         places[name] = []
         for rank, replica in enumerate(replicas[:1] if alike else replicas):
@@ -43,7 +42,7 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
             places[name].append(entry)
     header = {
         "format": _FORMAT,
-        "ranks": len(ranks),
+        "ranks": collectives.size,
         "generators": collectives.generators(),
         "own": variables.rng().bit_generator.state,
         "maps": variables.maps,
@@ -81,9 +80,7 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
             entries = dict(file)
         header = json.loads(str(entries["synkro"]))
         ranks, generators, places = header["ranks"], header["generators"], header["places"]
-        stored = {
-            name: [entries[entry] for entry in (list(at) * ranks)[:ranks]] for name, at in places.items()
-        }
+        stored = {name: [entries[entry] for entry in at] for name, at in places.items()}
     except OSError:
         raise
     except Exception as error:  # whatever a damaged file makes of the libraries that read it
@@ -102,9 +99,16 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
             f"same variables with shared(…, name=…) first."
         )
     for name, replicas in stored.items():
-        stored[name] = [_fitting(known[name], replica) for replica in replicas]
+        ranks = known[name].ranks
+        if len(replicas) not in (1, len(ranks)):
+            raise InvalidValue(
+                f"{source} has {counted(len(replicas), 'replica')} of {known[name].called()}, which is "
+                f"on {ranks_in_words(ranks)}: make it with the target= that it had."
+            )
+        fitting = [_fitting(known[name], replica) for replica in replicas]
+        stored[name] = fitting * len(ranks) if len(fitting) == 1 else fitting
     for name, replicas in stored.items():
-        for rank, replica in enumerate(replicas):
+        for rank, replica in zip(known[name].ranks, replicas, strict=True):
             collectives.set_value(rank, known[name], replica)
     collectives.generators(tuple(generators))
     if "own" in header:

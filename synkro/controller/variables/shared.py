@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ... import here
-from ...errors import InvalidValue
+from ...errors import InvalidValue, ranks_in_words
 from ...values.arrays import Array
 from ...values.variable import Variable
 
@@ -20,15 +20,28 @@ if TYPE_CHECKING:
 class Shared(Variable):
     """A worker variable: one replica a rank, all of one dtype and number of dimensions.
 
+    One with a target has replicas on those ranks alone.
+
     Functions that use it, however they were distributed, find their rank's replica in its place.
-    In the main process ``value`` and ``get_value()`` are a copy of the master rank's replica, and
-    assigning to ``value`` and ``set_value()`` write to all replicas.
+    In the main process ``value`` and ``get_value()`` are a copy of the master rank's replica (of the
+    first one, where the master rank has none), and assigning to ``value`` and ``set_value()`` write to
+    all replicas.
+
+    Attributes:
+        ranks: those that have a replica.
     """
 
     def __init__(
-        self, home: Collectives, number: int, dtype: np.dtype[Any], ndim: int, name: str | None
+        self,
+        home: Collectives,
+        number: int,
+        dtype: np.dtype[Any],
+        ndim: int,
+        name: str | None,
+        ranks: tuple[int, ...],
     ) -> None:
         """Made by ``shared()``."""
+        self.ranks = ranks
         self.name = name
         self.dtype = dtype
         self.ndim = ndim
@@ -48,14 +61,29 @@ class Shared(Variable):
     def shape(self) -> tuple[int, ...]:
         """The shape of the master rank's replica."""
         own = self._stand_in()
-        return self._home.shapes([self])[0][self._home.master_rank] if own is None else own.shape
+        return self._home.shapes([self], (self.first,))[0][0] if own is None else own.shape
+
+    @property
+    def first(self) -> int:
+        """The rank whose replica stands for all: the master rank, if it has one."""
+        master = self._home.master_rank
+        return master if master in self.ranks else self.ranks[0]
+
+    @property
+    def target(self) -> str | int | list[str | int] | None:
+        """Where it is: a context name or a rank, or a list of them; None for all ranks."""
+        return self._home.variables.targets.names(self.ranks)
+
+    def transfer(self, target: str | int | None) -> Any:
+        """A copy on another rank, device to device; see ``transfer()``."""
+        return self._home.variables.transfer(self, target)
 
     def get_value(self) -> Array:
         """A copy of the master rank's replica."""
         own = self._stand_in()
         if own is not None:
             return np.array(own.value)
-        return np.asarray(self._home.get_value(self._home.master_rank, self))
+        return np.asarray(self._home.get_value(self.first, self))
 
     def set_value(self, value: ArrayLike) -> None:
         """Write *value* to all replicas; its shape may differ from theirs.
@@ -89,7 +117,7 @@ class Shared(Variable):
         return self
 
     def __reduce__(self) -> Any:
-        return here.replica, (self.number, self._home.variables.token)
+        return here.replica, (self.number, self._home.variables.token, self.name, self.ranks)
 
 
 class Kept(Shared):
@@ -118,6 +146,18 @@ def check_rows(variable: Shared, verb: str) -> None:
     """Raises: InvalidValue if the variable, which is an argument of a *verb*, has no rows."""
     if variable.ndim == 0:
         raise InvalidValue(f"{verb}: {variable.called()} has no dimensions, so it has no rows.")
+
+
+def check_there(variable: Shared, called: str, ranks: Sequence[int]) -> None:
+    """Raises: InvalidValue if not all *ranks*, on which a function runs, have the variable."""
+    missing = [rank for rank in ranks if rank not in variable.ranks]
+    if missing:
+        target = variable.target
+        raise InvalidValue(
+            f"{called} is on {ranks_in_words(variable.ranks)} alone, and the function runs on "
+            f"{ranks_in_words(ranks)}: make the function with target={target!r}, or give it a copy, by "
+            f"transfer({missing[0]})."
+        )
 
 
 def check_once(variables: Sequence[Shared], keyword: str) -> None:

@@ -1,0 +1,64 @@
+"""How commands get to the workers, with what these are to know of memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+from ...errors import CallTimeout, InternalError
+from ...ipc.channel import AREA, Controller, Lane
+from ...memory.interrupts import uninterrupted
+from ...memory.segment import Segment
+from ...messages import Indirect
+from ...plan.call import Access, Region
+from .crew import SOCKET_PATIENCE, Crew
+from .directory import Directory
+from .failures import call_timeout
+
+Segments = Sequence[tuple[Segment, Access]]
+
+
+class Post:
+    """Sends commands: descriptors of new segments over the sockets, the rest through the block."""
+
+    def __init__(self, crew: Crew, channel: Controller, directory: Directory) -> None:
+        self._crew = crew
+        self._channel = channel
+        self._directory = directory
+
+    def send(self, payload: bytes, segments: Segments, lane: Lane) -> None:
+        """Send a pickled command, and before it what the ranks are to know of memory.
+
+        *segments* are those that it names.  A long command goes through a segment of its own.
+
+        Raises: CallTimeout.
+        """
+        directory = self._directory
+        if len(payload) > AREA // 2:
+            segment = Segment.create(directory.number(), len(payload))
+            directory.watch(segment, segment.number)
+            segment.base[:] = memoryview(payload)
+            region = Region(segment.number, 0, (len(payload),), "|u1")
+            payload, segments = pickle.dumps(Indirect(region), 5), [*segments, (segment, Access.READ)]
+        news = directory.news(segments, lane.ranks) if segments or directory.gone else None
+        if news is None:
+            lane.send(payload, b"")
+            return
+        if len(payload) + len(news.housekeeping) > AREA:
+            raise InternalError(f"{len(news.housekeeping)} bytes of housekeeping do not fit the block.")
+        with uninterrupted():  # so that the directory says what the workers have
+            for rank in lane.ranks if news.new else ():
+                new = [
+                    (s.number, s.fd) for s, _ in news.new.values() if not directory.has(rank, s.number)
+                ]
+                try:
+                    self._crew.pass_descriptors(rank, new)
+                except TimeoutError:
+                    raise self.late([rank], SOCKET_PATIENCE) from None
+            lane.send(payload, news.housekeeping)
+            directory.heard(news, lane.ranks)
+
+    def late(self, ranks: Sequence[int], limit: float) -> CallTimeout:
+        """What to raise when *ranks* have not answered within *limit* seconds."""
+        pids, whereabouts = self._crew.pids, self._channel.whereabouts
+        return call_timeout({rank: (pids[rank], *whereabouts(rank)) for rank in ranks}, limit)

@@ -1,0 +1,407 @@
+"""``target=``: functions on one rank, or on some, beside each other."""
+
+import concurrent.futures
+import os
+import sys
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import synkro as synk
+from support.inside import in_phase
+from support.sessions import LARGE, current, per_rank
+from support.together import good, together
+from support.waiting import wait_until
+from synkro.messages import Phase
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+pytestmark = pytest.mark.counted_once
+
+X = np.arange(12.0).reshape(6, 2)
+FACTOR = 1
+
+
+@pytest.fixture
+def pair(two_forked):
+    with current(two_forked):
+        yield two_forked
+        assert per_rank(lambda: synk.all_reduce(np.ones(2), "sum").tolist() == [2, 2]) == [1] * 2
+
+
+def meet(path, other):
+    """Say that one is there, and wait for the other: a call that runs by itself never returns."""
+    path.touch()
+    deadline = time.monotonic() + 20
+    while not other.exists():
+        assert time.monotonic() < deadline, "nobody else is there"
+        time.sleep(0.001)
+    return synk.rank(), synk.size()
+
+
+# ── where functions run ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("target", "ranks"),
+    [
+        (0, [0]),
+        (2, [2]),
+        ([1], [1]),
+        ([0, 2], [0, 2]),
+        ((2, 1), [1, 2]),
+        ([0, 1, 2], [0, 1, 2]),
+        (None, [0, 1, 2]),
+    ],
+)
+def test_a_function_runs_on_the_ranks_that_it_names(target, ranks, three):
+    pids = [three.pids[rank] for rank in ranks]
+    found = synk.function(lambda: (os.getpid(), synk.rank(), synk.size()), outputs=None, target=target)()
+    assert found == [(pid, place, len(ranks)) for place, pid in enumerate(pids)]
+
+
+def test_names_of_devices_and_of_contexts():
+    with synk.Session(devices="left->cpu0;right->cpu1", verbose=False) as session:
+        pids = dict(zip(["left", "right"], session.pids, strict=True))
+        for target, name in [
+            ("left", "left"),
+            ("right", "right"),
+            ("cpu0", "left"),
+            ("cpu:1", "right"),
+            (1, "right"),
+        ]:
+            f = session.function(os.getpid, target=target)
+            assert f() == pids[name]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (3, "no rank: this session has 3 ranks, 0 to 2"),
+        (-1, "no rank"),
+        ("dev0", "names no device of this session"),
+        ("cpu", "the device of the ranks 0, 1, 2: name one by its number"),
+        ([], "names no rank: name at least one"),
+        ([1, 1], "names rank 1 twice"),
+        (True, "a target is a context name, a device or a rank"),
+        (1.0, "a target is a context name, a device or a rank"),
+        ([[0]], "a target is a context name, a device or a rank"),
+    ],
+)
+def test_targets_that_are_none(target, message, three):
+    with pytest.raises(synk.UsageError, match=message):
+        synk.function(len, target=target)
+
+
+def test_a_name_that_is_nearly_right():
+    with (
+        synk.Session(devices="left->cpu;right->cpu", verbose=False) as session,
+        pytest.raises(synk.InvalidValue, match=r"and the names left, right\. Did you mean 'right'"),
+    ):
+        session.function(len, target="rigt")
+
+
+def test_graphs_have_no_target(pair):
+    pytest.importorskip("pytensor")
+    import pytensor.tensor as pt
+
+    x = pt.vector("x")
+    with pytest.raises(synk.InvalidType, match="target= is for functions of Python"):
+        synk.function([x], x.sum(), target=0)
+
+
+# ── what they give and take ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        2.5,
+        "text",
+        None,
+        (1, "a"),
+        {"k": [1, 2]},
+        np.arange(5),
+        np.ones((3, 2), "f4"),
+        [np.ones(2), np.zeros(3)],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_function_on_one_rank_returns_what_it_returns(value, pair):
+    got = synk.function(lambda: value, target=1)()
+    if isinstance(value, np.ndarray):
+        assert got.dtype == value.dtype
+        assert np.array_equal(got, value)
+    elif isinstance(value, list):
+        assert all(map(np.array_equal, got, value))
+    else:
+        assert got == value
+        assert type(got) is type(value)
+
+
+def test_inputs_arrive_whole_on_one_rank(pair):
+    f = synk.function(lambda x, y, *more, label: (x.shape, y.shape, more, label), target=0)
+    assert f(X, X[:, 0], label="a") == ((6, 2), (6,), (), "a")
+    assert f(X, X[:2], None, {"k": 1}, label=3) == ((6, 2), (2, 2), (None, {"k": 1}), 3)
+    g = synk.function(lambda x, y: (x.shape, y.shape), inputs=["x"], target=np.int64(0))
+    assert g(X, X[0], batch=2) == ((2, 2), (2,))
+
+
+def test_large_outputs_of_one_rank(pair):
+    f = synk.function(lambda x: np.full(LARGE, x.sum()), target=1)
+    got = f(X)
+    assert got.shape == (LARGE,)
+    assert (got == X.sum()).all()
+    assert f(2 * X)[0] == 2 * X.sum()
+
+
+def test_slices_on_one_rank_need_an_operation(pair):
+    f = synk.function(lambda x: x.sum(), inputs=["x"], target=0)
+    with pytest.raises(synk.OutputError, match="one value, and num_slices= made several"):
+        f(X, num_slices=2)
+    f = synk.function(lambda x: x.sum(), inputs="x", outputs="sum", target=0)
+    assert f(X, num_slices=2) == X.sum()
+    assert f(X, batch=[1, 3]) == X[[1, 3]].sum()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_world_of_some_ranks_computes_what_one_process_does(data, three_forked):
+    op = data.draw(st.sampled_from(["mean", "sum", "max", "min", "prod", "gather"]))
+    ranks = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
+    rows = data.draw(st.integers(1, 7))
+    slices = data.draw(st.integers(1, 3))
+    large = data.draw(st.booleans())
+    x = np.arange(1.0, rows + 1)
+    wide = np.ones(LARGE if large else 2)
+
+    def body(x):
+        if op == "gather":
+            return x[:, None] * np.ones(5)
+        return {"mean": x.mean, "sum": x.sum, "max": x.max, "min": x.min, "prod": x.prod}[op]() * wide
+
+    f = three_forked.function(body, outputs=op, target=ranks)
+    expected = body(x)
+    got = f(x, num_slices=slices)
+    assert got.shape == expected.shape
+    assert np.allclose(got, expected, rtol=1e-12)
+
+
+def test_collectives_span_the_world(three):
+    def body():
+        mine = np.full(3, float(synk.rank() + 1))
+        total = synk.all_reduce(mine, "sum")
+        gathered = synk.all_gather(mine[:1])
+        return total.tolist(), gathered.ravel().tolist(), synk.broadcast(mine).tolist()
+
+    f = synk.function(body, outputs=None, target=[0, 2])
+    assert f() == [([3.0] * 3, [1.0, 2.0], [1.0] * 3)] * 2
+
+
+def test_rows_generators_and_batches(three):
+    f = synk.function(lambda x: synk.rows(), outputs="gather", target=[1, 2])
+    assert f(X, batch=[5, 0, 3]).tolist() == [5, 0, 3]
+    draw = synk.function(lambda: synk.rng().random(), outputs=None)
+    one = synk.function(lambda: synk.rng().random(), target=1)
+    three.reseed(5)
+    expected = [draw(), draw()]
+    three.reseed(5)
+    assert [one(), one()] == [each[1] for each in expected]
+
+
+def test_check_compares_a_function_with_a_target(three):
+    f = synk.function(lambda x: x.mean(axis=0), outputs="mean", target=[0, 2])
+    assert np.allclose(f.check(X), X.mean(axis=0))
+    wrong = synk.function(lambda x: np.median(x), outputs="mean", target=[0, 2])
+    with pytest.raises(synk.OutputError):
+        wrong.check(np.array([0.0, 0, 100, 1, 2, 50]))
+    assert synk.function(lambda x: x.sum(), target=1).check(X) == X.sum()
+
+
+def test_as_serial_and_the_decorator(pair):
+    @synk.function(target=1)
+    def f(x):
+        return x.sum(), "whole"
+
+    assert f.as_serial(X) == f(X) == (X.sum(), "whole")
+
+
+def test_a_changed_global_is_seen_on_all_ranks(pair, monkeypatch):
+    one = synk.function(lambda: FACTOR, target=1)
+    both = synk.function(lambda: FACTOR, outputs=None)
+    assert (one(), both()) == (1, [1, 1])
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2)
+    assert (one(), both()) == (2, [2, 2])
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
+    assert (both(), one()) == ([3, 3], 3)
+
+
+def test_a_large_object_that_changes_goes_to_all_ranks(pair):
+    table = {"a": np.zeros(100_000)}
+    one = synk.function(lambda: table["a"].sum(), target=0)
+    both = synk.function(lambda: table["a"].sum(), outputs=None)
+    assert one() == 0
+    table["a"] = np.ones(100_000)
+    assert one() == 100_000
+    assert both() == [100_000] * 2
+
+
+def test_variables_are_those_of_the_rank(pair):
+    w = synk.shared(np.zeros(2), "w")
+
+    def add(x):
+        w.value += x
+
+    synk.function(add, outputs=[], bcast_inputs=["x"], target=1)(np.ones(2))
+    assert synk.get_value(0, w).tolist() == [0, 0]
+    assert synk.get_value(1, w).tolist() == [1, 1]
+
+
+# ── at the same time ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_submitted_calls_on_different_ranks_run_at_the_same_time(three, tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    left = synk.function(meet, bcast_inputs=["path", "other"], target=0)
+    right = synk.function(meet, bcast_inputs=["path", "other"], outputs=None, target=[1, 2])
+    synk.distribute()
+    futures = left.submit(a, b), right.submit(b, a)
+    assert futures[0].result() == (0, 1)
+    assert futures[1].result() == [(0, 2), (1, 2)]
+
+
+def test_calls_of_several_threads_run_at_the_same_time(pair, tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    left, right = (synk.function(meet, bcast_inputs=["path", "other"], target=rank) for rank in (0, 1))
+    synk.distribute()
+    assert good(together(lambda: left(a, b), lambda: right(b, a))) == [(0, 1), (0, 1)]
+
+
+def test_a_trace_shows_calls_with_a_target_one_after_the_other(pair, capsys):
+    functions = [synk.function(lambda x: x.sum(), target=rank, name=f"on_{rank}") for rank in (0, 1)]
+    synk.distribute()
+    with synk.trace():
+        futures = [f.submit(X) for f in functions for _ in range(3)]
+        assert [future.result() for future in futures] == [X.sum()] * 6
+    synk.summary()
+    shown = capsys.readouterr().out
+    assert "on_0" in shown
+    assert "on_1" in shown
+    assert functions[0](X) == X.sum()
+
+
+def test_large_outputs_at_the_same_time(pair):
+    """Each call has memory of its own for its result."""
+    functions = [
+        synk.function(lambda x: np.full(LARGE, x), bcast_inputs=["x"], target=rank) for rank in (0, 1)
+    ]
+    synk.distribute()
+    for n in range(10):
+        kept = [f.submit(float(10 * n + rank)) for rank, f in enumerate(functions)]
+        for rank, future in enumerate(kept):
+            got = future.result()
+            assert (got == 10 * n + rank).all()
+
+
+def test_submitted_calls_keep_their_order_on_the_ranks_that_they_share(three, tmp_path):
+    log = tmp_path / "log"
+
+    def write(name, pause):
+        time.sleep(pause)
+        with open(log, "a") as file:
+            file.write(f"{name}{synk.rank()} ")
+
+    on = [
+        synk.function(write, bcast_inputs=["name", "pause"], outputs=[], target=rank)
+        for rank in range(3)
+    ]
+    pair = synk.function(write, bcast_inputs=["name", "pause"], outputs=[], target=[0, 1])
+    synk.distribute()
+    futures = [on[0].submit("a", 0.1), pair.submit("b", 0), on[1].submit("c", 0), on[0].submit("d", 0)]
+    futures.append(on[2].submit("e", 0))
+    for future in futures:
+        future.result()
+    found = log.read_text().split()
+    assert sorted(found) == ["a0", "b0", "b1", "c0", "d0", "e0"]
+    places = {name: found.index(name) for name in found}
+    assert places["a0"] < min(places["b0"], places["b1"])
+    assert max(places["b0"], places["b1"]) < min(places["c0"], places["d0"])
+    assert places["e0"] < places["b0"]
+
+
+def test_a_call_on_all_ranks_waits_for_those_on_some(pair):
+    slow = synk.function(lambda: time.sleep(0.1) or time.monotonic(), target=0)
+    both = synk.function(time.monotonic, outputs=None)
+    synk.distribute()
+    future = slow.submit()
+    assert wait_until(in_phase(pair, Phase.RUNNING, 0))
+    began = both()
+    assert min(began) >= future.result()
+
+
+def test_futures_are_arguments(pair):
+    square = synk.function(lambda x: x * x, target=0)
+    add = synk.function(
+        lambda pair, one: pair["a"] + pair["b"] + one, bcast_inputs=["pair", "one"], target=1
+    )
+    first, second = square.submit(np.arange(3.0)), square.submit(np.ones(3))
+    third = add.submit({"a": first, "b": second}, one=2.0)
+    assert third.result().tolist() == [3.0, 4.0, 7.0]
+    others = concurrent.futures.Future()
+    fourth = square.submit(others)
+    others.set_result(np.array([5.0]))
+    assert fourth.result() == [25.0]
+
+
+def test_the_future_of_a_call_that_failed(pair):
+    def fail():
+        raise ZeroDivisionError("no")
+
+    future = synk.function(fail, target=0).submit()
+    later = synk.function(lambda x: x, target=1).submit(future)
+    with pytest.raises(synk.WorkerError, match="rank 0 failed"):
+        future.result()
+    with pytest.raises(synk.InvalidValue, match="the future of a call that failed") as caught:
+        later.result()
+    assert caught.value.__cause__ is future.exception()
+
+
+def test_a_future_in_a_plain_call_is_refused(pair):
+    f = synk.function(lambda x: x, target=0)
+    future = f.submit(X)
+    with pytest.raises(synk.UsageError, match=r"is a future: give its result\(\)"):
+        f(future)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_calls_of_random_ranks(seed, three):
+    """From three threads, plain and submitted, with outputs of all sizes: all are right."""
+    worlds = [None, 0, 1, 2, [0, 1], [1, 2], [0, 2]]
+    functions = [
+        synk.function(lambda x: x.sum() * np.ones(3), outputs="sum", target=world) for world in worlds
+    ] + [
+        synk.function(lambda x: np.full(LARGE, x.sum()), outputs="sum", target=world) for world in worlds
+    ]
+    rng = np.random.default_rng(seed)
+
+    def body(rng):
+        def calls():
+            waiting = []
+            for _ in range(30):
+                x = rng.random(int(rng.integers(1, 6)))
+                f = functions[rng.integers(len(functions))]
+                if rng.random() < 0.5:
+                    assert np.allclose(f(x), x.sum())
+                else:
+                    waiting.append((f.submit(x), x.sum()))
+            for future, expected in waiting:
+                assert np.allclose(future.result(), expected)
+
+        return calls
+
+    good(together(*[body(each) for each in rng.spawn(3)], seconds=60))
