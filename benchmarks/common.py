@@ -316,7 +316,7 @@ def main(
     """
 
     def asked() -> int:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # put off by benchmarks/run.py
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by benchmarks/run.py
         scales = {"full": full, "quick": full | quick, "smoke": full | smoke}
         return 1 if missed(_ask(file, text, ask, scales)) else 0
 

@@ -33,6 +33,7 @@ from synkro.cli import ctrl_c  # noqa: E402  first, as what follows takes a whil
 # isort: split
 from benchmarks.common import add_options, missed  # noqa: E402
 from synkro.controller.progress import Progress  # noqa: E402
+from synkro.memory.interrupts import uninterrupted  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -170,7 +171,7 @@ def ask(question: str, options: argparse.Namespace, progress: Progress | None) -
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         process = None
         try:
-            with put_off():  # the question hears of it when it has begun, and this when it is known
+            with uninterrupted(), blocked():  # until the process is known, and its question begins
                 process = subprocess.Popen(
                     command,
                     cwd=ROOT,
@@ -194,8 +195,8 @@ def ask(question: str, options: argparse.Namespace, progress: Progress | None) -
 
 
 @contextlib.contextmanager
-def put_off() -> Iterator[None]:
-    """Put Ctrl-C off until the end of the block; processes that start in it hear none until they ask."""
+def blocked() -> Iterator[None]:
+    """Processes that start in this block have SIGINT blocked, until they unblock it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -130,6 +130,43 @@ def test_a_command_that_is_about_to_end_ends_quietly(command):
         assert "Traceback" not in errors
 
 
+def test_an_interrupt_that_another_thread_takes_leaves_no_question(run_python):
+    """NumPy's threads do not block SIGINT when the main thread does."""
+    done = run_python(
+        """
+import signal, socket, subprocess, threading
+from types import SimpleNamespace
+
+from benchmarks import run
+from synkro.cli import ctrl_c
+
+ctrl_c.interrupt_once()
+over, (taken, told) = threading.Event(), socket.socketpair()
+told.setblocking(False)
+signal.set_wakeup_fd(told.fileno())
+other = threading.Thread(target=over.wait)
+other.start()
+begun = []
+
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        begun.append(self)
+        signal.pthread_kill(other.ident, signal.SIGINT)
+        taken.recv(1)
+
+run.subprocess.Popen = Popen
+try:
+    run.ask("endurance", SimpleNamespace(scale="smoke", judge=False), None)
+except KeyboardInterrupt:
+    print("interrupted", begun[0].returncode)
+finally:
+    over.set()
+"""
+    )
+    assert (done.stdout, done.stderr) == ("interrupted 130\n", "")
+
+
 def test_only_the_first_interrupts(run_python):
     done = run_python(
         """
