@@ -12,6 +12,7 @@ from lower floors, or from its own folder::
     6  comms/       reduce operations, and collectives over arrays
     5  devices/     what a worker computes on
        packing/     a user's function made ready to travel
+       graphs/      graphs of PyTensor, as functions
        ipc/         commands and replies, and worker processes
     4  messages     the commands and replies
        memory/      shared memory, and what becomes of it
@@ -50,6 +51,7 @@ from .api import (
     imap,
     load,
     map,
+    place,
     plot_timeline,
     push,
     rank,
@@ -64,6 +66,7 @@ from .api import (
     set_value,
     shared,
     size,
+    split,
     summary,
     trace,
     transfer,
@@ -93,6 +96,7 @@ from .errors import (
     WorkerDied,
     WorkerError,
 )
+from .worker.world import World
 
 __version__ = "0.1.0"
 
@@ -119,6 +123,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "WorkerError",
+    "World",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -139,6 +144,7 @@ __all__ = [
     "imap",
     "load",
     "map",
+    "place",
     "plot_timeline",
     "push",
     "rank",
@@ -153,6 +159,7 @@ __all__ = [
     "set_value",
     "shared",
     "size",
+    "split",
     "summary",
     "trace",
     "transfer",

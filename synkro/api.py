@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
 
 from . import here
 from .controller.calls.forms import make_function
+from .controller.calls.graphs import teach_transfers
 from .controller.data import Data  # noqa: F401
 from .controller.engine.engine import State
 from .controller.placement.gpus import visible
@@ -34,9 +35,13 @@ from .errors import InvalidType, NotForked, UsageError, check_keywords
 from .machine import importing
 from .values.foreign import in_backward
 from .worker.group import Group
+from .worker.world import World
+from .worker.world import split as split_of
 
 if TYPE_CHECKING:
     from .controller.tracing.picture import Timeline  # noqa: F401
+
+teach_transfers()
 
 # ── where we are ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,6 +159,7 @@ def fork(*args: Any, **kwargs: Any) -> int:
     Raises: UsageError if there is a session with other arguments already, or for arguments that cannot
     be; WorkerDied if a worker ends while it starts; CallTimeout; NotAvailable.
     """
+    teach_transfers()
     signature = inspect.signature(fork)
     _check_arguments("fork", signature, args, kwargs)
     given = signature.bind(*args, **kwargs)
@@ -215,6 +221,7 @@ def _plain(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
 
 distribute = _forwarded(Session.distribute)
 shared = _forwarded(Session.shared)
+place = _forwarded(Session.place)
 transfer = _forwarded(Session.transfer)
 set_value = _forwarded(Session.set_value)
 get_value = _forwarded(Session.get_value)
@@ -343,6 +350,18 @@ def exchange(value: Any, with_rank: int) -> Any:
     Their shapes and dtypes may differ.  A rank that exchanges with itself gets a copy of its own.
     """
     return current_group("exchange").exchange(value, with_rank)
+
+
+def split(color: int | None) -> World | None:
+    """The world of the ranks that have the same *color*, an int: each has collectives of its own.
+
+    All ranks of the call call it.  ``world.rank()`` and ``world.size()`` count within the world, and
+    ``world.all_reduce(x)`` and all other collectives are of its ranks alone.  It lasts until the call
+    ends.  A rank whose color is None gets None.  As MPI's ``Comm_split``, without keys.
+
+    Raises: InvalidType; UsageError in the main program.
+    """
+    return split_of(current_group("split"), color)
 
 
 def xp() -> Any:

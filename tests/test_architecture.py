@@ -25,7 +25,7 @@ LOOSE = {*ENTRIES, "api", "errors", "machine", "messages", "here"}
 
 HOMES = {
     "cupy": {"devices/cuda.py", "comms/nccl.py"},
-    "pytensor": {"packing/pytensor.py"},
+    "pytensor": {f"graphs/{name}.py" for name in ("cut", "graph", "placed", "programs", "transfers")},
     "jax": set(),
     "torch": {"worker/autograd.py", "extensions/modules.py"},
     "numba": {"packing/numba.py"},

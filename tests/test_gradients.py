@@ -185,6 +185,38 @@ def test_exchange_with_gradients(n):
     check(program, rows((2,), 3, 1, 2))
 
 
+@pytest.mark.parametrize("color", [lambda rank: rank % 2, lambda rank: rank // 2, lambda rank: 0])
+def test_in_worlds(n, color):
+    def program(x, y):
+        world = synk.split(color(synk.rank()))
+        other = world.size() - 1 - world.rank()
+        a = world.all_reduce(x @ y, "mean", weight=1 + synk.rank())
+        b = synk.all_gather(torch.tanh(a * x.sum()))
+        c = world.all_to_all(b[: 4 + synk.rank()] * y[0, 0])
+        d = world.broadcast(c.sum(0), root=world.size() - 1)
+        e = world.reduce_scatter(b * d, "prod")
+        f = world.scatter(b + d, root=0)
+        g = world.exchange(f, other)
+        h = synk.exchange(x.sin(), synk.size() - 1 - synk.rank())
+        return [a, e, h, synk.all_reduce(world.all_reduce(g.sum(), "max"), "sum")]
+
+    check(program, (3, 2), (2, 3))
+
+
+def test_a_backward_through_a_world_of_an_earlier_call(n):
+    kept = []
+
+    def run():
+        if kept:
+            kept[0].backward()
+        kept.append(synk.split(0).all_reduce(torch.ones(1, requires_grad=True), "sum"))
+
+    run = synk.function(run, outputs=[])
+    run()
+    with pytest.raises(UsageError, match="was made in another call"):
+        run()
+
+
 def test_all_of_them_in_one_graph(n):
     def program(x, y):
         a = synk.all_reduce(x @ y, "mean")

@@ -14,7 +14,8 @@ import pytest
 
 from support.together import good, together
 from support.waiting import Watch, wait_until
-from synkro.comms.meeting import KINDS, Meeting, board_bytes
+from synkro.comms.board import KINDS, board_bytes
+from synkro.comms.meeting import Meeting
 from synkro.comms.shm import shared_file
 from synkro.errors import CollectiveError
 from synkro.memory.arena import Arena
@@ -173,7 +174,7 @@ def test_some_of_the_ranks(board):
     for ranks in [(0,), (3,), (1, 3), (0, 2, 3), (0, 1, 2, 3)]:
 
         def body(meeting):
-            return meeting.place, in_step(meeting)
+            return meeting.members.place, in_step(meeting)
 
         want = [(place, [b"%d" % rank for rank in ranks]) for place in range(len(ranks))]
         assert good(board.call(body, ranks)) == want
@@ -372,6 +373,23 @@ def test_ranks_that_wait_for_each_other_are_told(board, what):
         outcomes = board.call(STANDSTILLS[what])
     assert all(isinstance(outcome, CollectiveError) for outcome in outcomes), outcomes
     assert any("wait for each other, and none can go on" in str(outcome) for outcome in outcomes)
+    assert board.works()
+
+
+@pytest.mark.parametrize("leaver", [1, 2])
+def test_a_rank_that_left_is_seen_behind_one_that_is_late(board, leaver):
+    """Rank 0 waits for both others; the one that is only late waits for rank 0."""
+
+    def body(meeting):
+        if meeting.rank == 0:
+            return in_step(meeting)
+        return None if meeting.rank == leaver else meeting.fetch(0)
+
+    board = board(3)
+    with Watch():
+        first, *others = board.call(body)
+    strayed(first, f"rank {leaver} returned from the function")
+    strayed(others[2 - leaver], "rank 0 failed", strays=True)
     assert board.works()
 
 

@@ -21,7 +21,7 @@ from synkro.machine import announcing
 pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
 T = pytensor.tensor
 
-from synkro.packing.pytensor import Graph  # noqa: E402
+from synkro.graphs.graph import Graph  # noqa: E402
 
 pytestmark = pytest.mark.pymc
 

@@ -10,6 +10,8 @@
     agreement  how the ranks check that all are in the same collective
     records    what a rank shows the others when it enters a collective
     meeting    where the ranks of a call meet
+    board      what each rank shows the others there
+    members    the ranks that meet: all of a call, or those of one colour
     base       the interface of a communicator
     wire       the dtypes and operations of NCCL, and casts to and from them
     ops        the reduce operations: how values accumulate, and in which dtype

@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 from ..errors import CollectiveError
 from ..values.cache import Cache
-from .meeting import KINDS, Meeting
+from .board import KINDS
+from .meeting import Meeting
+from .members import Members
 from .records import Entry, Record, described, listed, manner
 
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
@@ -41,12 +43,22 @@ class Agreement:
         tracked, backward = self._noted
         return record._replace(tracked=tracked, backward=backward) if tracked or backward else record
 
+    def addressed(self, record: Record) -> Record:
+        """*record* of a message, with what was noted, and with the ranks where they are not all."""
+        members = self.members
+        return self.noted(record._replace(among=members.ranks) if members.at else record)
+
     def tracked(self) -> int:
         """Which arrays of the last collective have a history on any rank: a bit for each."""
         tracked = 0
         for record in self.records:
             tracked |= record.tracked
         return tracked
+
+    @property
+    def members(self) -> Members:
+        """The ranks that agree."""
+        return self.meeting.members
 
     def entry(self) -> Entry:
         """The last collective of all ranks."""
@@ -65,11 +77,12 @@ class Agreement:
         records = self.records = [
             record if payload == mine else self._record(payload) for payload in said
         ]
+        own = self.members.place
         for place, other in enumerate(records):
             if other is not record and manner(other) != manner(record):
                 mixed = other.on_gpu != record.on_gpu
                 self.refuse(
-                    f"rank {self.meeting.place} is in {described(record)}, but rank {place} in "
+                    f"rank {own} is in {described(record)}, but rank {place} in "
                     f"{described(other)}"
                     + (": give arrays on the GPU on all ranks, or on none" if mixed else "")
                 )
@@ -88,8 +101,8 @@ class Agreement:
         """
         if manner(mine) != manner(theirs):
             raise CollectiveError(
-                f"{self.meeting.where()}: rank {self.meeting.place} is in {described(mine)}, but rank "
-                f"{source} was in {described(theirs)} when it sent the array."
+                f"{self.meeting.where()}: rank {self.members.place} is in {described(mine)}, but "
+                f"rank {source} was in {described(theirs)} when it sent the array."
             )
         self.records = [mine, theirs]
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..values.arrays import Array
 from .agreement import Agreement
+from .members import Members
 from .ops import Operation
 from .records import Record, given
 
@@ -23,7 +25,7 @@ MESSAGE = Record("send or recv")
 class Communicator(ABC):
     """One rank's end of the collectives of a call.
 
-    Attributes, which ``begin`` sets:
+    Attributes, which ``begin`` and ``among`` set:
         place: the index of this rank among those that take part; roots, sources and destinations are
             such indices.
         count: the number of ranks that take part.
@@ -43,6 +45,17 @@ class Communicator(ABC):
     @abstractmethod
     def end(self, failed: bool) -> None:
         """End the call on this rank; *failed* says whether by an exception."""
+
+    @abstractmethod
+    def among(self, members: Members) -> AbstractContextManager[None]:
+        """Until the end of the block, only *members* take part, who have come out of ``split``.
+
+        Raises: UsageError if that was in another call.
+        """
+
+    @abstractmethod
+    def split(self, color: int | None) -> Members | None:
+        """A collective: the ranks with the same *color*; None for one without a color."""
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -88,7 +101,7 @@ class Communicator(ABC):
 
     def exchange(self, array: Array, other: int) -> Array:
         """The array that rank *other* gives, which gets *array*; a rank alone gets a copy of its own."""
-        record = self.agreement.noted(Record("exchange", given=given([array])))
+        record = self.agreement.addressed(Record("exchange", given=given([array])))
         if other == self.place:
             self.agreement.pair(record, record, other)
             own: Array = array.copy()

@@ -7,7 +7,8 @@ there and back.  Messages from rank to rank always do, as they may have to wait 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..devices.base import Device
@@ -15,6 +16,7 @@ from ..values.arrays import Array
 from .base import MESSAGE, Communicator
 from .direct import DirectCollectives, in_host_memory, on_gpu
 from .links import Links
+from .members import Members
 from .ops import Operation
 from .records import Record
 from .shm import ShmCommunicator
@@ -42,6 +44,19 @@ class GpuCommunicator(Communicator):
 
     def end(self, failed: bool) -> None:
         self._host.end(failed)
+
+    @contextmanager
+    def among(self, members: Members) -> Iterator[None]:
+        before = self.place, self.count
+        with self._host.among(members):
+            self.place, self.count = self._host.place, self._host.count
+            try:
+                yield
+            finally:
+                self.place, self.count = before
+
+    def split(self, color: int | None) -> Members | None:
+        return self._host.split(color)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._device.empty(shape, dtype)

@@ -52,7 +52,7 @@ class Links:
             return _ALONE, None
         if self._gpu is None:
             return _IMPOSSIBLE, None
-        number, link = self._known.get(self._meeting.group, (_UNKNOWN, None))
+        number, link = self._known.get(self._meeting.members.ranks, (_UNKNOWN, None))
         return (_UNKNOWN, None) if link is not None and not link.alive else (number, link)
 
     def connect(self) -> str:
@@ -75,7 +75,8 @@ class Links:
         self._made += 1
         made = self._host.all_reduce([np.array(self._made)], OPERATIONS["max"], 1)
         self._made = int(made[0])
-        self._known[self._meeting.group] = (_IMPOSSIBLE, None) if problem else (self._made, link)
+        known = (_IMPOSSIBLE, None) if problem else (self._made, link)
+        self._known[self._meeting.members.ranks] = known
         return problem
 
     def close(self) -> None:

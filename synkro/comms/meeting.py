@@ -1,6 +1,6 @@
 """Where the ranks of a call meet: each rank says what it does, and sees what the others do.
 
-All state is in the *board*, at the beginning of the arena's file; each rank writes only its own line::
+The state is on the ``board``; each rank writes only its own line::
 
     rank a                              board                              rank b
     ──────                              ─────                              ──────
@@ -13,6 +13,8 @@ All state is in the *board*, at the beginning of the arena's file; each rank wri
 rank whose function has ended says so in ``LEFT``.  A rank that used no collective writes nothing: its
 reply to the main process shows that it is done.  No rank waits for ever: if all ranks wait and none of
 their conditions holds, nothing can change any more, and the first rank to notice raises an error.
+The ranks of one colour have lines of their own (``members``); a rank's line on the board says in
+``AMONG`` whom it meets now.
 
 A rank waits as ``ipc.waiting`` says: it polls for a moment, and then sleeps on its eventfd.
 """
@@ -21,75 +23,54 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
-from ..errors import CollectiveError
+from ..errors import CollectiveError, UsageError
 from ..ipc.waiting import Fence, sleep_until, spin
 from ..memory.arena import Arena
+from ..values.arrays import Array
 from ..values.cache import Cache
-
-KINDS = (
-    "nothing",
-    "barrier",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-    "send",
-    "recv",
+from .board import (
+    AMONG,
+    AT,
+    DOES,
+    EPOCH,
+    FAILED,
+    FIRST,
+    FIRST_SLOT,
+    FOR,
+    KINDS,
+    LEFT,
+    LINE,
+    MEMBER,
+    NUMBER,
+    OF_EPOCH,
+    RECEIVED,
+    RECV,
+    RETURNED,
+    SEND,
+    SENT,
+    SLEEPS,
+    SLOT,
+    SLOTS,
+    STEPS,
+    Board,
 )
-_RECV, _SEND = KINDS.index("recv"), KINDS.index("send")
+from .members import REACHED, Members, OwnRecord, found, name, new_board
 
-_WORD = 8
-_LINE = 16  # words of a rank's line: two cache lines
-_EPOCH, _REACHED, _LEFT, _SLEEPS, _DOES, _FOR = range(6)
-_RECORDS = 8  # two, each an offset and a size: a rank that is ahead must not overwrite what others read
-_STEPS = 4  # of REACHED, a collective
-_RETURNED, _FAILED = 1, 2  # LEFT of a rank that has ended its function
-
-_SLOTS = 8  # messages from one rank to another that may wait to be received
-_SENT, _FIRST, _RECEIVED, _FIRST_SLOT = 0, 1, 8, 16  # words of a pair's box; a cache line a writer
-_AT, _OF_EPOCH, _NUMBER, _SLOT = 0, 1, 2, 3  # words of a slot, and their number
-_BOX = _FIRST_SLOT + _SLOT * _SLOTS
 _NONE = (1 << 64) - 1  # the number of no message
 
 _NAP = 100  # milliseconds until a sleeper checks whether its wait can still end
-
-
-class _Record:
-    """Memory for a record of this rank, and the record that lies there."""
-
-    def __init__(self, arena: Arena, nbytes: int) -> None:
-        array = arena.empty((nbytes,), np.uint8)
-        at = arena.locate(array)
-        assert at is not None
-        self.at = at
-        self.memory = array.data
-        self.payload = b""
-
-    def write(self, payload: bytes) -> None:
-        """Show *payload* from now on."""
-        self.memory[: len(payload)] = payload
-        self.payload = payload
-
-
-def board_bytes(size: int) -> int:
-    """The size of the board for *size* ranks."""
-    return (size * _LINE + size * size * _BOX) * _WORD
 
 
 class Meeting:
     """One rank's end.
 
     Attributes:
-        group: the ranks that take part in the running call, in order.
-        place: the index of this rank in it.
+        members: whom it meets: the ranks that take part in the running call, or some of them.
     """
 
     def __init__(
@@ -103,35 +84,35 @@ class Meeting:
     ) -> None:
         """*answered(rank, epoch)* tells whether a rank has replied to the command of that call."""
         self.rank = rank
-        self.group: tuple[int, ...] = (rank,)
-        self.place = 0
-        self._size = size
         self._words = board.cast("Q")
-        self._line = rank * _LINE
-        self._others: list[int] = []
+        self._line = rank * LINE
         self._arena = arena
         self._wakes = wakes
-        self._own = [_Record(arena, 2048) for _ in range(2)]
+        self._own = self._new_records()
+        self._fence = Fence()
+        self._board = Board(self._words, size, arena, self._fence, answered)
+        self.members = self._on_board((rank,))
+        self._board.begin(0, self.members)
+        self._parted: list[Members] = []  # in this call
+        self._boards: list[Array] = []  # of members whose first rank this is; others may read them
         self._seen: Cache[tuple[int, int], memoryview] = Cache()
-        self._epoch = 0
-        self._count = 0
         self._answered = answered
         self._announced = False
         self._unfinished = False
         self._posting: set[int] = set()  # the ranks that this call has sent something to
         self._name = ""
-        self._fence = Fence()
 
     # ── a call ───────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, epoch: int, group: tuple[int, ...]) -> None:
-        """A call begins, in which *group* takes part; *epoch* grows from call to call."""
-        if group != self.group:
-            self.group = group
-            self.place = group.index(self.rank)
-            self._others = [rank * _LINE for rank in group if rank != self.rank]
-        self._epoch = epoch
-        self._count = 0
+    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
+        """A call begins, in which *ranks* take part; *epoch* grows from call to call."""
+        everyone = self._board.all
+        self.members = everyone if ranks == everyone.ranks else self._on_board(ranks)
+        self.members.begin()
+        self._board.begin(epoch, self.members)
+        if self._parted:  # no rank is in that call any more
+            self._parted.clear()
+            self._boards.clear()
         self._announced = self._unfinished = False
 
     def end(self, failed: bool) -> None:
@@ -143,20 +124,21 @@ class Meeting:
             return
         if not self._announced:
             self._announce()
-        self._leave(_FAILED if failed else _RETURNED)
-        self._rouse(self.group)
+        self._leave(FAILED if failed else RETURNED)
+        self._rouse(self._board.all.ranks)
 
     def _announce(self) -> None:
         """Come to the board: the first time in a call."""
         self._announced = True
         self._posting.clear()
-        self._words[self._line + _REACHED] = 0
+        self._words[self._line + MEMBER + REACHED] = 0
+        self._words[self._line + AMONG] = 0
         self._leave(0)
 
     def _leave(self, how: int) -> None:
-        self._words[self._line + _LEFT] = how
+        self._words[self._line + LEFT] = how
         self._fence()  # LEFT (and REACHED) before EPOCH, which makes them count
-        self._words[self._line + _EPOCH] = self._epoch
+        self._words[self._line + EPOCH] = self._board.epoch
         self._fence()  # EPOCH before the loads of who sleeps, in _rouse
 
     # ── a collective ─────────────────────────────────────────────────────────────────────────────
@@ -175,26 +157,21 @@ class Meeting:
         if not self._announced:
             self._announce()
         self._unfinished = True
-        self._count += 1
+        members = self.members
+        members.enter(payload, self._arena)
         self._name = KINDS[kind]
-        turn = self._count % 2
-        record = self._own[turn]
-        if payload is not record.payload:
-            if len(payload) > len(record.memory):
-                record = self._own[turn] = _Record(self._arena, 2 * len(payload))
-            record.write(payload)
-        word = self._line + _RECORDS + 2 * turn
-        self._words[word], self._words[word + 1] = record.at, len(payload)
-        self._reach_all(self._count * _STEPS, kind)
-        return [payload if rank == self.rank else self._record_of(rank) for rank in self.group]
+        self._reach_all(members.count * STEPS, kind)
+        return [
+            payload if line == members.line else self._record_of(members, line) for line in members.lines
+        ]
 
     def step(self) -> None:
         """Wait until all ranks have come to the next step."""
-        self._reach_all(self._words[self._line + _REACHED] + 1, self._words[self._line + _DOES])
+        self._reach_all(self._reached + 1, self._words[self._line + DOES])
 
     def part(self) -> None:
         """End the collective: wait until no rank reads another's memory any more."""
-        self._reach_all(self._count * _STEPS + _STEPS - 1, self._words[self._line + _DOES])
+        self._reach_all(self.members.count * STEPS + STEPS - 1, self._words[self._line + DOES])
         self._unfinished = False
 
     def pass_on(self) -> None:
@@ -203,43 +180,101 @@ class Meeting:
 
     def mark(self) -> None:
         """Come to the next step without waiting for the others."""
-        self._words[self._line + _REACHED] += 1
+        self.members.words[self.members.line + REACHED] += 1
         self._fence()  # REACHED before this rank begins to move data
 
     def behind(self) -> list[int]:
         """The ranks that have not come as far as this one."""
-        mine = self._words[self._line + _REACHED]
-        return [line // _LINE for line in self._others if self._words[line + _REACHED] < mine]
+        return [rank for rank in self.members.ranks if self.members.reached(rank) < self._reached]
 
     def overtaken(self) -> bool:
         """Whether another rank has come further than this one."""
-        mine = self._words[self._line + _REACHED]
-        return any(self._words[line + _REACHED] > mine for line in self._others)
+        return any(self.members.reached(rank) > self._reached for rank in self.members.ranks)
 
     def failed(self) -> bool:
         """Whether the function of another rank has failed in this call."""
-        return any(map(self._has_failed, self._others))
+        return any(self._board.failed(rank) for rank in self.members.ranks if rank != self.rank)
 
-    def _has_failed(self, line: int) -> bool:
-        return self._words[line + _EPOCH] == self._epoch and self._words[line + _LEFT] == _FAILED
+    @property
+    def _reached(self) -> int:
+        return self.members.words[self.members.line + REACHED]
 
     def where(self) -> str:
         """The running collective, in words."""
         if self._name.startswith(("send", "recv")):
             return self._name
-        return f"{self._name} (collective {self._count} of this call)"
+        return f"{self._name} (collective {self.members.count} of {self.members.called()})"
 
     def entry(self) -> tuple[int, str]:
         """The number of the call, and the collective that it has entered last, in words."""
-        return self._epoch, f"{self._name} (collective {self._count})"
+        members = self.members
+        of = f" of {members.called()}" if members.at else ""
+        return self._board.epoch, f"{self._name} (collective {members.count}{of})"
 
-    def _record_of(self, rank: int) -> bytes:
-        word = rank * _LINE + _RECORDS + 2 * (self._count % 2)
-        place = self._words[word], self._words[word + 1]
+    def _record_of(self, members: Members, line: int) -> bytes:
+        place = members.shown_at(line)
         memory = self._seen.get(place)
         if memory is None:
             memory = self._seen[place] = self._arena.view(place[0], (place[1],), np.uint8).data
         return memory.tobytes()
+
+    # ── members ──────────────────────────────────────────────────────────────────────────────────
+
+    def _on_board(self, ranks: tuple[int, ...]) -> Members:
+        lines = [rank * LINE + MEMBER for rank in ranks]
+        return Members(self.rank, ranks, self._words, lines, self._own)
+
+    def _new_records(self) -> list[OwnRecord]:
+        return [OwnRecord(self._arena, 2048) for _ in range(2)]
+
+    def offer(self) -> int:
+        """Memory for the lines of members whose first rank this one may be; returns where it lies."""
+        board = new_board(self._arena, len(self.members.ranks))
+        self._boards.append(board)
+        at = self._arena.locate(board)
+        assert at is not None
+        return at
+
+    def join(self, ranks: tuple[int, ...], at: int) -> Members | None:
+        """End the collective, and part: *ranks* meet *at* what their first one has offered.
+
+        This one is among them.  None if there are none.
+        """
+        if ranks[:1] == (self.rank,):
+            name(self._boards[-1], ranks)
+        else:
+            self._boards.pop()
+        self.part()
+        if not ranks:
+            return None
+        members = found(self._arena, at, self.rank, self._new_records())
+        self._parted.append(members)
+        return members
+
+    @contextmanager
+    def among(self, members: Members) -> Iterator[None]:
+        """Until the end of the block, this rank meets *members*, who are those of this call or parted.
+
+        Raises: UsageError if they parted in another call.
+        """
+        if not members.at and members.ranks == self._board.all.ranks:
+            members = self._board.all
+        elif members.at and members not in self._parted:
+            raise UsageError(
+                f"{members.called()} was made in another call: its ranks may do something else by now. "
+                f"Call split() in each call, in the function that uses what it returns."
+            )
+        before = self.members
+        try:
+            self._meet_among(members)
+            yield
+        finally:
+            self._meet_among(before)
+
+    def _meet_among(self, members: Members) -> None:
+        if members is not self.members:
+            self.members = members
+            self._words[self._line + AMONG] = members.at
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
@@ -250,182 +285,123 @@ class Meeting:
         """
         if not self._announced:
             self._announce()
-        words, box = self._words, self._box(self.rank, to)
+        words, box = self._words, self._board.box(self.rank, to)
         self._name = f"send to rank {to}"
         if to not in self._posting:  # what is left of earlier calls does not count
             self._posting.add(to)
-            words[box + _FIRST] = words[box + _SENT]
-        self._until(lambda: not self._full(box), _SEND, to)
-        number = words[box + _SENT]
-        slot = box + _FIRST_SLOT + _SLOT * (number % _SLOTS)
-        words[slot + _NUMBER] = _NONE
+            words[box + FIRST] = words[box + SENT]
+        self._until(lambda: not self._board.full(box), SEND, to)
+        number = words[box + SENT]
+        slot = box + FIRST_SLOT + SLOT * (number % SLOTS)
+        words[slot + NUMBER] = _NONE
         self._fence()  # "no message" before its parts change; pairs with the last look in fetch
-        words[slot + _AT], words[slot + _OF_EPOCH] = at, self._epoch
+        words[slot + AT], words[slot + OF_EPOCH] = at, self._board.epoch
         self._fence()  # the parts before the number that makes them count
-        words[slot + _NUMBER] = number
+        words[slot + NUMBER] = number
         self._fence()  # the slot before SENT, by which the receiver finds it
-        words[box + _SENT] = number + 1
+        words[box + SENT] = number + 1
         self._fence()  # SENT before the load of whether the receiver sleeps
         self._rouse([to])
         return number
-
-    def _full(self, box: int) -> bool:
-        words = self._words
-        return words[box + _SENT] - max(words[box + _RECEIVED], words[box + _FIRST]) >= _SLOTS
 
     def fetch(self, source: int) -> int:
         """Wait for the next message of rank *source*; returns what it posted."""
         if not self._announced:
             self._announce()
-        words, box = self._words, self._box(source, self.rank)
+        words, box = self._words, self._board.box(source, self.rank)
         self._name = f"recv from rank {source}"
         while True:
-            self._until(lambda: words[box + _SENT] != words[box + _RECEIVED], _RECV, source)
+            self._until(lambda: words[box + SENT] != words[box + RECEIVED], RECV, source)
             self._fence()  # SENT is loaded before the slot
-            number = words[box + _RECEIVED]
-            slot = box + _FIRST_SLOT + _SLOT * (number % _SLOTS)
-            fresh = words[slot + _NUMBER] == number
+            number = words[box + RECEIVED]
+            slot = box + FIRST_SLOT + SLOT * (number % SLOTS)
+            fresh = words[slot + NUMBER] == number
             self._fence()  # the number is loaded before the parts
-            fresh = fresh and words[slot + _OF_EPOCH] == self._epoch
-            at = words[slot + _AT]
+            fresh = fresh and words[slot + OF_EPOCH] == self._board.epoch
+            at = words[slot + AT]
             self._fence()  # the parts are loaded before the second look at the number
-            if fresh and words[slot + _NUMBER] == number:
+            if fresh and words[slot + NUMBER] == number:
                 return at
             self.fetched(source)  # one of an earlier call, which nobody received
 
     def fetched(self, source: int) -> None:
         """The message has been read: its sender may have its memory back."""
         self._fence()  # the message is read before RECEIVED gives its memory back
-        self._words[self._box(source, self.rank) + _RECEIVED] += 1
+        self._words[self._board.box(source, self.rank) + RECEIVED] += 1
         self._fence()  # RECEIVED before the load of whether the sender sleeps
         self._rouse([source])
 
     def received(self, to: int) -> int:
         """How many of the messages posted to rank *to* have been read."""
-        return self._words[self._box(self.rank, to) + _RECEIVED]
-
-    def _box(self, source: int, to: int) -> int:
-        return self._size * _LINE + (source * self._size + to) * _BOX
+        return self._words[self._board.box(self.rank, to) + RECEIVED]
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     def _reach_all(self, target: int, kind: int) -> None:
-        self._words[self._line + _DOES] = kind
-        self._words[self._line + _FOR] = target
+        members = self.members
+        self._words[self._line + DOES] = kind
+        self._words[self._line + FOR] = target
         self._fence()  # what this rank shows, and what it has read, before REACHED says so
-        self._words[self._line + _REACHED] = target
+        members.words[members.line + REACHED] = target
         self._fence()  # REACHED before the loads of who sleeps
-        self._rouse(self.group)
+        self._rouse(members.ranks)
         if not self._arrived(target):
             self._until(lambda: self._arrived(target), kind, target)
         self._fence()  # the others' REACHED are loaded before what they show
 
     def _rouse(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            if self._words[rank * _LINE + _SLEEPS] and rank != self.rank:
+            if self._words[rank * LINE + SLEEPS] and rank != self.rank:
                 os.eventfd_write(self._wakes[rank], 1)
 
     def _arrived(self, target: int) -> bool:
         """Whether all others have reached *target*.  Raises: CollectiveError if one has left."""
-        words = self._words
-        for line in self._others:
-            if words[line + _EPOCH] != self._epoch:
-                return False
-            if words[line + _REACHED] < target:
-                if words[line + _LEFT] and words[line + _REACHED] < target:  # not even when it left
-                    raise self._stranded(line // _LINE)
-                return False
-        return True
+        words, members = self._words, self.members
+        shown, arrived = members.words, True
+        for rank, line in zip(members.ranks, members.lines, strict=True):
+            if rank == self.rank:
+                continue
+            if words[rank * LINE + EPOCH] != self._board.epoch:
+                arrived = False
+            elif shown[line + REACHED] < target:
+                if words[rank * LINE + LEFT] and shown[line + REACHED] < target:  # not even at its end
+                    raise self._stranded(rank)
+                arrived = False  # another one may have left
+        return arrived
 
     def _until(self, condition: Callable[[], bool], kind: int, wanted: int) -> None:
         """Wait for *condition*; *kind* and *wanted* tell the other ranks what this one waits for."""
         if spin(condition):
             return
         words, line = self._words, self._line
-        words[line + _DOES], words[line + _FOR] = kind, wanted
+        words[line + DOES], words[line + FOR] = kind, wanted
         poll = select.poll()
         poll.register(self._wakes[self.rank], select.POLLIN)
-        one_to_one = kind in (_SEND, _RECV)
+        one_to_one = kind in (SEND, RECV)
 
         def doze() -> bool:
-            if one_to_one and self._left(wanted):
+            if one_to_one and self._board.left(wanted):
                 if condition():
                     return True
                 raise self._stranded(wanted)
             if poll.poll(_NAP):
                 os.eventfd_read(self._wakes[self.rank])
                 return False
-            for rank in self.group:
-                if not one_to_one and self._never_came(rank):
+            for rank in self.members.ranks:
+                if not one_to_one and self._board.never_came(rank):
                     raise self._stranded(rank)
-            if self._standstill():
-                raise CollectiveError(self._who_waits())
+            if self._board.standstill():
+                raise CollectiveError(self._board.who_waits())
             return False
 
-        sleep_until(condition, words, line + _SLEEPS, self._fence, doze)
-
-    def _left(self, rank: int) -> bool:
-        if self._words[rank * _LINE + _EPOCH] != self._epoch:
-            return self._never_came(rank)
-        return self._words[rank * _LINE + _LEFT] != 0
-
-    def _never_came(self, rank: int) -> bool:
-        """Whether *rank* has ended this call without having come to the board."""
-        if self._answered is None or not self._answered(rank, self._epoch):
-            return False
-        self._fence()  # the answer is loaded before EPOCH, which was stored before it
-        return self._words[rank * _LINE + _EPOCH] != self._epoch
+        sleep_until(condition, words, line + SLEEPS, self._fence, doze)
 
     def _stranded(self, rank: int) -> CollectiveError:
         """What to raise where *rank* has ended its function while this one waits for it."""
-        failed = self._has_failed(rank * _LINE)
+        failed = self._board.failed(rank)
         how = "failed" if failed else "returned from the function"
         return CollectiveError(
             f"rank {rank} {how} without taking part in {self.where()}, in which rank {self.rank} "
             f"waited: every rank of a call must enter the same collectives in the same order.",
             strays=failed,
-        )
-
-    def _standstill(self) -> bool:
-        """Whether nothing can change any more: all ranks have left, or wait for what cannot come."""
-        before = self._seen_of_group()
-        stuck = all(self._left(rank) or self._waits(rank) for rank in self.group)
-        return stuck and self._seen_of_group() == before
-
-    def _seen_of_group(self) -> bytes:
-        """What the board says of the ranks of this call; others may be busy with calls of their own."""
-        words, group = self._words, self.group
-        lines = [words[rank * _LINE : (rank + 1) * _LINE] for rank in group]
-        starts = [self._box(source, to) for source in group for to in group]
-        return b"".join(map(bytes, [*lines, *(words[start : start + _BOX] for start in starts)]))
-
-    def _waits(self, rank: int) -> bool:
-        words, line = self._words, rank * _LINE
-        if words[line + _EPOCH] != self._epoch or not words[line + _SLEEPS]:
-            return False
-        kind, wanted = words[line + _DOES], words[line + _FOR]
-        if kind == _RECV:
-            box = self._box(wanted, rank)
-            return words[box + _SENT] == words[box + _RECEIVED] and not self._left(wanted)
-        if kind == _SEND:
-            box = self._box(rank, wanted)
-            return self._full(box) and not self._left(wanted)
-        late = [other for other in self.group if words[other * _LINE + _REACHED] < wanted]
-        return bool(late) and not any(self._left(other) for other in late)
-
-    def _who_waits(self) -> str:
-        words = self._words
-        doing = []
-        for rank in self.group:
-            kind, wanted = words[rank * _LINE + _DOES], words[rank * _LINE + _FOR]
-            if self._left(rank):
-                doing.append(f"rank {rank} has returned")
-            elif kind in (_SEND, _RECV):
-                way = "to" if kind == _SEND else "from"
-                doing.append(f"rank {rank} is in {KINDS[kind]} {way} rank {wanted}")
-            else:
-                doing.append(f"rank {rank} is in {KINDS[kind]}, collective {wanted // _STEPS}")
-        return (
-            f"the ranks of this call wait for each other, and none can go on: {'; '.join(doing)}. Every "
-            f"rank must enter the same collectives in the same order, and receive what is sent to it."
         )

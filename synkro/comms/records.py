@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import ranks_in_words
 from ..values.arrays import Array, code_of
 from .ops import OPERATIONS
 
@@ -39,6 +40,7 @@ class Record(NamedTuple):
     link: int = 0  # the number of the link between the GPUs; 0: none yet
     tracked: int = 0  # a bit for each array: whether it is a tensor with a history
     backward: Entry | None = None  # the collective whose gradient this one belongs to
+    among: tuple[int, ...] = ()  # the ranks, where a message goes between members of a smaller world
 
 
 class PackedLayout(NamedTuple):
@@ -105,7 +107,7 @@ def manner(record: Record) -> tuple[Any, ...]:
     rooted = record.kind in _ROOTED  # only the root knows where the arrays lie
     on_gpu = not rooted and record.on_gpu
     where = record.root, record.in_place, on_gpu
-    return record.kind, record.operation, *where, record.names, record.backward
+    return record.kind, record.operation, *where, record.names, record.backward, record.among
 
 
 def described(record: Record) -> str:
@@ -116,4 +118,5 @@ def described(record: Record) -> str:
     gpu = " of arrays on the GPU" if record.on_gpu else ""
     names = f" of {record.names}" if record.names else ""
     backward = f" in the backward of {record.backward[1]}" if record.backward else ""
-    return f"{record.kind}{operation}{root}{place}{gpu}{names}{backward}"
+    among = f" in the world of {ranks_in_words(record.among)}" if record.among else ""
+    return f"{record.kind}{operation}{root}{place}{gpu}{names}{backward}{among}"

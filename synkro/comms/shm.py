@@ -16,7 +16,8 @@ from __future__ import annotations
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -32,7 +33,9 @@ from ..plan.split import split
 from ..values.arrays import Array, code_of
 from .agreement import Agreement
 from .base import MESSAGE, Communicator
-from .meeting import Meeting, board_bytes
+from .board import board_bytes
+from .meeting import Meeting
+from .members import Members
 from .ops import OPERATIONS, Operation
 from .records import Record, given, layout_of, pack, unpack
 
@@ -76,12 +79,31 @@ class ShmCommunicator(Communicator):
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
         self._meeting.begin(epoch, ranks)
-        self.place = self._meeting.place
-        self.count = len(ranks)
+        self._count_members()
 
     def end(self, failed: bool) -> None:
         self._meeting.end(failed)
         self._sent.clear()
+
+    @contextmanager
+    def among(self, members: Members) -> Iterator[None]:
+        try:
+            with self._meeting.among(members):
+                self._count_members()
+                yield
+        finally:
+            self._count_members()
+
+    def _count_members(self) -> None:
+        members = self._meeting.members
+        self.place, self.count = members.place, len(members.ranks)
+
+    def split(self, color: int | None) -> Members | None:
+        at = self._meeting.offer()
+        said = self.agreement.enter(Record("split", at=(at,) if color is None else (at, color)))
+        alike = [place for place, record in enumerate(said) if record.at[1:] == (color,)]
+        ranks = tuple([self._meeting.members.ranks[place] for place in alike])
+        return self._meeting.join(ranks, said[alike[0]].at[0] if alike else 0)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._arena.empty(shape, dtype)
@@ -199,7 +221,7 @@ class ShmCommunicator(Communicator):
         return array[start:stop]
 
     def send(self, array: Array, to: int, record: Record = MESSAGE, on_gpu: bool = False) -> None:
-        rank = self._meeting.group[to]
+        rank, record = self._meeting.members.ranks[to], self.agreement.addressed(record)
         sent = self._sent.setdefault(rank, deque())
         while sent and sent[0][0] < self._meeting.received(rank):
             sent.popleft()
@@ -219,7 +241,7 @@ class ShmCommunicator(Communicator):
 
     def receive(self, source: int, record: Record) -> tuple[Array, bool]:
         """As ``recv``; also, whether the array was sent from a GPU."""
-        rank = self._meeting.group[source]
+        rank, record = self._meeting.members.ranks[source], self.agreement.addressed(record)
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])
         head = self._arena.view(at + 8, (length,), np.uint8).tobytes()

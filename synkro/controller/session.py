@@ -314,6 +314,7 @@ class Session:
     # ── variables, and the collectives over them ─────────────────────────────────────────────────
 
     shared = _method(lambda session: session.functions.variables, Variables.shared)
+    place = _method(lambda session: session.functions.variables, Variables.place)
     transfer = _method(lambda session: session.functions, Functions.transfer)
     set_value = _method(_collectives, Collectives.set_value)
     get_value = _method(_collectives, Collectives.get_value)

@@ -35,7 +35,7 @@ def make_train_function(
 
     Raises: InvalidType, InvalidValue; NotForked.
     """
-    from ..packing.pytensor import Graph  # noqa: PLC0415  whoever has graphs has imported it
+    from ..graphs.graph import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
     home = api.current_session("function").functions
     grad_updates, param_updates, gradient = _updates(update_rule, loss, params, args, kwargs)

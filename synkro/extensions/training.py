@@ -143,7 +143,7 @@ def _of_graph(
     loss: Any, params: Sequence[Any], rule: Rule, keywords: dict[str, Any], options: dict[str, Any]
 ) -> Function:
     """A step of a graph; the parameters are copied to the workers before a call, and back after it."""
-    from ..packing.pytensor import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
+    from ..graphs.graph import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
 
     target, flat = flat_gradient(loss, params)
     if isinstance(keywords["outputs"], str):

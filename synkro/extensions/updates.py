@@ -108,6 +108,6 @@ def _updates(
     timed: bool = False,
 ) -> Updates:
     """The updates by *formula*, which has so many *states*, and the number of the step if *timed*."""
-    from ..packing.pytensor import updates_by  # noqa: PLC0415  it imports PyTensor
+    from ..graphs.graph import updates_by  # noqa: PLC0415  it imports PyTensor
 
     return updates_by(formula, loss, params, learning_rate, constants, states, timed)

@@ -8,6 +8,7 @@
     tasks     a map: one item of a queue after the other
     merging   the outputs of a call: merged over its slices, laid out in the outbox
     group     the ranks of a running call, as the function sees them
+    world     some of these ranks, with collectives of their own
     autograd  the gradients of collectives, for PyTorch's tensors
     objects   the objects that functions have brought along, on this worker
     terminal  what asks for input in a worker says what to do

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..comms.members import Members
 from ..comms.records import Entry, Record
 from ..errors import InvalidType, UsageError
 from ..plan.split import split
@@ -46,14 +47,14 @@ class Entered:
     """A collective that gave tensors with a history.
 
     Attributes:
-        group, ranks, records, entry: who entered it, what they said, and which it was.
+        group, members, records, entry: who entered it, what they said, and which it was.
         op: the name of its operation.
         other: the other rank of an exchange.
         forms: the shape, the dtype and the device of each tensor that this rank gave.
     """
 
     group: Group
-    ranks: tuple[int, ...]
+    members: Members
     records: Sequence[Record]
     entry: Entry
     op: str
@@ -107,7 +108,7 @@ def with_history(
     inputs = [values[index] for index in chosen if isinstance(values[index], torch.Tensor)]
     forms = [(each.shape, each.dtype, each.device) for each in inputs]
     outputs = [_tensor(results[index]) for index in chosen]
-    entered = Entered(group, group.ranks, records, entry, op, other, forms)
+    entered = Entered(group, group.comm.agreement.members, records, entry, op, other, forms)
     anchor = torch.empty(0, device="cpu", requires_grad=True)  # so that every rank gets a node
     nodes: Any = Collective.apply(entered, outputs, anchor, *inputs)
     found = list(results)
@@ -139,7 +140,7 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Any) -> Any:
         entered, kept = ctx.entered, ctx.saved_tensors
         work = functools.partial(BACKWARD[entered.records[0].kind], entered, list(gradients), kept)
-        found = entered.group.backward(entered.entry, entered.ranks, work)
+        found = entered.group.backward(entered.entry, entered.members, work)
         needed = ctx.needs_input_grad[3:]
         return None, None, None, *[f if need else None for f, need in zip(found, needed, strict=True)]
 

@@ -11,7 +11,9 @@ import functools
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from .. import here
 from ..comms.base import Communicator
+from ..comms.members import Members
 from ..comms.ops import Operation, operation_named
 from ..comms.records import Entry
 from ..devices.base import Device
@@ -110,7 +113,7 @@ class Group:
         self.checking = False
         self.turn = threading.RLock()
         self.within: Entry | None = None
-        self._exchanged: dict[int, int] = {}  # by rank: how often in this call
+        self._exchanged: Counter[tuple[int, ...]] = Counter()  # by two ranks: how often in this call
         self._rng = rng
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
@@ -125,8 +128,38 @@ class Group:
         self._running = running
         self._exchanged.clear()
         if ranks is not self._ranks:
-            self._ranks = ranks
-            self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
+            self._meet(ranks)
+
+    def _meet(self, ranks: tuple[int, ...]) -> None:
+        self._ranks = ranks
+        self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
+
+    @contextmanager
+    def among(self, members: Members) -> Iterator[None]:
+        """Until the end of the block, *members* are the ranks, who have come out of ``split``.
+
+        Raises: UsageError if that was in another call.
+        """
+        with self.turn, self.comm.among(members):
+            before = self._ranks
+            self._meet(members.ranks)
+            try:
+                yield
+            finally:
+                self._meet(before)
+
+    @_collective
+    def split(self, color: Any) -> Members | None:
+        """The ranks with the same *color*, an int; None where it is None."""
+        if color is None:
+            return self.comm.split(None)
+        try:
+            return self.comm.split(operator.index(color))
+        except TypeError:
+            raise InvalidType(
+                f"split takes a color, an int that the ranks of one world share, or None for a rank of "
+                f"no world; got {color!r}."
+            ) from None
 
     def take(self, item: tuple[int, int, int] | None) -> None:
         """From now on a task runs on this *item* (the seed, the number of the map, its own), or none."""
@@ -203,6 +236,7 @@ class Group:
 
     @_collective
     def barrier(self) -> None:
+        """Wait until all ranks are here."""
         self.comm.barrier()
 
     @_collective
@@ -318,20 +352,24 @@ class Group:
 
     @_collective
     def exchange(self, value: Any, with_rank: Any) -> Any:
+        """The array that another rank gives, which gets *value*; both call it, without a deadlock."""
         place = self._place(with_rank, "with_rank")
         result = self.comm.exchange(self._given([value])[0], place)
-        number = self._exchanged[place] = self._exchanged.get(place, 0) + 1
-        pair = f"ranks {min(place, self.rank)} and {max(place, self.rank)}"
-        entry = self.comm.agreement.entry()[0], f"exchange {number} of {pair}"
+        first, second = pair = tuple(sorted((self.ranks[place], self.ranks[self.rank])))
+        self._exchanged[pair] += 1
+        name = f"exchange {self._exchanged[pair]} of ranks {first} and {second}"
+        entry = self.comm.agreement.entry()[0], name
         return self._results([value], [result], entry=entry, other=place)[0]
 
     @_collective
     def send(self, value: Any, to: Any) -> None:
+        """Send an array to another rank, which receives it with ``recv``; in order."""
         _check_plain(value, "send", "exchange")
         self.comm.send(self._array(value), self._other(to, "to"))
 
     @_collective
     def recv(self, source: Any) -> Any:
+        """Wait for the next array that the rank *source* sends to this one."""
         return _like(None, self.comm.recv(self._other(source, "source")))
 
     def reduce_in_place(
@@ -366,13 +404,17 @@ class Group:
                 replica.value = value
 
     @_collective
-    def backward(self, entry: Entry, ranks: tuple[int, ...], work: Callable[[], Any]) -> Any:
-        """Do *work*, with collectives that compute the gradient of the collective *entry* of *ranks*."""
-        if ranks != self._ranks:
+    def backward(self, entry: Entry, members: Members, work: Callable[[], Any]) -> Any:
+        """Do *work*, whose collectives compute the gradient of the collective *entry* of *members*."""
+        if not members.at and members.ranks != self._ranks:
             raise UsageError(
-                f"backward() came to a collective of the ranks {ranks} in a call of the ranks "
+                f"backward() came to a collective of the ranks {members.ranks} in a call of the ranks "
                 f"{self._ranks}: call it in a call of the same ranks."
             )
+        with self.among(members):
+            return self._go_back(entry, work)
+
+    def _go_back(self, entry: Entry, work: Callable[[], Any]) -> Any:
         before, self.within = self.within, entry
         self.comm.agreement.note(0, entry)
         try:

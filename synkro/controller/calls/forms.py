@@ -77,17 +77,21 @@ def of_graph(
     target: Any = None,
     **kwargs: Any,
 ) -> Any:
-    if target is not None:
-        raise InvalidType(
-            "target= is for functions of Python: wrap the compiled graph in one, and give its inputs as "
-            "arguments."
-        )
     if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
         raise _no_graph()
 
     def define(functions: Functions) -> Definition:
         return graph_definition(
-            functions, inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name, kwargs
+            functions,
+            inputs,
+            outputs,
+            bcast_inputs,
+            updates,
+            givens,
+            sliceable_shareds,
+            name,
+            kwargs,
+            target=target,
         )
 
     return Function(home, define)

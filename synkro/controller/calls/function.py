@@ -25,6 +25,7 @@ from ...errors import (
     InvalidValue,
     NotForked,
     SessionClosed,
+    UsageError,
     WorkerError,
     check_keywords,
     counted,
@@ -52,6 +53,8 @@ from .submitted import result_of
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from ...graphs.placed import PlacedGraph, PlacementTable
+
 
 _CLOSED = State.CLOSED  # looking into an enum takes as long as all else that is looked at
 
@@ -60,7 +63,8 @@ _CLOSED = State.CLOSED  # looking into an enum takes as long as all else that is
 class Definition:
     """What a function is, without a session: the arguments of ``function()``.
 
-    *finish* is for ``FunctionSpec``; *bridge* is for a graph with shared variables.
+    *finish* is for ``FunctionSpec``; *bridge* is for a graph with shared variables, *placed* for one
+    that runs over several devices.
     """
 
     fn: Callable[..., Any]
@@ -73,6 +77,7 @@ class Definition:
     finish: Callable[[int], None] | None = None
     bridge: Bridge | None = None
     target: Any = None
+    placed: PlacedGraph | None = None
 
 
 class Function(Carried):
@@ -117,6 +122,7 @@ class Function(Carried):
         modes = only_one if alone and definition.outputs is DEFAULT else definition.outputs
         self.output_modes = check_modes(modes)
         self._definition = definition
+        self._placed = definition.placed
         self._binder = Binder(
             self.fn, definition.inputs, definition.bcast_inputs, self.name, unsplit=alone
         )
@@ -246,6 +252,9 @@ class Function(Carried):
         output_subset: Sequence[Any] | None,
         progress: bool,
     ) -> Any:
+        if self._placed is not None and output_subset is not None:
+            whole = self._call(args, kwargs, batch, batch_s, num_slices, None, progress)
+            return take_subset(tuple(output_subset), whole, "outputs=")
         if self.lane is None:
             planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
             watch = self._watch
@@ -315,7 +324,8 @@ class Function(Carried):
             replies = dict(zip(lane.ranks, replies, strict=True))
         if not planned.known:
             self._planner.remember(planned)
-        return planned.result(replies)
+        result = planned.result(replies)
+        return result if self._placed is None else self._placed.assemble(result)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background: a future of what the call returns or raises.
@@ -410,6 +420,11 @@ class Function(Carried):
         that uses collectives or draws from ``rng()``; as a call.
         """
         engine = self._settled()
+        if self._placed is not None:
+            raise UsageError(
+                f"check() compares calls whose rows are split over ranks; the graph of {self.name!r} "
+                f"runs once, over its devices: compare with its as_serial()."
+            )
         inputs = {name: value for name, value in kwargs.items() if name not in RESERVED}
         if kwargs.get("batch_s") is not None:
             raise InvalidValue("check() compares calls without batch_s=.")
@@ -448,6 +463,22 @@ class Function(Carried):
 
     as_theano = as_serial
 
+    def placement(self) -> PlacementTable:
+        """Which operations of a placed graph run where, and what moves between devices: a table.
+
+        Its lines have an ``operation``, a ``device`` (a list, where each of several computes it for
+        itself; of a transfer the pair of devices) and ``nbytes``: what it moved in the last call.
+
+        Raises: UsageError for another function.
+        """
+        self._settled()
+        if self._placed is None:
+            raise UsageError(
+                f"placement() is for graphs of PyTensor with placed variables or transfers; the "
+                f"function {self.name!r} runs on its ranks as a whole."
+            )
+        return self._placed.placement(self._home.variables.targets.each)
+
     def build_inputs(
         self,
         *args: Any,
@@ -462,34 +493,41 @@ class Function(Carried):
         one argument.  Returns a ``Data`` for one argument, else a tuple of them, in this order.
         """
         engine = self._settled()
-        types = getattr(self.fn, "input_types", {})
-        bound = self._binder.bind(args, kwargs)
-        made = tuple(
-            make_data(
-                engine,
-                each.value,
-                dtype=types[each.name].dtype if each.name in types else None,
-                force_cast=force_cast,
-                oversize=oversize,
-                minibatch=flag,
-                name=each.name,
-            )
-            for each, flag in zip(bound, self._minibatch_flags(minibatch, bound), strict=True)
-        )
-        return made[0] if len(made) == 1 else made
+        return _inputs(engine, self.fn, self._binder.bind(args, kwargs), force_cast, oversize, minibatch)
 
-    def _minibatch_flags(self, given: Any, bound: Sequence[Bound]) -> list[bool]:
-        """Whether each argument is a minibatch; *given* is a flag each, or one for the scattered."""
-        if not isinstance(given, list | tuple):
-            flag = checked_bool(given, "minibatch")
-            return [flag and not each.broadcast for each in bound]
-        if len(given) != len(bound):
-            raise InvalidValue(
-                f"minibatch= has {counted(len(given), 'flag')} for the "
-                f"{counted(len(bound), 'argument')} of the function {self.name!r}: give one each, or "
-                f"one for all."
-            )
-        return [checked_bool(flag, f"each flag of minibatch= for {self.name!r}") for flag in given]
+
+def _inputs(
+    engine: Engine, fn: Any, bound: Sequence[Bound], force_cast: bool, oversize: float, minibatch: Any
+) -> Any:
+    """``Data`` for the arguments of *fn*, with the types that it wants: one, or a tuple of them."""
+    types = getattr(fn, "input_types", {})
+    made = tuple(
+        make_data(
+            engine,
+            each.value,
+            dtype=types[each.name].dtype if each.name in types else None,
+            force_cast=force_cast,
+            oversize=oversize,
+            minibatch=flag,
+            name=each.name,
+        )
+        for each, flag in zip(bound, _minibatch_flags(minibatch, bound, name_of(fn)), strict=True)
+    )
+    return made[0] if len(made) == 1 else made
+
+
+def _minibatch_flags(given: Any, bound: Sequence[Bound], name: str) -> list[bool]:
+    """Whether each argument is a minibatch; *given* is a flag each, or one for the scattered."""
+    if not isinstance(given, list | tuple):
+        flag = checked_bool(given, "minibatch")
+        return [flag and not each.broadcast for each in bound]
+    if len(given) != len(bound):
+        raise InvalidValue(
+            f"minibatch= has {counted(len(given), 'flag')} for the "
+            f"{counted(len(bound), 'argument')} of the function {name!r}: give one each, or "
+            f"one for all."
+        )
+    return [checked_bool(flag, f"each flag of minibatch= for {name!r}") for flag in given]
 
 
 def _snapshot(argument: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidType, InvalidValue, check_keywords
@@ -15,7 +17,7 @@ from .distribution import Functions
 from .function import Definition, Function
 
 if TYPE_CHECKING:
-    from ...packing.pytensor import Compiled, Graph
+    from ...graphs.graph import Compiled, Graph
 
 
 KEYWORDS = ("inputs", "outputs", "bcast_inputs", "updates", "sliceable_shareds", "name", "target")
@@ -41,22 +43,27 @@ def graph_definition(
     finish: Callable[[int], None] | None = None,
     used: Sequence[Any] = (),
     changed: Sequence[Any] = (),
+    target: Any = None,
 ) -> Definition:
     """What a function of graph variables is, compiled here; *options* go to ``pytensor.function``.
 
     *finish* runs on every rank at the end of a call (see ``FunctionSpec``): it reads the variables
-    *used*, and changes some of them, *changed*.
+    *used*, and changes some of them, *changed*.  *target* is where a graph runs that is not placed.
 
     Raises: InvalidType, InvalidValue for what is no graph, NotAvailable for workers on GPUs
     without JAX, or an operation of the graph that JAX lacks.
     """
-    from ...packing.pytensor import Graph  # noqa: PLC0415  whoever has graphs has imported it
+    from ...graphs.graph import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
     check_keywords("function()", options, [*KEYWORDS, *_OPTIONS])
 
     home.engine.require_ready()
     graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name, options)
     linked = home.variables.linked
+    if target is not None or _is_placed(home, graph):
+        if finish is not None:
+            raise _not_placed(graph)
+        return _placed_definition(home, graph, sliceable_shareds, name, target)
     _check_used(sliceable_shareds, graph.shared, graph.name)
     compiled = compiled_graph(home, graph)
     updated = [(linked.shared(theirs), op) for theirs, op in graph.updates]
@@ -72,22 +79,87 @@ def graph_definition(
     )
 
 
+def _is_placed(home: Functions, graph: Graph) -> bool:
+    from ...graphs.placed import is_placed  # noqa: PLC0415
+
+    return is_placed(graph, home.variables.linked.place_of)
+
+
+def _not_placed(graph: Graph) -> InvalidValue:
+    return InvalidValue(
+        f"make_train_function scatters the rows over all ranks, and the graph {graph.name!r} is placed "
+        f"on devices: make the step by function(…, updates=), which runs it once over them."
+    )
+
+
+def _placed_definition(
+    home: Functions, graph: Graph, sliceable_shareds: Any, name: str | None, target: Any
+) -> Definition:
+    """What a function is whose graph runs once, over the devices of its variables, or on *target*."""
+    from ...graphs.placed import PlacedGraph  # noqa: PLC0415
+
+    if sliceable_shareds is not None:
+        raise InvalidValue(
+            f"sliceable_shareds= is for graphs whose rows are sliced; that of the function "
+            f"{graph.name!r} is placed on devices, and runs once: leave it out."
+        )
+    variables = home.variables
+    linked, master = variables.linked, variables.collectives.master_rank
+
+    def rank_of(named: Any) -> int:
+        return master if named is None else variables.targets.rank(named)
+
+    theirs = dict.fromkeys((*graph.shared, *(variable for variable, _ in graph.updates)))
+    replicas = {variable: linked.shared(variable) for variable in theirs}
+    with _compiling(home, graph):
+        placed = PlacedGraph(
+            graph,
+            replicas,
+            linked.place_of,
+            rank_of,
+            rank_of(target),
+            home.engine.size,
+            home.engine.on_gpus,
+        )
+    changed = [replicas[variable] for variable, _ in graph.updates]
+    bridge = Bridge(linked, replicas.values(), changed)
+    return Definition(placed, [], None, graph.names, None, None, name, None, bridge, None, placed)
+
+
 def graph_function(home: Functions, *args: Any, **kwargs: Any) -> Function:
     """A ``Function`` of graph variables in one session, of the arguments of ``graph_definition``."""
     return Function(lambda verb: home, graph_definition(home, *args, **kwargs))
 
 
+def teach_transfers() -> None:
+    """Let PyTensor know what ``expr.transfer("dev1")`` is, if it is there."""
+    if "pytensor.tensor" in sys.modules:
+        from ...graphs import transfers  # noqa: F401,PLC0415
+
+
 def compiled_graph(home: Functions, graph: Graph) -> Compiled:
-    """*graph* as a function of arrays, with worker variables for its shared ones."""
+    """*graph* as a function of arrays, with worker variables for its shared ones.
+
+    Raises: InvalidValue for a graph that is placed.
+    """
+    if _is_placed(home, graph):
+        raise _not_placed(graph)
     variables = home.variables
     replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
     replicas |= {theirs: variables.streams.shared(theirs) for theirs in graph.streams}
+    with _compiling(home, graph):
+        compiled = graph.compiled(replicas, home.engine.on_gpus)
+        compiled.warm()
+    return compiled
+
+
+@contextlib.contextmanager
+def _compiling(home: Functions, graph: Graph) -> Iterator[None]:
+    """Say that *graph* is compiled in the block, and how long it took."""
     start, say = time.monotonic(), home.engine.say
     with announcing(say, f"Synkro is compiling the graph {graph.name!r}..."):
-        compiled = (graph.for_gpus if home.engine.on_gpus else graph.compiled)(replicas)
-        compiled.warm()
+        yield
     say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")
-    return compiled
 
 
 def check_no_options(options: dict[str, Any], called: str = "function()") -> None:

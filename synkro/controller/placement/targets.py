@@ -44,6 +44,11 @@ class Targets:
         """What a user calls *ranks*: by context names where there are some; None for all."""
         if len(ranks) == self._size:
             return None
+        named: str | int | list[str | int] = self.each(ranks)
+        return named
+
+    def each(self, ranks: Sequence[int]) -> Any:
+        """What a user calls *ranks*, one by one: a name, or a list of them."""
         names = [self._contexts[rank] or rank for rank in ranks]
         return names[0] if len(names) == 1 else names
 

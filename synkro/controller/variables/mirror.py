@@ -11,13 +11,13 @@ that, and hands out more when the main process has put another one there, or has
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidValue, WorkerError
+from ...errors import InvalidValue, UsageError, WorkerError, ranks_in_words
 from ...values.arrays import Array, same_bits
 from ...values.random import handed_out
 from .shared import Shared
@@ -49,17 +49,40 @@ class Linked:
         self._home = home
         self._pairs: dict[int, Pair] = {}  # by the number of ours
         self._doubtful: set[int] = set()  # numbers of ours that a call was to change, and may have
+        self._placed: dict[int, int] = {}  # by the number of ours: the rank that alone has it
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always."""
         for pair in list(self._pairs.values()):
             if pair.theirs() is theirs:
                 return pair.ours
+        return self._make(theirs, None)
+
+    def _make(self, theirs: Any, rank: int | None) -> Shared:
         value = np.array(theirs.get_value(borrow=True))
-        ours = self._home.shared(value)
+        ours = self._home.shared(value, target=rank)
         self._agree(theirs, ours, value)
         weakref.finalize(theirs, self._forget, ours.number)
         return ours
+
+    def place(self, theirs: Any, rank: int) -> None:
+        """Let *theirs* be on *rank* alone.  Raises: UsageError if it is somewhere else already."""
+        for pair in list(self._pairs.values()):
+            if pair.theirs() is theirs and self._placed.get(pair.ours.number) != rank:
+                where = (
+                    ranks_in_words(pair.ours.ranks) if pair.ours.number in self._placed else "all ranks"
+                )
+                raise UsageError(
+                    f"the shared variable {theirs} is on {where} already: place a variable once, before "
+                    f"the first function that uses it. (In a graph, its transfer() moves its value.)"
+                )
+        if self.place_of(theirs) is None:
+            self._placed[self._make(theirs, rank).number] = rank
+
+    def place_of(self, theirs: Any) -> int | None:
+        """The rank that *theirs* was placed on; None if it was not."""
+        found = (pair.ours.number for pair in list(self._pairs.values()) if pair.theirs() is theirs)
+        return self._placed.get(next(found, -1))
 
     def _agree(self, theirs: Any, ours: Shared, value: Array) -> None:
         """Both hold *value* now."""
@@ -69,6 +92,7 @@ class Linked:
 
     def _forget(self, number: int) -> None:
         self._pairs.pop(number, None)
+        self._placed.pop(number, None)
         self._doubtful.discard(number)
 
     def push(self, variables: Iterable[Shared]) -> None:
@@ -95,12 +119,17 @@ class Linked:
         self._doubtful.update(pair.ours.number for pair, _ in self._found(variables))
 
     def pull(self, variables: Iterable[Shared]) -> None:
-        """Put the master rank's replicas into PyTensor's variables."""
-        found = list(self._found(variables))
-        if not found:
-            return
-        collectives = self._home.collectives
-        values = collectives.fetch([pair.ours for pair, _ in found], (collectives.master_rank,))
+        """Put the replicas of the master rank, or of where each is placed, into PyTensor's variables."""
+        found: dict[tuple[int, ...], list[tuple[Pair, Any]]] = {}
+        for pair, theirs in self._found(variables):
+            found.setdefault(pair.ours.ranks, []).append((pair, theirs))
+        for pairs in found.values():
+            self._pull(pairs)
+
+    def _pull(self, found: Sequence[tuple[Pair, Any]]) -> None:
+        """The same, of variables that the same ranks have."""
+        first = found[0][0].ours.first
+        values = self._home.collectives.fetch([pair.ours for pair, _ in found], (first,))
         for (pair, theirs), value in zip(found, values, strict=True):
             copy = np.array(value)
             try:

@@ -16,7 +16,7 @@ from ...comms.ops import operation_named
 from ...errors import InvalidType, InvalidValue
 from ...plan.call import Access
 from ...values.arrays import as_numeric, native
-from ...values.foreign import is_graph_shared
+from ...values.foreign import is_graph_shared, is_graph_variable
 from ...values.random import generator
 from ...values.variable import Variable
 from ..engine.engine import Engine
@@ -111,6 +111,26 @@ class Variables:
             self._named.append(weakref.ref(made))
         return made
 
+    def place(self, variable: Any, target: str | int) -> Any:
+        """Put a shared variable of PyTensor's on one rank; returns the variable.
+
+        Graphs that use it run over the devices of such variables: see ``function``.
+
+        Args:
+            variable: made by ``pytensor.shared()``, and not yet used by a function.
+            target: a context name, a device that one worker is on, or a rank.
+
+        Raises: InvalidType, InvalidValue; UsageError if it is somewhere else already; SharedMemoryError.
+        """
+        self._engine.require_ready()
+        if not is_graph_shared(variable) or is_stream(variable):
+            raise InvalidType(
+                f"place() takes a shared variable of PyTensor's that holds an array; got {variable!r}. "
+                f"(A variable of Synkro's is made where it is to be: shared(value, target=…).)"
+            )
+        self.linked.place(variable, self.targets.rank(target))
+        return variable
+
     def transfer(self, value: Any, target: str | int | None) -> Any:
         """*value* on another rank, or here: a new variable, or a NumPy array for ``"cpu"``.
 
@@ -120,13 +140,18 @@ class Variables:
 
         Args:
             value: a variable, a kept output, an array or ``Data``; or the future of a submitted call
-                that returns one: then this returns a future, too.
+                that returns one: then this returns a future, too.  A variable of a PyTensor graph gives
+                one of the graph: its value there, as ``value.transfer(target)``.
             target: a context name, a device that one worker is on, or a rank; ``"cpu"`` for this
                 process; None for the master rank.
 
         Raises: InvalidType, InvalidValue; SharedMemoryError, SessionError.
         """
-        on_workers = isinstance(value, Shared) or is_graph_shared(value)
+        if is_graph_variable(value):
+            from ...graphs import transfers  # noqa: F401,PLC0415  which PyTensor then knows
+
+            return value.transfer(target)
+        on_workers = isinstance(value, Shared)
         variable = self.check(value, "transfer()") if on_workers else None
         if target == "cpu":
             return np.array(value) if variable is None else variable.get_value()

@@ -5,15 +5,13 @@
     on a rank:  arguments of the call, and the rank's replicas of the variables ──▶ outputs, new values
 
 The compiled function is pure: it returns the new values of ``updates=``, which Synkro merges over slices
-and writes to the replicas.  It is compiled once, in the main process; the workers find the result in
-PyTensor's cache on the disk.
+and writes to the replicas.
 
 A random stream of a graph is a worker variable, too.  Each rank draws from a part of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,8 +31,8 @@ from ..errors import InvalidType, InvalidValue, NotAvailable
 from ..memory.interrupts import atomic
 from ..plan.binding import RESERVED
 from ..plan.outputs import DEFAULT
-from ..values.foreign import handed
 from ..values.random import packed, unpacked
+from .programs import Program, typed
 
 
 class InputType(NamedTuple):
@@ -57,7 +55,6 @@ class Place(NamedTuple):
 
 
 Update = tuple[Any, Any, str]  # a shared variable, its new value, and its operation
-Recipe = tuple[list[Any], list[Any], dict[str, Any]] | None  # arguments of ``pytensor.function``
 
 
 class Graph:
@@ -70,6 +67,7 @@ class Graph:
         updates: the shared variables that get new values, each with its operation.
         shared: all shared variables that it uses, but for random streams.
         streams: the random streams that it uses; first those that move on.
+        targets: the outputs, and then the new values of the updates.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class Graph:
         streams = [variable for variable in found if _is_stream(variable)]
         self.streams = sorted(streams, key=lambda stream: stream not in following)
         self._states = [following[stream] for stream in self.streams if stream in following]
-        self._targets = targets[:count]
+        self.targets = targets[:count]
 
     def _givens(self, givens: Any) -> dict[Any, Any]:
         """What replaces which variables of the graph.  Raises: InvalidType."""
@@ -197,63 +195,44 @@ class Graph:
                 f"can be split and reduced. (Random numbers: draw them in NumPy, and pass them.)"
             )
 
-    def compiled(self, replicas: Mapping[Any, Any]) -> Compiled:
+    def compiled(self, replicas: Mapping[Any, Any], on_gpus: bool) -> Compiled:
         """The function; it takes the values of shared variables from their *replicas*.
 
-        Raises: InvalidValue if the graph does not use an input, or needs a variable that is none.
+        Raises: InvalidValue if the graph does not use an input, or needs a variable that is none;
+        NotAvailable for GPUs without JAX, or for what JAX cannot compile.
         """
-        return Compiled(self, replicas, self._built(*self._pure(), self.options))
-
-    def for_gpus(self, replicas: Mapping[Any, Any]) -> Compiled:
-        """The function, as ``compiled``: interpreted here, and compiled by JAX on the workers.
-
-        Raises: NotAvailable without JAX, for another mode, for operations that JAX lacks, and for random
-        streams.
-        """
-        if self.streams:
+        if on_gpus and self.streams:
             raise NotAvailable(
                 f"the function {self.name!r} has random streams of PyTensor's, which go on CPU workers "
                 f'only: fork(devices="cpu"), or draw in a function of Python, by synkro.rng().'
             )
-        mode = self.options.get("mode")
-        if mode not in (None, "JAX", pytensor.compile.mode.JAX):
-            raise NotAvailable(
-                f"on GPUs, JAX compiles the graphs of PyTensor; the function {self.name!r} asks for "
-                f'mode={mode!r}: leave that out, or fork(devices="cpu").'
-            )
-        try:
-            from pytensor.link.jax.dispatch import jax_funcify  # noqa: PLC0415  it imports JAX
-        except ImportError:
-            raise NotAvailable(
-                'on GPUs, JAX compiles the graphs of PyTensor: pip install "jax[cuda12]", or '
-                'fork(devices="cpu").'
-            ) from None
-        places, targets = self._pure()
-        jax = pytensor.compile.mode.JAX
-        rewrites = jax.provided_optimizer.excluding(*jax.linker.incompatible_rewrites)
-        interpreted = pytensor.compile.mode.Mode("py", rewrites)
-        function = self._built(places, targets, {**self.options, "mode": interpreted})
-        for node in function.maker.fgraph.apply_nodes:
-            if jax_funcify.dispatch(type(node.op)) is jax_funcify.dispatch(object):
-                raise NotAvailable(
-                    f"the function {self.name!r} uses {node.op}, which PyTensor cannot compile with "
-                    f'JAX, as it must on GPUs: fork(devices="cpu"), or write it with xp().'
-                )
-        recipe = places, targets, {**self.options, "mode": "JAX"}
-        return Compiled(self, replicas, function, recipe)
+        return Compiled(self, replicas, self._built(*self._pure(), on_gpus))
+
+    def program(self, places: list[Any], targets: list[Any], on_gpus: bool) -> Program:
+        """A part of the function, for one rank, which computes *targets* of *places*."""
+        given = [pytensor.In(variable, borrow=True) for variable in places]
+        return Program(self.name, (given, targets, self.options), on_gpus, late=True)
+
+    def input_types(self) -> dict[str, InputType]:
+        """The type that each input has to have, by its name."""
+        downcast = self.options.get("allow_input_downcast")
+        return {
+            name: InputType(np.dtype(v.type.dtype), v.type.shape, bool(downcast if own is None else own))
+            for name, v, own in zip(self.names, self.inputs, self.downcast, strict=True)
+        }
 
     def _pure(self) -> tuple[list[Any], list[Any]]:
         """The inputs and the results of the graph, with shared variables replaced by inputs."""
         stand_ins = {v: v.type(v.name) for v in (*self.shared, *self.streams)}
-        targets = [*self._targets, *self._states]
+        targets = [*self.targets, *self._states]
         targets = clone_replace(targets, replace=stand_ins) if targets else []
         # a stream is unpacked for each run, which may write to it
         inputs = (*self.inputs, *stand_ins.values())
         return [pytensor.In(v, borrow=True, mutable=_is_stream(v)) for v in inputs], targets
 
-    def _built(self, places: list[Any], targets: list[Any], options: dict[str, Any]) -> Any:
+    def _built(self, places: list[Any], targets: list[Any], on_gpus: bool) -> Program:
         try:
-            return pytensor.function(places, targets, name=self.name, **options)
+            return Program(self.name, (places, targets, self.options), on_gpus)
         except Exception as error:
             if type(error).__name__ not in ("UnusedInputError", "MissingInputError"):
                 raise
@@ -277,37 +256,21 @@ class Compiled:
         self,
         graph: Graph,
         replicas: Mapping[Any, Any],
-        function: Any,
-        recipe: Recipe = None,
+        program: Program,
     ) -> None:
-        """With a *recipe*, workers compile that instead of taking over *function*."""
         self.__name__ = graph.name
-        self.names = graph.names
-        downcast = graph.options.get("allow_input_downcast")
-        self.input_types = {
-            name: InputType(np.dtype(v.type.dtype), v.type.shape, bool(downcast if own is None else own))
-            for name, v, own in zip(graph.names, graph.inputs, graph.downcast, strict=True)
-        }
-        self._function = function
+        self.names, self.input_types = graph.names, graph.input_types()
+        self._program = program
         self.variables = tuple(replicas[variable] for variable in graph.shared)
         self.streams = tuple(replicas[variable] for variable in graph.streams)
         self._theirs = tuple(graph.streams)  # the streams themselves, in the main process
         self._states = len(graph._states)  # of streams; the others begin anew in each call
         self._single = graph.single
-        self._count = len(graph._targets) - len(graph.updates)  # of outputs
+        self._count = len(graph.targets) - len(graph.updates)  # of outputs
         self._updates = bool(graph.updates)
-        self._trusted = False
-        self._recipe = recipe
 
     def __getstate__(self) -> dict[str, Any]:
-        gone = {"_theirs": ()} if self._recipe is None else {"_theirs": (), "_function": None}
-        return {**vars(self), **gone}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if self._recipe is not None:
-            places, targets, options = self._recipe
-            self._function = pytensor.function(places, targets, name=self.__name__, **options)
+        return {**vars(self), "_theirs": ()}
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -315,12 +278,10 @@ class Compiled:
         return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._trusted:  # arguments have been checked: PyTensor need not do it again
-            self._function.trust_input = self._trusted = True
         given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]
-        arrays = [_typed(v, t.dtype) for v, t in zip(given, self.input_types.values(), strict=True)]
-        arrays += [_typed(variable.value) for variable in self.variables]
-        results = self._drawing(arrays) if self.streams else self._function(*arrays)
+        arrays = [typed(v, t.dtype) for v, t in zip(given, self.input_types.values(), strict=True)]
+        arrays += [typed(variable.value) for variable in self.variables]
+        results = self._drawing(arrays) if self.streams else self._program(*arrays)
         outputs: Any = results[0] if self._single else list(results[: self._count])
         return (outputs, list(results[self._count :])) if self._updates else outputs
 
@@ -332,7 +293,7 @@ class Compiled:
         else:
             streams = [unpacked(variable.value, rank.number) for variable in self.streams]
         with atomic:  # compiled code that draws does not survive an exception of Ctrl-C
-            results = self._function(*arrays, *streams)
+            results = self._program(*arrays, *streams)
         end = len(results) - self._states
         if rank is None:
             for theirs, state in zip(self._theirs, results[end:], strict=False):
@@ -343,21 +304,8 @@ class Compiled:
         return list(results[:end])
 
     def warm(self) -> None:
-        """Let PyTensor compile what it compiles only in a call: with read-only arrays, as rows are.
-
-        They are as empty as they can be, so that there is nothing to compute.
-        """
-        arrays: list[Any] = []
-        for variable in self._function.maker.fgraph.inputs:
-            if _is_stream(variable):
-                arrays.append(np.random.default_rng())
-                continue
-            array = np.zeros([length or 0 for length in variable.type.shape], variable.type.dtype)
-            if len(arrays) < len(self.names):
-                array.flags.writeable = False
-            arrays.append(array)
-        with contextlib.suppress(Exception):  # such shapes need not fit each other
-            self._function(*arrays)
+        """Let PyTensor compile what it compiles only in a call: with read-only arrays, as rows are."""
+        self._program.warm(len(self.names))
 
 
 def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, GraphVariable]:
@@ -523,13 +471,6 @@ def _filtered(variable: Any, value: Any, what: str) -> Any:
         return variable.type.filter_variable(value)
     except Exception as error:  # PyTensor raises many kinds, some without a text
         raise InvalidType(f"{what}: {_first(error)}") from None
-
-
-def _typed(array: Any, dtype: Any = None) -> Any:
-    """*array*, cast to *dtype* if that is given, as NumPy's; as JAX's where it lies on a GPU."""
-    if hasattr(array, "__cuda_array_interface__"):
-        return handed(array if dtype is None else array.astype(dtype, copy=False), "jax")
-    return np.asarray(array, dtype)
 
 
 def _first(error: Exception) -> str:

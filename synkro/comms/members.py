@@ -1,0 +1,129 @@
+"""The ranks that meet: all of a call, or those of one colour, which ``split`` has parted from the rest.
+
+The lines of all ranks of a call are on the board.  Those of fewer are in the arena of their first rank,
+until its next call, behind a header that names them: so ranks of other colours can see, too, whether one
+that waits there can go on::
+
+    header   how many they are, the number of each
+    lines    REACHED, ·, RECORDS: a cache line for each of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ranks_in_words
+from ..memory.arena import Arena
+from ..values.arrays import Array
+
+REACHED = 0  # how far the rank has come, in steps
+_RECORDS = 2  # two, each an offset and a size: a rank that is ahead must not overwrite what others read
+_LINE = 8  # words of a line, which is a cache line
+
+
+class OwnRecord:
+    """Memory for a record of this rank, and the record that lies there."""
+
+    def __init__(self, arena: Arena, nbytes: int) -> None:
+        array = arena.empty((nbytes,), np.uint8)
+        at = arena.locate(array)
+        assert at is not None
+        self.at = at
+        self.memory = array.data
+        self.payload = b""
+
+    def write(self, payload: bytes) -> None:
+        """Show *payload* from now on."""
+        self.memory[: len(payload)] = payload
+        self.payload = payload
+
+
+class Members:
+    """Ranks that meet, as one of them sees them.
+
+    Attributes:
+        ranks: their numbers in the session, in order.
+        place: the index of this rank among them; -1 if it is not one.
+        at: where the header lies in the arena; 0 for all ranks of a call.
+        words, lines: the memory of the lines, and where the line of each begins.
+        line: this rank's.
+        count: how many collectives this rank has entered with them.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: tuple[int, ...],
+        words: memoryview,
+        lines: Sequence[int],
+        own: list[OwnRecord],
+        at: int = 0,
+    ) -> None:
+        """*own* are this rank's two records."""
+        self.ranks = ranks
+        self.place = ranks.index(rank) if rank in ranks else -1
+        self.at = at
+        self.words, self.lines = words, lines
+        self.line = lines[self.place]
+        self.count = 0
+        self._own = own
+
+    def begin(self) -> None:
+        """A call begins."""
+        self.count = 0
+
+    def enter(self, payload: bytes, arena: Arena) -> None:
+        """This rank enters its next collective, and shows *payload*."""
+        self.count += 1
+        turn = self.count % 2
+        record = self._own[turn]
+        if payload is not record.payload:
+            if len(payload) > len(record.memory):
+                record = self._own[turn] = OwnRecord(arena, 2 * len(payload))
+            record.write(payload)
+        word = self.line + _RECORDS + 2 * turn
+        self.words[word], self.words[word + 1] = record.at, len(payload)
+
+    def shown_at(self, line: int) -> tuple[int, int]:
+        """Where the record of the rank with this *line* lies, and its size."""
+        word = line + _RECORDS + 2 * (self.count % 2)
+        return self.words[word], self.words[word + 1]
+
+    def reached(self, rank: int) -> int:
+        """How far the rank with this number has come."""
+        return self.words[self.lines[self.ranks.index(rank)] + REACHED]
+
+    def shown(self) -> bytes:
+        """All lines."""
+        return b"".join(bytes(self.words[line : line + _LINE]) for line in self.lines)
+
+    def called(self) -> str:
+        """They, in words."""
+        return f"the world of {ranks_in_words(self.ranks)}" if self.at else "this call"
+
+
+def new_board(arena: Arena, size: int) -> Array:
+    """Memory for the header and the lines of up to *size* ranks; nobody has come anywhere yet."""
+    board = arena.empty((_header(size) + _LINE * size,), np.uint64)
+    board.fill(0)
+    return board
+
+
+def name(board: Array, ranks: Sequence[int]) -> None:
+    """Write the header."""
+    board[: 1 + len(ranks)] = [len(ranks), *ranks]
+
+
+def found(arena: Arena, at: int, rank: int, own: list[OwnRecord]) -> Members:
+    """The members whose header is *at*."""
+    size = int(arena.view(at, (1,), np.uint64)[0])
+    start = _header(size)
+    words = arena.view(at, (start + _LINE * size,), np.uint64).data.cast("B").cast("Q")
+    ranks = tuple(words[1 : 1 + size])
+    return Members(rank, ranks, words, range(start, start + _LINE * size, _LINE), own, at)
+
+
+def _header(size: int) -> int:
+    return -(-(1 + size) // _LINE) * _LINE

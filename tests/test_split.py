@@ -1,0 +1,387 @@
+"""``split``: worlds of the ranks of one color, with collectives of their own."""
+
+import contextlib
+import os
+import signal
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.arrays import OPS, mine, serial
+from support.sessions import current, per_rank, running, start
+from support.waiting import Watch
+from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied
+
+try:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+except ImportError:  # those tests are skipped that have something drawn
+    from unittest.mock import MagicMock
+
+    st = MagicMock()
+
+    def given(*_, **__):
+        return pytest.mark.skip("hypothesis is missing")
+
+    def settings(**_):
+        return lambda test: test
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+pytestmark = pytest.mark.counted_once
+
+
+@pytest.fixture(scope="module")
+def four_forked():
+    session = start(4)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def four(four_forked):
+    with current(four_forked):
+        yield four_forked
+
+
+def parted(colors):
+    """The ranks of each rank's world, by rank; None without a color."""
+    return [
+        None if color is None else [other for other, c in enumerate(colors) if c == color]
+        for color in colors
+    ]
+
+
+def everything(world, number, shape, op):
+    """What this rank gets of every collective of *world*."""
+    x = mine(number, shape)
+    root = world.size() - 1
+    back = world.size() - 1 - world.rank()
+    return {
+        "all_reduce": world.all_reduce(x, op),
+        "reduce": world.reduce(x, op, root=root),
+        "broadcast": world.broadcast(x, root=root),
+        "default root": world.broadcast(x),
+        "all_gather": world.all_gather(x),
+        "gather": world.gather(x, root=root),
+        "scatter": world.scatter(x, root=root),
+        "all_to_all": world.all_to_all(x),
+        "reduce_scatter": world.reduce_scatter(x, op),
+        "exchange": world.exchange(x, back),
+    }
+
+
+def expected(ranks, number, shape, op, master=0):
+    """The same by NumPy, for rank *number* in the world of *ranks*."""
+    xs = [mine(rank, shape) for rank in ranks]
+    place = ranks.index(number)
+    total, last = serial(op, xs), place == len(ranks) - 1
+    split = [np.array_split(x, len(ranks)) for x in xs]
+    return {
+        "all_reduce": total,
+        "reduce": total if last else None,
+        "broadcast": xs[-1],
+        "default root": xs[ranks.index(master) if master in ranks else 0],
+        "all_gather": np.concatenate(xs),
+        "gather": np.concatenate(xs) if last else None,
+        "scatter": split[-1][place],
+        "all_to_all": np.concatenate([each[place] for each in split]),
+        "reduce_scatter": np.array_split(total, len(ranks))[place],
+        "exchange": xs[len(ranks) - 1 - place],
+    }
+
+
+def assert_same(got, want):
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        if value is None:
+            assert got[name] is None, name
+        else:
+            np.testing.assert_allclose(got[name], value, rtol=1e-14, err_msg=name)
+
+
+COLORS = st.lists(st.sampled_from([0, 1, -7, None]), min_size=4, max_size=4)
+
+
+@given(COLORS, COLORS, st.sampled_from(OPS), st.sampled_from([(1,), (6, 2), (3000, 3)]))
+@settings(max_examples=25, deadline=None)
+def test_collectives_of_worlds_are_those_of_numpy(four_forked, first, second, op, shape):
+    def run():
+        number, found = synk.rank(), []
+        worlds = [synk.split(colors[number]) for colors in (first, second)]
+        for world in [*worlds, *worlds]:  # in turns
+            found.append(None if world is None else everything(world, number, shape, op))
+        assert (synk.rank(), synk.size()) == (number, 4)
+        places = [world and (world.rank(), world.size()) for world in worlds]
+        return found, places, synk.all_gather(np.array([number]))
+
+    with current(four_forked):
+        results = per_rank(run)
+    for number, (found, places, whole) in enumerate(results):
+        assert whole.tolist() == [0, 1, 2, 3]
+        for index, colors in enumerate([first, second]):
+            ranks = parted(colors)[number]
+            if ranks is None:
+                assert (found[index], places[index]) == (None, None)
+                continue
+            assert places[index] == (ranks.index(number), len(ranks))
+            for got in (found[index], found[index + 2]):
+                assert_same(got, expected(ranks, number, shape, op))
+
+
+def test_a_world_is_split_again(four):
+    def run():
+        half = synk.split(synk.rank() // 2)
+        alone = half.split(half.rank())
+        both = half.split(True)
+        return alone.size(), alone.all_reduce(5, "sum"), both.all_reduce(synk.rank(), "sum")
+
+    assert per_rank(run) == [(1, 5, 1), (1, 5, 1), (1, 5, 5), (1, 5, 5)]
+
+
+def test_worlds_of_a_call_on_some_ranks(four):
+    def run():
+        world = synk.split(np.int64(synk.rank() == 2))
+        return world.size(), world.all_reduce(synk.rank(), "sum"), synk.all_reduce(1, "sum")
+
+    run = synk.function(run, outputs=None, target=[1, 2, 3])
+    assert run() == [(2, 1, 3), (2, 1, 3), (1, 2, 3)]
+
+
+def test_each_world_goes_its_own_way(four):
+    """The ranks of one world enter other collectives than those of the other, and more of them."""
+
+    def run():
+        world, total = synk.split(synk.rank() % 2), 0
+        if synk.rank() % 2:
+            for number in range(200):
+                total += world.all_reduce(number, "sum")
+        else:
+            world.barrier()
+            total = world.all_gather(np.array([1])).sum()
+        return total, synk.all_reduce(1, "sum")
+
+    assert per_rank(run) == [(2, 4), (39_800, 4)] * 2
+
+
+def test_records_of_one_world_are_not_overwritten_by_those_of_another(four):
+    """A rank that is ahead shows records in other worlds before all have read those of the last."""
+
+    def run():
+        worlds = [synk.split(synk.rank() % 2), synk.split(synk.rank() // 2), synk.split(0)]
+        seen = []
+        for number in range(300):
+            for world in worlds:
+                world.barrier()
+                seen.append(world.all_gather(np.full(1 + number % 3, synk.rank())).sum())
+        return sum(seen)
+
+    sums = [[0 + 2, 1 + 3, 0 + 2, 1 + 3], [0 + 1, 0 + 1, 2 + 3, 2 + 3], [6] * 4]
+    want = [sum(each[rank] for each in sums) * (1 + 2 + 3) * 100 for rank in range(4)]
+    assert per_rank(run) == want
+
+
+def test_messages_of_worlds(four):
+    def run():
+        half = synk.split(synk.rank() // 2)
+        if half.rank() == 0:
+            half.send(np.arange(3) + synk.rank(), to=1)
+            return None
+        return half.recv(0)
+
+    assert [None if x is None else x.tolist() for x in per_rank(run)] == [
+        None,
+        [0, 1, 2],
+        None,
+        [2, 3, 4],
+    ]
+
+
+def test_variables_are_reduced_within_a_world(four):
+    w = synk.shared(np.arange(3.0), name="w")
+
+    def run():
+        w.value = w.value + synk.rank()
+        half = synk.split(synk.rank() // 2)
+        half.all_reduce(w)
+
+    synk.function(run, outputs=[])()
+    assert [synk.get_value(rank, w).tolist() for rank in (0, 3)] == [[0.5, 1.5, 2.5], [2.5, 3.5, 4.5]]
+
+
+def test_in_each_slice(four):
+    def run(x):
+        half = synk.split(synk.rank() // 2)
+        return half.all_reduce(x.sum(), "sum")
+
+    f = synk.function(run, outputs="sum")
+    assert f(np.arange(80.0), num_slices=5) == 2 * np.arange(80).sum()
+
+
+def test_a_world_is_of_its_call(four):
+    kept = []
+
+    def run():
+        if kept:
+            return kept[0].all_reduce(1, "sum")
+        kept.append(synk.split(0))
+        return kept[0].all_reduce(1, "sum")
+
+    run = synk.function(run, outputs=None)
+    assert run() == [4] * 4
+    with pytest.raises(UsageError, match="the world of ranks 0, 1, 2, 3 was made in another call"):
+        run()
+
+
+def test_what_split_takes(four):
+    def wrong():
+        synk.split("left")
+
+    with pytest.raises(InvalidType, match="split takes a color, an int that the ranks"):
+        synk.function(wrong, outputs=[])()
+    with pytest.raises(UsageError, match=r"split\(\) is for use inside a function"):
+        synk.split(0)
+    with pytest.raises(OutputError, match=r"call split\(\) again in the next call"):
+        synk.function(lambda: synk.split(0), outputs=None)()
+
+
+def test_a_root_is_a_rank_of_the_world(four):
+    def run():
+        synk.split(synk.rank() // 2).broadcast(1, root=2)
+
+    with pytest.raises(
+        InvalidValue, match="root=2, but 2 ranks take part in this call: give one from 0"
+    ):
+        synk.function(run, outputs=[])()
+
+
+def test_as_serial(four):
+    def run(x):
+        world = synk.split(synk.rank())
+        return world.all_reduce(x.sum(), "sum"), world.size()
+
+    f = synk.function(run, outputs="sum")
+    assert f.as_serial(np.arange(5.0)) == (10, 1)
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def crossed():
+    half, other = synk.split(synk.rank() // 2), synk.split(synk.rank() % 2)
+    (half if synk.rank() in (0, 3) else other).barrier()
+
+
+def one_too_many():
+    half = synk.split(synk.rank() // 2)
+    (synk.barrier if synk.rank() == 2 else half.barrier)()
+
+
+def receives():
+    half = synk.split(synk.rank() // 2)
+    if synk.rank() % 2:
+        half.recv(0)
+    else:
+        synk.barrier()
+
+
+def returns():
+    half = synk.split(synk.rank() // 2)
+    if synk.rank() != 1:
+        half.barrier()
+
+
+def split_by_some():
+    if synk.rank():
+        synk.split(0)
+
+
+def other_kinds():
+    half = synk.split(synk.rank() // 2)
+    half.all_reduce(1, "sum" if synk.rank() % 2 else "max")
+
+
+def other_worlds():
+    half = synk.split(synk.rank() // 2)
+    if synk.rank() == 0:
+        half.send(1, to=1)
+    if synk.rank() == 1:
+        synk.recv(0)
+
+
+FAILURES = {
+    crossed: r"wait for each other, and none can go on: rank 0 is in barrier, collective 1 of the world "
+    r"of ranks 0, 1; rank 1 is in barrier, collective 1 of the world of ranks 1, 3",
+    one_too_many: r"collective 1 of the world of ranks 2, 3|without taking part in barrier",
+    receives: r"rank 0 is in barrier, collective 2; rank 1 is in recv from rank 0",
+    returns: r"rank 1 returned from the function without taking part in barrier \(collective 1 of the "
+    r"world of ranks 0, 1\)",
+    split_by_some: "rank 0 returned from the function without taking part in split",
+    other_kinds: r'of the world of ranks \d, \d\): rank \d is in all_reduce with "\w+", but rank \d',
+    other_worlds: "rank 0 was in send or recv in the world of ranks 0, 1 when it sent the array",
+}
+
+
+@pytest.mark.parametrize("function", FAILURES, ids=lambda function: function.__name__)
+def test_no_mistake_hangs(four, function):
+    with Watch(), pytest.raises(CollectiveError, match=FAILURES[function]):
+        synk.function(function, outputs=[])()
+    assert synk.function(lambda: synk.split(0).size(), outputs="sum")() == 16  # and it goes on
+
+
+def test_a_failure_in_one_world_is_the_error_of_the_call(four):
+    def run():
+        half = synk.split(synk.rank() // 2)
+        if synk.rank() == 3:
+            raise KeyError("three")
+        half.barrier()
+
+    with Watch(), pytest.raises(KeyError, match="rank 3 failed in the function 'run': KeyError"):
+        synk.function(run, outputs=[])()
+    assert per_rank(lambda: synk.split(0).all_reduce(1, "sum")) == [4] * 4
+
+
+@pytest.mark.parametrize("when", ["before", "in"])
+def test_a_rank_that_is_killed(when):
+    def run():
+        if when == "before" and synk.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        half = synk.split(synk.rank() // 2)
+        if synk.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        half.barrier()
+        synk.barrier()
+
+    with running(3), Watch(), pytest.raises(WorkerDied, match="rank 2"):
+        synk.function(run, outputs=[])()
+
+
+def test_tasks_have_no_worlds():
+    with running(2), pytest.raises(UsageError, match="a task used a collective"):
+        synk.map(lambda item: synk.split(0), [1])
+
+
+def test_many_splits_take_no_more_memory(four):
+    """What the worlds of a call lie in is used again by the next."""
+
+    def run():
+        for _ in range(20):
+            synk.split(synk.rank() % 2).barrier()
+        (arena,) = {os.stat(fd).st_ino: os.stat(fd) for fd in descriptors("synkro-arena")}.values()
+        return arena.st_blocks
+
+    def descriptors(name):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # that of the listing itself
+                if name in os.readlink(f"/proc/self/fd/{fd}"):
+                    yield fd
+
+    run = synk.function(run, outputs=None)
+    before = [run() for _ in range(3)][-1]
+    for _ in range(20):
+        after = run()
+    assert max(after) <= max(before) + 400
