@@ -54,7 +54,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),
     "mixture": ("threadpoolctl",),
-    "placement": ("threadpoolctl",),
+    "placement": ("threadpoolctl", "pytensor"),
     "compiled": ("pytensor", "threadpoolctl"),
     "endurance": (),
 }

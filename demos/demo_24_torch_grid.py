@@ -20,7 +20,7 @@ from torch import nn
 
 import synkro as synk
 
-EPOCHS, BATCH, UNITS, RATE = 4, 64, 100, 0.003
+EPOCHS, BATCH, UNITS, RATE = 3, 64, 100, 0.003
 
 warnings.filterwarnings("ignore", "4 CPU workers")  # on a small machine they take turns
 synk.fork(4, devices="cpu")

@@ -105,15 +105,6 @@ def test_a_name_that_is_nearly_right():
         session.function(len, target="rigt")
 
 
-def test_graphs_have_no_target(pair):
-    pytest.importorskip("pytensor")
-    import pytensor.tensor as pt
-
-    x = pt.vector("x")
-    with pytest.raises(synk.InvalidType, match="target= is for functions of Python"):
-        synk.function([x], x.sum(), target=0)
-
-
 # ── what they give and take ──────────────────────────────────────────────────────────────────────────
 
 

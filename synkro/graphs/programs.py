@@ -40,7 +40,8 @@ class Program:
         self._late = late
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) if self._recipe is None else {**vars(self), "_function": None}
+        function = self._function if self._recipe is None else None
+        return {**vars(self), "_function": function, "_trusted": False}  # alike before and after a call
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -265,3 +265,31 @@ def test_training_takes_the_serial_steps(n, rule, slices):
         here.session = before
     for one, other in zip(got, want, strict=True):
         assert np.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+@WHERE
+def test_worlds(n, where):
+    """Some of the ranks, by links of their own; and all of them again."""
+
+    def run():
+        xp, rank = module(where), synk.rank()
+        found = []
+        for color in (rank % 2, rank // 2, 0, None if rank else 1):
+            world = synk.split(color)
+            for _ in range(2 if world else 0):
+                x = xp.asarray(mine(rank))
+                total, rows = world.all_reduce(x, "sum"), world.all_gather(x)
+                own = world.exchange(x, world.size() - 1 - world.rank())
+                assert isinstance(total, xp.ndarray)
+                found.append((total, rows, own))
+        return found, synk.all_reduce(xp.asarray(mine(rank)), "sum")
+
+    for rank, (found, everyone) in enumerate(per_rank(run)):
+        worlds = [range(rank % 2, n, 2), range(rank // 2 * 2, min(n, rank // 2 * 2 + 2)), range(n)]
+        worlds += [range(1)] * (rank == 0)
+        for (total, rows, own), world in zip(found, [w for w in worlds for _ in range(2)], strict=True):
+            xs = [mine(other) for other in world]
+            np.testing.assert_allclose(total, sum(xs))
+            np.testing.assert_array_equal(rows, np.concatenate(xs))
+            np.testing.assert_array_equal(own, xs[len(world) - 1 - world.index(rank)])
+        np.testing.assert_allclose(everyone, sum(mine(other) for other in range(n)))

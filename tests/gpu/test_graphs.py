@@ -79,3 +79,25 @@ def test_what_jax_cannot_compile_is_refused(session):
         session.function(inputs=[x], outputs=Odd()(x).sum(), name="odd")
     with pytest.raises(InvalidValue, match="do not fit its graph"):
         session.function(inputs=[x, T.dvector("y")], outputs=x.sum())
+
+
+def test_a_graph_over_two_ranks(session):
+    """On the ranks of the session, which may be one: then nothing moves."""
+    last = session.n_parallel - 1
+    x, t = T.dmatrix("x"), T.dvector("t")
+    w = session.place(pytensor.shared(ROWS[:4].copy(), "w"), 0)
+    v = session.place(pytensor.shared(np.ones(4), "v"), last)
+    hidden = T.tanh(x.dot(w)).transfer(last)
+    loss = ((hidden.dot(v) - t) ** 2).mean()
+    updates = [(each, each - 0.1 * T.grad(loss, each)) for each in (w, v)]
+    step = session.function([x, t], loss, updates=updates)
+    begun = w.get_value(), v.get_value()
+    losses = [float(step(ROWS, ROWS[:, 0])) for _ in range(5)]
+    trained = w.get_value(), v.get_value()
+    w.set_value(begun[0])
+    v.set_value(begun[1])
+    alone = pytensor.function([x, t], loss, updates=updates, mode="FAST_COMPILE")
+    np.testing.assert_allclose(losses, [float(alone(ROWS, ROWS[:, 0])) for _ in range(5)])
+    np.testing.assert_allclose(trained[0], w.get_value())
+    np.testing.assert_allclose(trained[1], v.get_value())
+    assert any(row.operation.startswith("transfer of") for row in step.placement()) == bool(last)
