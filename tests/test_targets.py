@@ -1,9 +1,11 @@
 """``target=``: functions on one rank, or on some, beside each other."""
 
 import concurrent.futures
+import json
 import os
 import sys
 import time
+from collections import Counter
 
 import cloudpickle
 import numpy as np
@@ -273,17 +275,38 @@ def test_calls_of_several_threads_run_at_the_same_time(pair, tmp_path):
     assert good(together(lambda: left(a, b), lambda: right(b, a))) == [(0, 1), (0, 1)]
 
 
-def test_a_trace_shows_calls_with_a_target_one_after_the_other(pair, capsys):
-    functions = [synk.function(lambda x: x.sum(), target=rank, name=f"on_{rank}") for rank in (0, 1)]
+def test_a_trace_has_a_lane_of_the_main_process_for_each_call(pair, tmp_path, capsys):
+    a, b, path = tmp_path / "a", tmp_path / "b", tmp_path / "trace.json"
+    functions = [
+        synk.function(meet, bcast_inputs=["path", "other"], target=rank, name=f"on_{rank}")
+        for rank in (0, 1)
+    ]
+    everywhere = synk.function(lambda x: x.sum(), outputs="sum", name="everywhere")
     synk.distribute()
-    with synk.trace():
-        futures = [f.submit(X) for f in functions for _ in range(3)]
-        assert [future.result() for future in futures] == [X.sum()] * 6
+    with synk.trace(path):
+        assert everywhere(X) == X.sum()
+        futures = functions[0].submit(a, b), functions[1].submit(b, a)
+        assert [future.result() for future in futures] == [(0, 1)] * 2
+        assert everywhere(X) == X.sum()
+    events = json.loads(path.read_text())["traceEvents"]
+    lanes = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    shown = [lanes[number] for number in sorted(lanes)]
+    assert shown == ["main process", "main 2", "rank 0", "rank 1"]
+    calls = [each for each in events if each.get("cat") == "call"]
+    assert Counter(each["name"] for each in calls) == {"everywhere": 2, "on_0": 1, "on_1": 1}
+    first, second = (each for each in calls if each["name"] != "everywhere")
+    assert first["tid"] != second["tid"]
+    assert max(first["ts"], second["ts"]) < min(each["ts"] + each["dur"] for each in (first, second))
+    for each in events:
+        if each.get("cat") == "step" and lanes[each["tid"]] in ("rank 0", "rank 1"):
+            at = lanes[each["tid"]].replace("rank ", "on_")
+            assert each["args"]["function"] in (at, "everywhere"), each
+    steps = [each for each in events if each.get("cat") == "step"]
+    names = {each["name"] for each in steps if each["args"]["function"] == "on_1"}
+    assert {"plan", "send", "wait", "wake", "compute", "collect"} <= names
     synk.summary()
-    shown = capsys.readouterr().out
-    assert "on_0" in shown
-    assert "on_1" in shown
-    assert functions[0](X) == X.sum()
+    table = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert int(table["on_0"][3].rstrip("%")) > 50  # computed: of its own rank's time
 
 
 def test_large_outputs_at_the_same_time(pair):

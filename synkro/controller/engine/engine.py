@@ -241,7 +241,7 @@ class Engine:
         self.interrupted = self.interrupted | lane.members if beside else lane.members
         try:
             if trace is not None:
-                trace.mark("send")
+                trace.mark("send", lane.ranks)
             self._post.send(payload, segments, lane)
             if trace is not None:
                 trace.mark("wait")
@@ -261,11 +261,7 @@ class Engine:
         return self._answers.read(lane)
 
     def beside(self, lane: Lane, action: Callable[[], T]) -> T:
-        """Do *action*, which sends commands to *lane* alone, beside what others do on other ranks.
-
-        A trace has one lane for the main process: in one, actions are done one after the other.
-        """
-        lane = lane if self.trace is None else self.everyone
+        """Do *action*, which sends commands to *lane* alone, beside what others do on other ranks."""
         return self.turns.run(lane.members, action)
 
     # ── commands that last, while the main process goes on ───────────────────────────────────────
@@ -280,7 +276,7 @@ class Engine:
         self._open = lasting
         try:
             if self.trace is not None:
-                self.trace.mark("send")
+                self.trace.mark("send", self.everyone.ranks)
             self._post.send(payload, segments, self.everyone)
         except BaseException:
             self.abandon()

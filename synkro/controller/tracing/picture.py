@@ -1,4 +1,4 @@
-"""A trace as a picture: the last calls, a lane for the main process and one for each rank.
+"""A trace as a picture: the last calls, lanes for the main process and one for each rank.
 
 Only what draws imports this module: it needs matplotlib.  All places are in inches, so that labels can
 be laid out before anything is drawn::
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 
 from ...errors import InvalidValue, counted
-from .timeline import labels, placed
+from .timeline import called, labels, placed
 from .trace import MAIN, Trace
 
 COLOURS = {
@@ -143,7 +143,7 @@ def draw(trace: Trace, path: Path | None, count: int) -> Timeline:
 
     Raises: InvalidValue for a path whose suffix stands for no kind of picture.
     """
-    calls = list(trace.calls)
+    calls = trace.calls
     first = max(0, len(calls) - count)
     origin = calls[first].start
     width, room = _measure(), _WIDTH - _LEFT - _RIGHT
@@ -165,7 +165,8 @@ def draw(trace: Trace, path: Path | None, count: int) -> Timeline:
             bars[lane, _GONE].append((max(start, origin) - origin, stop - max(start, origin)))
     title = counted(len(calls), "traced call")
     title = f"the last {len(named)} of {title}" if first else title
-    figure = _drawn(title, range(MAIN, trace.size), bars, above, scale)
+    shown = [lane for lane in trace.lanes if lane >= MAIN or any(each == lane for each, _ in bars)]
+    figure = _drawn(title, shown, bars, above, scale)
     if path is not None:
         try:
             figure.savefig(path, dpi=150)
@@ -176,7 +177,7 @@ def draw(trace: Trace, path: Path | None, count: int) -> Timeline:
 
 def _drawn(
     title: str,
-    lanes: range,
+    lanes: Sequence[int],
     bars: dict[tuple[int, str], list[tuple[float, float]]],
     above: list[Label],
     scale: float,
@@ -191,20 +192,19 @@ def _drawn(
     whole = _TOP + height + _AXIS + legend
     figure = Timeline(figsize=(_WIDTH, whole))
     box = (_LEFT / _WIDTH, (_AXIS + legend) / whole, room / _WIDTH, height / whole)
-    axes = figure.add_axes(box, xlim=(0, room / scale / ns), ylim=(lanes[-1] + 0.5, lanes[0] - up))
+    axes = figure.add_axes(box, xlim=(0, room / scale / ns), ylim=(len(lanes) - 0.5, -up))
     for (lane, what), pieces in bars.items():
         scaled = [(start / ns, length / ns) for start, length in pieces]
-        axes.broken_barh(scaled, (lane - 0.4, 0.8), **_style(what))
+        axes.broken_barh(scaled, (lanes.index(lane) - 0.4, 0.8), **_style(what))
     for label in above:
-        x, y = label.start / ns, lanes[0] - 0.5
+        x, y = label.start / ns, -0.5
         top = y - label.row * _LINE / _LANE
         axes.plot([x, x, label.stop / ns], [top, y, y], color="grey", linewidth=0.7)
         text = axes.text(x + _GAP / scale / ns, top, label.text, fontsize=_SMALL, va="top")
         text.set(usetex=False, parse_math=False)  # a name is no formula
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    names = ["main process" if lane == MAIN else f"rank {lane}" for lane in lanes]
-    axes.set_yticks(lanes, names, fontsize=9)
+    axes.set_yticks(range(len(lanes)), list(map(called, lanes)), fontsize=9)
     axes.tick_params(axis="x", labelsize=9)
     axes.set_xlabel(unit, fontsize=9)
     figure.text(_LEFT / _WIDTH, 1 - 0.12 / whole, title, fontsize=10, va="top")

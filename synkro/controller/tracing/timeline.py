@@ -67,24 +67,32 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:
-    calls = list(trace.calls)
+    calls = trace.calls
     origin = calls[0].start if calls else 0
     pid = os.getpid()
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "Synkro"}}
-    for lane in range(MAIN, trace.size):
-        name = "main process" if lane == MAIN else f"rank {lane}"
-        common = {"ph": "M", "pid": pid, "tid": lane + 1}
-        yield {**common, "name": "thread_name", "args": {"name": name}}
-        yield {**common, "name": "thread_sort_index", "args": {"sort_index": lane + 1}}
+    threads = {lane: number for number, lane in enumerate(trace.lanes)}
+    for lane, number in threads.items():
+        common = {"ph": "M", "pid": pid, "tid": number}
+        yield {**common, "name": "thread_name", "args": {"name": called(lane)}}
+        yield {**common, "name": "thread_sort_index", "args": {"sort_index": number}}
 
     def event(lane: int, start: int, stop: int, name: str, kind: str, **args: Any) -> dict[str, Any]:
         times = {"ts": (start - origin) / 1e3, "dur": (stop - start) / 1e3}
-        return {"ph": "X", "pid": pid, "tid": lane + 1, "name": name, "cat": kind, **times, "args": args}
+        return {
+            "ph": "X",
+            "pid": pid,
+            "tid": threads[lane],
+            "name": name,
+            "cat": kind,
+            **times,
+            "args": args,
+        }
 
     for lane, start, stop in trace.gaps():
         yield event(lane, max(start, origin), max(stop, origin), "steps that were not kept", "gap")
     for number, call in enumerate(calls):
-        yield event(MAIN, call.start, call.stop, call.name, "call", call=number)
+        yield event(call.lane, call.start, call.stop, call.name, "call", call=number)
     for span, number in placed(trace, calls):
         args: dict[str, Any] = {"function": calls[number].name, "call": number}
         if span.what in ("compute", "collective"):
@@ -99,20 +107,25 @@ def table(trace: Trace) -> str:
     *imbalance* is how much longer than the mean the slowest rank computed.  Calls of which marks are
     missing are left out, and counted below.
     """
-    calls, whole = list(trace.calls), trace.whole()
+    calls, whole = trace.calls, trace.whole()
     names = labels(calls)
     spent: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros(trace.size))
     groups = {what: share for share, whats in SHARES.items() for what in whats}
     for span, number in placed(trace, calls):
         if span.what in groups and whole[number]:
-            ranks = slice(None) if span.lane == MAIN else span.lane
+            ranks = slice(None) if span.lane <= MAIN else span.lane
             spent[names[number], groups[span.what]][ranks] += span.stop - span.start
     lengths: dict[str, list[int]] = defaultdict(list)
+    ranks_of: dict[str, list[int]] = {}
     for label, call, known in zip(names, calls, whole, strict=True):
         if known:
             lengths[label].append(call.stop - call.start)
+            ranks_of[label] = sorted(call.ranks)
     titles = ["function", "calls", "ms a call", *SHARES, "overhead", "imbalance"]
-    rows = [_row(name, each, [spent[name, share] for share in SHARES]) for name, each in lengths.items()]
+    rows = [
+        _row(name, each, [spent[name, share][ranks_of[name]] for share in SHARES])
+        for name, each in lengths.items()
+    ]
     first, *others = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     pattern = "  ".join([f"{{:{first}}}", *[f"{{:>{width}}}" for width in others]])
     lines = [pattern.format(*row) for row in [titles, *rows]]
@@ -149,10 +162,21 @@ def _row(name: str, lengths: Sequence[int], spent: Sequence[Array]) -> list[str]
 
 def placed(trace: Trace, calls: Sequence[Called]) -> list[tuple[Span, int]]:
     """The spans that lie in a call, each with the number of that."""
-    starts = [call.start for call in calls]
+    own: dict[int, list[int]] = defaultdict(list)  # by lane: the numbers of its calls
+    for number, call in enumerate(calls):
+        for lane in (call.lane, *call.ranks):
+            own[lane].append(number)
+    starts = {lane: [calls[number].start for number in numbers] for lane, numbers in own.items()}
     placed = []
     for span in trace.spans():
-        number = bisect_right(starts, span.start) - 1
-        if number >= 0 and span.start < (end := calls[number].stop):
+        at = bisect_right(starts.get(span.lane, []), span.start) - 1
+        if at >= 0 and span.start < (end := calls[number := own[span.lane][at]].stop):
             placed.append((span if span.stop <= end else replace(span, stop=end), number))
     return placed
+
+
+def called(lane: int) -> str:
+    """What a lane is called."""
+    if lane >= 0:
+        return f"rank {lane}"
+    return "main process" if lane == MAIN else f"main {MAIN - lane + 1}"

@@ -8,18 +8,20 @@ leave theirs in the shared block (``ipc.channel``), from where they are fetched 
     rank 1        │ wake   │ begin │ inputs │ compute ───│ outputs │
                                      └──── once a slice ───┘
 
+Calls that go on at the same time, in threads of their own, have lanes of their own in the main process.
 All clocks are ``time.perf_counter_ns``, which on Linux is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ from ...ipc.channel import MARKS, Controller
 from ...messages import Phase
 
 MAIN = -1
-"""The main process's lane; those of the ranks are their numbers."""
+"""The main process's first lane; further ones have lower numbers, and a rank's is the rank."""
 
 _KEPT = 200_000  # marks a lane; newer ones replace older ones
 _ENOUGH = MARKS // 4  # unfetched marks of a rank at which they are fetched
@@ -64,59 +66,100 @@ class Called(NamedTuple):
     number: int
     start: int
     stop: int
+    lane: int
+    ranks: frozenset[int]
+
+
+class Going(NamedTuple):
+    """The calls that go on in a thread, one in the other.
+
+    Attributes:
+        lane: theirs.
+        ranks: for each, those that it has sent something to.
+    """
+
+    lane: int
+    ranks: list[set[int]]
 
 
 class Trace:
-    """The marks of a session, from now to ``end``.
+    """The marks of a session, from now to ``end``.  What happens at the same time holds a lock.
 
     Attributes:
         path: the file for it, or None.
         size: how many ranks there are.
-        calls: the calls, in their order, but for those that failed before anything was sent.
-        within: whether a call is going on.
     """
 
     def __init__(self, size: int, marks: Controller, path: Path | None) -> None:
         self.size = size
         self.path = path
-        self.calls: deque[Called] = deque(maxlen=_KEPT)
+        self._calls: deque[Called] = deque(maxlen=_KEPT)
         self._marks = marks
         self._on = True
-        self._sent = False  # whether the call that goes on has sent something
+        self._going: dict[int, Going] = {}  # by thread
         self._gaps: list[tuple[int, int, int]] = []
         self._seen = [marks.marked(rank) for rank in range(size)]
-        self._main: deque[tuple[int, str]] = deque(maxlen=_KEPT)
+        self._main: list[deque[tuple[int, str, Sequence[int]]]] = [deque(maxlen=_KEPT)]
         self._ranks: list[deque[tuple[int, int, int]]] = [deque(maxlen=_KEPT) for _ in range(size)]
-        self.within = False
         marks.trace(True)
+
+    @property
+    def calls(self) -> list[Called]:
+        """The calls, by their beginnings, but for those that failed before anything was sent."""
+        return sorted(self._calls, key=lambda call: call.start)
+
+    @property
+    def lanes(self) -> list[int]:
+        """All lanes: those of the main process, and those of the ranks."""
+        return [*range(MAIN, MAIN - len(self._main), -1), *range(self.size)]
+
+    @property
+    def within(self) -> bool:
+        """Whether a call is going on in this thread."""
+        return threading.get_ident() in self._going
 
     def end(self) -> None:
         self._marks.trace(False)
         self.fetch()
         self._on = False
 
-    def mark(self, what: str) -> None:
-        """From now on the main process does *what*."""
-        self._main.append((time.perf_counter_ns(), what))
-        if what == "send":
-            self._sent = True
+    def mark(self, what: str, ranks: Sequence[int] = ()) -> int:
+        """From now on the main process does *what*, for *ranks* if it sends; returns the time."""
+        now, going = time.perf_counter_ns(), self._going.get(threading.get_ident())
+        self._main[0 if going is None else MAIN - going.lane].append((now, what, ranks))
+        if going is not None:
+            going.ranks[-1].update(ranks)
+        return now
 
     @contextlib.contextmanager
     def call(self, name: str, number: int = 0) -> Iterator[None]:
         """A call of the function *name* with this *number*."""
-        self.within = True
-        self._sent = False
-        self.mark("plan")
-        start = self._main[-1][0]
+        thread = threading.get_ident()
+        going = self._going.get(thread)
+        if going is None:
+            going = self._going[thread] = Going(self._free_lane(), [])
+        mine: set[int] = set()
+        going.ranks.append(mine)
+        start = self.mark("plan")
         try:
             yield
         finally:
-            self.within = False
-            self.mark("")
-            if self._sent:
-                self.calls.append(Called(name, number, start, self._main[-1][0]))
-            if self._marks.marked(0) - self._seen[0] > _ENOUGH:
+            stop, ranks = self.mark(""), frozenset(mine)
+            going.ranks[:] = [each for each in going.ranks if each is not mine]
+            if not going.ranks:
+                self._going.pop(thread, None)
+            if ranks:
+                self._calls.append(Called(name, number, start, stop, going.lane, ranks))
+            if any(self._marks.marked(rank) - self._seen[rank] > _ENOUGH for rank in ranks):
                 self.fetch()
+
+    def _free_lane(self) -> int:
+        """The first lane of the main process in which no call goes on."""
+        taken = {going.lane for going in self._going.values()}
+        lane = next(lane for lane in count(MAIN, -1) if lane not in taken)
+        if lane < -len(self._main):
+            self._main.append(deque(maxlen=_KEPT))
+        return lane
 
     def fetch(self) -> None:
         """Copy the ranks' new marks out of the shared block."""
@@ -131,8 +174,8 @@ class Trace:
     def gaps(self) -> list[tuple[int, int, int]]:
         """Where marks are missing, as they were too old or too many: lane, from when, until when."""
         gaps = list(self._gaps)
-        if len(self._main) == _KEPT:
-            gaps.append((MAIN, 0, self._main[0][0]))
+        lanes = enumerate(self._main)
+        gaps += [(MAIN - n, 0, lane[0][0]) for n, lane in lanes if len(lane) == _KEPT]
         return gaps + [(n, 0, lane[0][0]) for n, lane in enumerate(self._ranks) if len(lane) == _KEPT]
 
     def whole(self) -> list[bool]:
@@ -142,43 +185,64 @@ class Trace:
 
     def spans(self) -> Iterator[Span]:
         """What all lanes did, lane by lane."""
-        commands: list[tuple[int, int]] = []  # from when each was sent, and until all had answered
-        sent = 0
-        for (start, what), (stop, _) in pairwise(self._main):
-            if what:
-                yield Span(MAIN, start, stop, what)
-            if what == "send":
-                sent = start
-            elif what == "wait":
-                commands.append((sent, stop))
-        begun = [start for start, _ in commands]
-        answered = [0] * len(commands)  # when the last rank answered each
-        for lane in self._ranks:
-            for time_of, phase, _ in lane:
-                if phase == Phase.WAITING and (at := bisect_right(begun, time_of) - 1) >= 0:
-                    answered[at] = max(answered[at], time_of)
-        for rank, lane in enumerate(self._ranks):
-            yield from _rank_spans(rank, list(lane), begun, commands, answered)
+        commands: list[_Command] = []
+        for index, main in enumerate(self._main):
+            for (start, what, ranks), (stop, _, _) in pairwise(main):
+                if what:
+                    yield Span(MAIN - index, start, stop, what)
+                if what == "send":
+                    commands.append(_Command(start, ranks))
+                elif what == "wait" and commands:
+                    commands[-1].stop = stop
+        commands.sort(key=lambda command: command.sent)
+        lanes = []
+        for rank, marks in enumerate(self._ranks):
+            own = [command for command in commands if rank in command.ranks]
+            sent = [command.sent for command in own]
+            lanes.append(
+                [
+                    (mark, own[at] if (at := bisect_right(sent, mark[0]) - 1) >= 0 else None)
+                    for mark in marks
+                ]
+            )
+        for (time_of, phase, _), command in chain.from_iterable(lanes):
+            if phase == Phase.WAITING and command is not None:
+                command.answered = max(command.answered, time_of)
+        for rank, lane in enumerate(lanes):
+            yield from _rank_spans(rank, lane)
+
+
+@dataclass
+class _Command:
+    """A command to some ranks.
+
+    Attributes:
+        sent, answered: when it was sent, and when the last of them answered.
+        stop: until when the main process waited.
+    """
+
+    sent: int
+    ranks: Sequence[int]
+    stop: int = 0
+    answered: int = 0
 
 
 def _rank_spans(
-    rank: int,
-    marks: list[tuple[int, int, int]],
-    begun: list[int],
-    commands: list[tuple[int, int]],
-    answered: list[int],
+    rank: int, marks: Sequence[tuple[tuple[int, int, int], _Command | None]]
 ) -> Iterator[Span]:
-    """One rank's spans; after its answer it waits for the last rank's, and then for the next command."""
-    for index, (start, phase, number) in enumerate(marks):
-        at = bisect_right(begun, start) - 1
+    """One rank's spans, of its marks and the command that each belongs to.
+
+    After its answer it waits for the last rank's, and then for the next command.
+    """
+    for index, ((start, phase, number), command) in enumerate(marks):
         if phase == Phase.WAITING:
-            if at >= 0 and answered[at] > start:
-                yield Span(rank, start, answered[at], "wait for others")
+            if command is not None and command.answered > start:
+                yield Span(rank, start, command.answered, "wait for others")
             continue
-        if phase == Phase.BEGINNING and at >= 0:
-            yield Span(rank, begun[at], start, "wake")
+        if phase == Phase.BEGINNING and command is not None:
+            yield Span(rank, command.sent, start, "wake")
         if index + 1 < len(marks):
-            stop = marks[index + 1][0]
+            stop = marks[index + 1][0][0]
         else:  # it never answered: it died, or the main process gave it up
-            stop = commands[at][1] if at >= 0 else start
+            stop = start if command is None else command.stop
         yield Span(rank, start, max(start, stop), NAMES[Phase(phase)], number)
