@@ -32,6 +32,12 @@ def nothing_slow(tmp_path_factory, monkeypatch):
     return folder
 
 
+def pytest_itemcollected(item):
+    """What runs whole programs is one of the ``programs``, which take their time."""
+    if "run_python" in item.fixturenames and item.get_closest_marker("lab") is None:
+        item.add_marker("programs")
+
+
 @pytest.fixture
 def run_python(tmp_path):
     """Run Python in a process of its own, in an empty folder; returns the finished process.
