@@ -417,6 +417,42 @@ def test_more_messages_than_a_box_takes(count):
     assert held[cut.ends[0]][cut.key(last)] == want
 
 
+@pytest.mark.parametrize("ring", [2, 3])
+@pytest.mark.parametrize("counts", [(9,), (5, 5), (40,), (8, 1, 8), (3, 20, 7)])
+def test_ranks_that_have_much_for_each_other_on_a_level(ring, counts):
+    """As the running means of a deep network, which have no place: each rank needs all of the other."""
+    sources = {T.dscalar(f"s{rank}"): rank for rank in range(ring)}
+    begun, sent = list(sources), []
+    for count in counts:
+        made = [
+            [(one * (n + 2.0)).transfer((r + 1) % ring) for n in range(count)]
+            for r, one in enumerate(begun)
+        ]
+        sent += [(each, (rank + 1) % ring) for rank, several in enumerate(made) for each in several]
+        begun = [made[rank - 1][0] + 1.0 for rank in range(ring)]  # the others are not needed here
+    wanted = [(variable, (to,)) for variable, to in sent]
+    cut = Cut(sources, wanted, 0, int, evaluated)
+    given = dict(zip(sources, np.arange(1.0, 1 + ring), strict=True))
+    held = simulated(cut, {cut.key(source): value for source, value in given.items()})
+    want = evaluated(list(given), [variable for variable, _ in sent])(*given.values())
+    for (variable, to), value in zip(sent, want, strict=True):
+        assert held[to][cut.key(variable)] == value
+
+
+def test_many_running_means_without_a_place():
+    """Each device has half of the layers; every rank needs all means."""
+    x, rows = T.matrix("x"), matrix(4, 2)
+    weights = [shared(matrix(2, 2), f"dev{n % 2}") for n in range(20)]
+    means = [shared(np.zeros(2)) for _ in weights]
+    outputs = [T.tanh(x.dot(weight)).mean(axis=0) for weight in weights]
+    updates = [(mean, 0.9 * mean + 0.1 * one) for mean, one in zip(means, outputs, strict=True)]
+    step = synk.function([x], outputs[-1].sum(), updates=updates)
+    step(rows)
+    for mean, weight in zip(means, weights, strict=True):
+        want = 0.1 * np.tanh(rows @ weight.get_value()).mean(axis=0)
+        assert np.allclose(synk.gather(mean), want)
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────
 
 
