@@ -145,6 +145,23 @@ def test_transfers_to_the_master_rank_and_by_the_function():
     assert moves(f) == [("dev2", "dev0"), ("dev2", "dev1")]
 
 
+def test_calls_leave_nothing_to_be_looked_at_again(monkeypatch):
+    """What a function holds is compared at each call: what a call moved is no part of it."""
+    w, x = shared(matrix(3, 3), "dev0"), T.matrix("x")
+    product = synk.function([x], x.dot(w).transfer("dev1") + 1)
+    bring, brought = type(product)._bring, []
+
+    def counted(function, *args):
+        brought.append(function)
+        return bring(function, *args)
+
+    monkeypatch.setattr(type(product), "_bring", counted)
+    for rows in range(40):
+        product(np.ones((rows, 3)))
+    assert len(brought) < 20  # in calls 1, 2, 4, 8 … all is looked at
+    assert product.placement()[-2].nbytes == 39 * 3 * 8
+
+
 def test_the_table_as_text():
     a, b = shared([1.0, 2.0], 1, "a"), shared([3.0, 4.0], 2, "b")
     f = synk.function([], a * b)
