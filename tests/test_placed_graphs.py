@@ -145,6 +145,23 @@ def test_transfers_to_the_master_rank_and_by_the_function():
     assert moves(f) == [("dev2", "dev0"), ("dev2", "dev1")]
 
 
+def test_calls_leave_nothing_to_be_looked_at_again(monkeypatch):
+    """What a function holds is compared at each call: what a call moved is no part of it."""
+    w, x = shared(matrix(3, 3), "dev0"), T.matrix("x")
+    product = synk.function([x], x.dot(w).transfer("dev1") + 1)
+    bring, brought = type(product)._bring, []
+
+    def counted(function, *args):
+        brought.append(function)
+        return bring(function, *args)
+
+    monkeypatch.setattr(type(product), "_bring", counted)
+    for rows in range(40):
+        product(np.ones((rows, 3)))
+    assert len(brought) < 20  # in calls 1, 2, 4, 8 … all is looked at
+    assert product.placement()[-2].nbytes == 39 * 3 * 8
+
+
 def test_the_table_as_text():
     a, b = shared([1.0, 2.0], 1, "a"), shared([3.0, 4.0], 2, "b")
     f = synk.function([], a * b)
@@ -415,6 +432,42 @@ def test_more_messages_than_a_box_takes(count):
     held = simulated(cut, {cut.key(a): 1.0, cut.key(b): 2.0, cut.key(c): 3.0})
     want = evaluated([a, b, c], [last])(1.0, 2.0, 3.0)[0]
     assert held[cut.ends[0]][cut.key(last)] == want
+
+
+@pytest.mark.parametrize("ring", [2, 3])
+@pytest.mark.parametrize("counts", [(9,), (5, 5), (40,), (8, 1, 8), (3, 20, 7)])
+def test_ranks_that_have_much_for_each_other_on_a_level(ring, counts):
+    """As the running means of a deep network, which have no place: each rank needs all of the other."""
+    sources = {T.dscalar(f"s{rank}"): rank for rank in range(ring)}
+    begun, sent = list(sources), []
+    for count in counts:
+        made = [
+            [(one * (n + 2.0)).transfer((r + 1) % ring) for n in range(count)]
+            for r, one in enumerate(begun)
+        ]
+        sent += [(each, (rank + 1) % ring) for rank, several in enumerate(made) for each in several]
+        begun = [made[rank - 1][0] + 1.0 for rank in range(ring)]  # the others are not needed here
+    wanted = [(variable, (to,)) for variable, to in sent]
+    cut = Cut(sources, wanted, 0, int, evaluated)
+    given = dict(zip(sources, np.arange(1.0, 1 + ring), strict=True))
+    held = simulated(cut, {cut.key(source): value for source, value in given.items()})
+    want = evaluated(list(given), [variable for variable, _ in sent])(*given.values())
+    for (variable, to), value in zip(sent, want, strict=True):
+        assert held[to][cut.key(variable)] == value
+
+
+def test_many_running_means_without_a_place():
+    """Each device has half of the layers; every rank needs all means."""
+    x, rows = T.matrix("x"), matrix(4, 2)
+    weights = [shared(matrix(2, 2), f"dev{n % 2}") for n in range(20)]
+    means = [shared(np.zeros(2)) for _ in weights]
+    outputs = [T.tanh(x.dot(weight)).mean(axis=0) for weight in weights]
+    updates = [(mean, 0.9 * mean + 0.1 * one) for mean, one in zip(means, outputs, strict=True)]
+    step = synk.function([x], outputs[-1].sum(), updates=updates)
+    step(rows)
+    for mean, weight in zip(means, weights, strict=True):
+        want = 0.1 * np.tanh(rows @ weight.get_value()).mean(axis=0)
+        assert np.allclose(synk.gather(mean), want)
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────

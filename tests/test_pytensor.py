@@ -443,6 +443,15 @@ def test_inputs_may_be_wrapped_in_in():
         synk.function([x, pytensor.In(y, name="y", value=w)], x.dot(y).mean())
 
 
+def test_outputs_may_be_wrapped_in_out():
+    x = T.matrix("x")
+    total, mean = pytensor.Out(x.sum(), borrow=True), pytensor.Out(x.mean(axis=0))
+    assert np.allclose(synk.function([x], mean)(ROWS), ROWS.mean(axis=0))
+    found = synk.function([x], [(total, "sum"), mean])(ROWS)
+    assert np.allclose(found[0], ROWS.sum())
+    assert np.allclose(found[1], ROWS.mean(axis=0))
+
+
 def test_a_value_that_did_not_reach_the_workers_is_sent_again(workers, monkeypatch):
     w = pytensor.shared(np.zeros(2), name="w")
     show = synk.function(outputs=(w, None))

@@ -254,7 +254,7 @@ def test_a_root_is_a_rank_of_the_world(four):
         synk.split(synk.rank() // 2).broadcast(1, root=2)
 
     with pytest.raises(
-        InvalidValue, match="root=2, but 2 ranks take part in this call: give one from 0"
+        InvalidValue, match="root=2, but 2 ranks take part in the world of ranks 0, 1: give one from 0"
     ):
         synk.function(run, outputs=[])()
 

@@ -93,7 +93,7 @@ class Meeting:
         self._board = Board(self._words, size, arena, self._fence, answered)
         self.members = self._on_board((rank,))
         self._board.begin(0, self.members)
-        self._parted: list[Members] = []  # in this call
+        self._parted: set[Members] = set()  # in this call
         self._boards: list[Array] = []  # of members whose first rank this is; others may read them
         self._seen: Cache[tuple[int, int], memoryview] = Cache()
         self._answered = answered
@@ -248,7 +248,7 @@ class Meeting:
         if not ranks:
             return None
         members = found(self._arena, at, self.rank, self._new_records())
-        self._parted.append(members)
+        self._parted.add(members)
         return members
 
     @contextmanager

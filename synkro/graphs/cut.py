@@ -8,14 +8,16 @@
 
 What a rank computes in one step is one compiled function.  A value moves to each rank at most once.
 
-Sending waits while ``SLOTS`` messages from one rank to another are unread.  So before each level a rank
-reads what it needs there, and all but the last few messages of lower levels, ordered by level and then
-by sender: who waits, waits for one that is at a lower level, or a lower rank, and none waits for ever.
+Sending waits while ``SLOTS`` messages from one rank to another are unread.  So what goes from one rank
+to another on one level goes in rounds of so many.  Before each round, ordered by level, a rank reads
+what it needs there, and so many messages of earlier rounds that those of this one find room.  It reads
+them ordered by round, and then by sender: who waits, waits for one that is in an earlier round, or for
+a lower rank, and none waits for ever.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,6 +53,7 @@ class Send(NamedTuple):
 
 
 Step = Receive | Run | Send
+Round = tuple[int, int]  # a level, and a number there
 
 
 class Computation(NamedTuple):
@@ -105,7 +108,9 @@ class Cut:
         self._kept: dict[int, set[Any]] = defaultdict(set)  # by rank: what it has to have in the end
         self.ends = [self._end(variable, ranks, first) for variable, ranks in wanted]
         self._levels: dict[tuple[int, Any], int] = {}  # of a variable on a rank
+        self._rounds: dict[tuple[int, Any], Round] = {}  # in which a variable goes to a rank
         self._set_levels(nodes)
+        self._set_rounds()
         self.keys: dict[Any, int] = {}
         ranks = sorted({*self._computed, *(rank for pair in self._moved for rank in pair)})
         self.steps = {rank: list(self._steps(rank)) for rank in ranks}
@@ -171,8 +176,15 @@ class Cut:
             for rank in self._ranks_of(node):
                 level = max((self._level(each, rank) for each in self._operands(node)), default=0)
                 self._levels.update({(rank, output): level for output in node.outputs})
-        for (source, _), moved in self._moved.items():  # in the order in which they are sent
-            moved.sort(key=lambda v: (self._level(v, source), self._order[v]))
+
+    def _set_rounds(self) -> None:
+        for (source, to), moved in self._moved.items():
+            moved.sort(key=lambda v: (self._level(v, source), self._order[v]))  # as they are sent
+            sent: Counter[int] = Counter()  # by level
+            for variable in moved:
+                level = self._level(variable, source)
+                self._rounds[to, variable] = level, sent[level] // SLOTS
+                sent[level] += 1
 
     def _level(self, variable: Any, rank: int) -> int:
         home = self._homes.get(variable)
@@ -193,26 +205,32 @@ class Cut:
         levels |= {self._level(variable, rank) for variable, _ in going}
         for level in sorted(levels):
             nodes = [node for node in own if self._level(node.outputs[0], rank) == level]
-            due = {each: self._due(each, messages, level, nodes) for each, messages in coming.items()}
-            yield from self._receive(coming, due)
             sent = [(v, to) for v, to in going if self._level(v, rank) == level]
             urgent = self._leading_to({variable for variable, _ in sent}, nodes)
-            yield from self._run(rank, urgent)
-            for variable, to in sorted(sent, key=lambda each: self._order[each[0]]):
-                yield Send(self.key(variable), to)
+            for number in range(1 + max((self._rounds[to, v][1] for v, to in sent), default=0)):
+                this = level, number
+                due = {each: self._due(rank, messages, this, nodes) for each, messages in coming.items()}
+                yield from self._receive(rank, coming, due)
+                if not number:
+                    yield from self._run(rank, urgent)
+                now = [(v, to) for v, to in sent if self._rounds[to, v] == this]
+                for variable, to in sorted(now, key=lambda each: self._order[each[0]]):
+                    yield Send(self.key(variable), to)
             yield from self._run(rank, [node for node in nodes if node not in urgent])
-        yield from self._receive(coming, {each: len(messages) for each, messages in coming.items()})
+        yield from self._receive(rank, coming, {each: len(left) for each, left in coming.items()})
 
-    def _due(self, source: int, messages: Sequence[Any], level: int, nodes: Sequence[Any]) -> int:
-        """How many of the *messages* from *source* are to be read before the *nodes* of a level."""
+    def _due(self, rank: int, messages: Sequence[Any], this: Round, nodes: Sequence[Any]) -> int:
+        """How many of the *messages* from one rank are to be read before a round with *nodes*."""
         taken = {each for node in nodes for each in self._operands(node)}
         needed = [number for number, variable in enumerate(messages, 1) if variable in taken]
-        lower = sum(self._level(variable, source) < level for variable in messages)
-        return max(0, lower - (SLOTS - 1), *needed)
+        posted = sum(self._rounds[rank, variable] <= this for variable in messages)  # after this round
+        return max(0, posted - SLOTS, *needed)
 
-    def _receive(self, coming: dict[int, list[Any]], due: Mapping[int, int]) -> Iterator[Receive]:
-        """Take so many of the messages that are *coming* from each rank."""
-        taken = [(self._level(v, each), each, v) for each, n in due.items() for v in coming[each][:n]]
+    def _receive(
+        self, rank: int, coming: dict[int, list[Any]], due: Mapping[int, int]
+    ) -> Iterator[Receive]:
+        """Take so many of the messages that are *coming* to *rank* from each other one."""
+        taken = [(self._rounds[rank, v], each, v) for each, n in due.items() for v in coming[each][:n]]
         for each, number in due.items():
             del coming[each][:number]
         for _, each, variable in sorted(taken, key=lambda message: message[:2]):

@@ -403,6 +403,7 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
     """Each output with its operation, and whether there is a single one, not in a list."""
     if outputs is None:
         return [], False
+    outputs = _bare(outputs)
     single = isinstance(outputs, GraphVariable) or _is_pair(outputs)
     listed = [outputs] if single else outputs
     if not isinstance(listed, list | tuple):
@@ -411,6 +412,14 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
             f"got {outputs!r}."
         )
     return [_pair(output) for output in listed], single
+
+
+def _bare(outputs: Any) -> Any:
+    """*outputs* without ``Out``, whose ``borrow=`` means nothing here: results are copied anyway."""
+    if isinstance(outputs, list | tuple):
+        bare = map(_bare, outputs)
+        return tuple(bare) if isinstance(outputs, tuple) else list(bare)
+    return outputs.variable if isinstance(outputs, pytensor.Out) else outputs
 
 
 def _default_name(outputs: Any, inputs: Any) -> str:

@@ -18,7 +18,7 @@ from pytensor.graph.traversal import ancestors, graph_inputs
 from .. import here
 from ..errors import InvalidValue, NotAvailable
 from ..plan.outputs import DEFAULT
-from .cut import Cut, Movement, Receive, Send
+from .cut import Computation, Cut, Movement, Receive, Send
 from .graph import Compiled, Graph
 from .programs import Program, typed
 from .transfers import TransferTo
@@ -124,12 +124,11 @@ class PlacedGraph:
         self._inputs = {name: cut.keys.get(v) for name, v in zip(graph.names, graph.inputs, strict=True)}
         self._held = [(cut.keys[v], replicas[v], place_of(v)) for v in graph.shared if v in cut.keys]
         self._constants = {key: v.data for v, key in cut.keys.items() if isinstance(v, Constant)}
-        self._moved: dict[tuple[int, int], int] | None = None
         self._serial: Compiled | None = None
         self._make_serial: Callable[[], Compiled] = lambda: graph.compiled(replicas, False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_serial": None, "_make_serial": None, "_moved": None, "_table": ()}
+        return {**vars(self), "_serial": None, "_make_serial": None, "_table": ()}
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -179,7 +178,26 @@ class PlacedGraph:
             variable.value = value
         return outputs
 
-    def assemble(self, replies: Sequence[Any]) -> Any:
+    def assembly(self) -> Assembly:
+        """What makes the outputs, of what the ranks return."""
+        return Assembly(self._ends, self._single, self._table)
+
+
+class Assembly:
+    """What the main process does with the replies of the ranks.
+
+    It is no part of the function: what a function holds is compared at each call, and sent when it has
+    changed.
+    """
+
+    def __init__(
+        self, ends: Sequence[int], single: bool, table: Sequence[Computation | Movement]
+    ) -> None:
+        """*ends* are the ranks that have the outputs, of which there may be a *single* one."""
+        self._ends, self._single, self._table = ends, single, table
+        self._moved: dict[tuple[int, int], int] | None = None
+
+    def outputs(self, replies: Sequence[Any]) -> Any:
         """The outputs, of what the ranks have returned."""
         self._moved = {(key, to): nbytes for _, sent in replies for key, to, nbytes in sent}
         parts = [iter(mine) for mine, _ in replies]

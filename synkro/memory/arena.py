@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from math import prod
 
@@ -115,7 +115,7 @@ class Arena:
 
     def _collect(self) -> None:
         for block in list(self._freed):
-            self._live.remove(block)
+            del self._live[bisect_left(self._live, block)]
             self._spare.append(block)
             del self._freed[block]
 

@@ -117,6 +117,7 @@ class Group:
         self._rng = rng
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
+        self._called = "this call"  # they, in words
         self._item: tuple[int, int, int] | None = None
         self._item_rng: tuple[Any, np.random.Generator] | None = None
         self._running: Running | None = None
@@ -141,12 +142,14 @@ class Group:
         Raises: UsageError if that was in another call.
         """
         with self.turn, self.comm.among(members):
-            before = self._ranks
+            before = self._ranks, self._called
             self._meet(members.ranks)
+            self._called = members.called()
             try:
                 yield
             finally:
-                self._meet(before)
+                ranks, self._called = before
+                self._meet(ranks)
 
     @_collective
     def split(self, color: Any) -> Members | None:
@@ -488,7 +491,7 @@ class Group:
         if not 0 <= place < self.size:
             raise InvalidValue(
                 f"{name}={place}, but {counted(self.size, 'rank')} "
-                f"{'takes' if self.size == 1 else 'take'} part in this call: give one from 0 to "
+                f"{'takes' if self.size == 1 else 'take'} part in {self._called}: give one from 0 to "
                 f"{self.size - 1}."
             )
         return place

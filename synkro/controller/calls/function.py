@@ -53,7 +53,7 @@ from .submitted import result_of
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ...graphs.placed import PlacedGraph, PlacementTable
+    from ...graphs.placed import Assembly, PlacementTable
 
 
 _CLOSED = State.CLOSED  # looking into an enum takes as long as all else that is looked at
@@ -77,7 +77,7 @@ class Definition:
     finish: Callable[[int], None] | None = None
     bridge: Bridge | None = None
     target: Any = None
-    placed: PlacedGraph | None = None
+    placed: Assembly | None = None
 
 
 class Function(Carried):
@@ -325,7 +325,7 @@ class Function(Carried):
         if not planned.known:
             self._planner.remember(planned)
         result = planned.result(replies)
-        return result if self._placed is None else self._placed.assemble(result)
+        return result if self._placed is None else self._placed.outputs(result)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background: a future of what the call returns or raises.

@@ -123,7 +123,9 @@ def _placed_definition(
         )
     changed = [replicas[variable] for variable, _ in graph.updates]
     bridge = Bridge(linked, replicas.values(), changed)
-    return Definition(placed, [], None, graph.names, None, None, name, None, bridge, None, placed)
+    return Definition(
+        placed, [], None, graph.names, None, None, name, None, bridge, None, placed.assembly()
+    )
 
 
 def graph_function(home: Functions, *args: Any, **kwargs: Any) -> Function:
