@@ -193,7 +193,7 @@ class Trace:
                 if what == "send":
                     commands.append(_Command(start, ranks))
                 elif what == "wait" and commands:
-                    commands[-1].stop = stop
+                    commands[-1].end(stop)
         commands.sort(key=lambda command: command.sent)
         lanes = []
         for rank, marks in enumerate(self._ranks):
@@ -207,7 +207,7 @@ class Trace:
             )
         for (time_of, phase, _), command in chain.from_iterable(lanes):
             if phase == Phase.WAITING and command is not None:
-                command.answered = max(command.answered, time_of)
+                command.answer(time_of)
         for rank, lane in enumerate(lanes):
             yield from _rank_spans(rank, lane)
 
@@ -225,6 +225,14 @@ class _Command:
     ranks: Sequence[int]
     stop: int = 0
     answered: int = 0
+
+    def end(self, stop: int) -> None:
+        """The main process waits no longer."""
+        self.stop = stop
+
+    def answer(self, time_of: int) -> None:
+        """One of the ranks has answered."""
+        self.answered = max(self.answered, time_of)
 
 
 def _rank_spans(
