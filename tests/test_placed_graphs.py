@@ -417,6 +417,25 @@ def test_more_messages_than_a_box_takes(count):
     assert held[cut.ends[0]][cut.key(last)] == want
 
 
+@pytest.mark.parametrize("count", [8, 9, 40])
+def test_two_ranks_have_more_for_each_other_than_a_box_takes(count):
+    """And both could send it at once."""
+    a, b = T.dscalar("a"), T.dscalar("b")
+    ones, others = ([each + float(number) for number in range(count)] for each in (a, b))
+    wanted = [(v, (1,)) for v in ones] + [(v, (0,)) for v in others]
+    cut = Cut({a: 0, b: 1}, wanted, 0, int, evaluated)
+    held = simulated(cut, {cut.key(a): 1.0, cut.key(b): 2.0})
+    assert [held[1][cut.key(v)] for v in ones] == [1.0 + number for number in range(count)]
+    assert [held[0][cut.key(v)] for v in others] == [2.0 + number for number in range(count)]
+
+
+def test_many_variables_change_their_devices():
+    known = [shared(float(number), number % 2) for number in range(24)]
+    f = synk.function([], [], updates=list(zip(known, known[1:] + known[:1], strict=True)))
+    f()
+    assert [float(each.get_value()) for each in known] == [*range(1, 24), 0]
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────
 
 

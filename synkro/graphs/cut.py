@@ -8,9 +8,10 @@
 
 What a rank computes in one step is one compiled function.  A value moves to each rank at most once.
 
-Sending waits while ``SLOTS`` messages from one rank to another are unread.  So before each level a rank
-reads what it needs there, and all but the last few messages of lower levels, ordered by level and then
-by sender: who waits, waits for one that is at a lower level, or a lower rank, and none waits for ever.
+Sending waits while ``SLOTS`` messages from one rank to another are unread.  So messages have an order:
+by *turn*, a level and a number among those from one rank to another, and then by sender.  Before a rank
+sends or computes it reads, in this order, what it needs, and all but the last few messages of lower
+turns: who waits, waits for one that is at a lower turn, and none waits for ever.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Send(NamedTuple):
 
 
 Step = Receive | Run | Send
+
+Turn = tuple[int, int]  # a level, and a number
 
 
 class Computation(NamedTuple):
@@ -102,6 +105,7 @@ class Cut:
         }
         self._computed: dict[int, dict[Any, None]] = defaultdict(dict)  # by rank: nodes
         self._moved: dict[tuple[int, int], list[Any]] = defaultdict(list)  # from one rank to another
+        self._turns: dict[tuple[int, int], list[Turn]] = {}  # of these messages
         self._kept: dict[int, set[Any]] = defaultdict(set)  # by rank: what it has to have in the end
         self.ends = [self._end(variable, ranks, first) for variable, ranks in wanted]
         self._levels: dict[tuple[int, Any], int] = {}  # of a variable on a rank
@@ -173,6 +177,9 @@ class Cut:
                 self._levels.update({(rank, output): level for output in node.outputs})
         for (source, _), moved in self._moved.items():  # in the order in which they are sent
             moved.sort(key=lambda v: (self._level(v, source), self._order[v]))
+        for (source, to), moved in self._moved.items():
+            turns = [(self._level(v, source), number) for number, v in enumerate(moved)]
+            self._turns[source, to] = turns
 
     def _level(self, variable: Any, rank: int) -> int:
         home = self._homes.get(variable)
@@ -187,36 +194,49 @@ class Cut:
 
     def _steps(self, rank: int) -> Iterator[Step]:
         own = sorted(self._computed[rank], key=lambda node: self._order[node.outputs[0]])
-        coming = {source: list(moved) for (source, to), moved in self._moved.items() if to == rank}
-        going = [(v, to) for (source, to), moved in self._moved.items() if source == rank for v in moved]
+        coming = {source: self._messages(source, to) for source, to in self._moved if to == rank}
+        going = [
+            (turn, self._order[variable], variable, to)
+            for source, to in self._moved
+            if source == rank
+            for turn, variable in self._messages(source, to)
+        ]
         levels = {self._level(node.outputs[0], rank) for node in own}
-        levels |= {self._level(variable, rank) for variable, _ in going}
+        levels |= {level for (level, _), *_ in going}
         for level in sorted(levels):
             nodes = [node for node in own if self._level(node.outputs[0], rank) == level]
-            due = {each: self._due(each, messages, level, nodes) for each, messages in coming.items()}
-            yield from self._receive(coming, due)
-            sent = [(v, to) for v, to in going if self._level(v, rank) == level]
-            urgent = self._leading_to({variable for variable, _ in sent}, nodes)
+            yield from self._receive(coming, (level, 0), nodes)
+            sent = sorted(each for each in going if each[0][0] == level)
+            urgent = self._leading_to({variable for *_, variable, _ in sent}, nodes)
             yield from self._run(rank, urgent)
-            for variable, to in sorted(sent, key=lambda each: self._order[each[0]]):
+            for turn, _, variable, to in sent:
+                yield from self._receive(coming, turn)
                 yield Send(self.key(variable), to)
             yield from self._run(rank, [node for node in nodes if node not in urgent])
-        yield from self._receive(coming, {each: len(messages) for each, messages in coming.items()})
+        yield from self._receive(coming, None)
 
-    def _due(self, source: int, messages: Sequence[Any], level: int, nodes: Sequence[Any]) -> int:
-        """How many of the *messages* from *source* are to be read before the *nodes* of a level."""
-        taken = {each for node in nodes for each in self._operands(node)}
-        needed = [number for number, variable in enumerate(messages, 1) if variable in taken]
-        lower = sum(self._level(variable, source) < level for variable in messages)
-        return max(0, lower - (SLOTS - 1), *needed)
+    def _messages(self, source: int, to: int) -> list[tuple[Turn, Any]]:
+        """What goes from one rank to another, in order."""
+        return list(zip(self._turns[source, to], self._moved[source, to], strict=True))
 
-    def _receive(self, coming: dict[int, list[Any]], due: Mapping[int, int]) -> Iterator[Receive]:
-        """Take so many of the messages that are *coming* from each rank."""
-        taken = [(self._level(v, each), each, v) for each, n in due.items() for v in coming[each][:n]]
-        for each, number in due.items():
-            del coming[each][:number]
-        for _, each, variable in sorted(taken, key=lambda message: message[:2]):
-            yield Receive(self.key(variable), each)
+    def _receive(
+        self, coming: dict[int, list[tuple[Turn, Any]]], before: Turn | None, nodes: Sequence[Any] = ()
+    ) -> Iterator[Receive]:
+        """Take what is *coming* from each rank, and is to be read *before* a turn and the *nodes* there.
+
+        None: all of it.
+        """
+        operands = {each for node in nodes for each in self._operands(node)}
+        taken = []
+        for source, messages in coming.items():
+            needed = [number for number, (_, v) in enumerate(messages, 1) if v in operands]
+            lower = sum(before is None or turn < before for turn, _ in messages)
+            spared = 0 if before is None else SLOTS - 1
+            due = max(0, lower - spared, *needed)
+            taken += [(turn, source, variable) for turn, variable in messages[:due]]
+            del messages[:due]
+        for _, source, variable in sorted(taken, key=lambda message: message[:2]):
+            yield Receive(self.key(variable), source)
 
     def _leading_to(self, variables: set[Any], nodes: Sequence[Any]) -> list[Any]:
         """Those of the *nodes* that *variables* depend on."""
