@@ -13,7 +13,7 @@ import synkro as synk
 from support.arrays import OPS, mine, serial
 from support.sessions import current, per_rank, running, start
 from support.waiting import Watch
-from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied
+from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied, here
 
 try:
     from hypothesis import given, settings
@@ -385,3 +385,16 @@ def test_many_splits_take_no_more_memory(four):
     for _ in range(20):
         after = run()
     assert max(after) <= max(before) + 400
+
+
+def test_splits_that_fail_take_no_more_memory(four):
+    def run():
+        if synk.rank():
+            synk.split(0)
+
+    boards = synk.function(lambda: len(here.rank.group.comm._meeting._boards), outputs=None)
+    run = synk.function(run, outputs=[])
+    for _ in range(5):
+        with pytest.raises(CollectiveError):
+            run()
+    assert boards() == [0] * 4
