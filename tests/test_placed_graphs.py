@@ -173,6 +173,16 @@ def test_outputs_that_are_not_computed():
     assert moves(f) == [("dev1", "dev2")]
 
 
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_outputs_are_arrays_of_their_own(length):
+    a, x = shared(np.ones(length), 1, "a"), T.vector("x")
+    f = synk.function([x], [a, a, x, x, a + 0])
+    for _ in range(2):
+        for number, output in enumerate(f(np.ones(length))):
+            np.testing.assert_array_equal(output, np.ones(length))
+            output += number + 1  # which changes no other
+
+
 def test_one_of_the_outputs():
     a, b = shared(1.0, 0), shared(2.0, 1)
     f = synk.function([], [a + 1, b + 1, a + b])
@@ -458,9 +468,24 @@ def test_places():
         T.vector("x"),
         synk.shared([1.0]),
         pytensor.shared(np.random.default_rng()),
+        pytensor.shared([1, 2]),  # a list, and no array
     ):
         with pytest.raises(InvalidType, match=r"place\(\) takes a shared variable of PyTensor's"):
             synk.place(wrong, 0)
+
+
+@pytest.mark.parametrize("first", ["Session(2, verbose=False)", "place(w, 0)"])
+def test_transfers_are_known_from_then_on(run_python, first):
+    """Also where PyTensor comes after Synkro."""
+    run_python(f"""
+import synkro as synk
+if "place" in {first!r}:
+    synk.fork(2, verbose=False)
+import pytensor
+w = pytensor.shared(1.0)
+session = synk.{first}
+(w * 2).transfer(1)
+""")
 
 
 def test_place_needs_workers(monkeypatch):

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors, graph_inputs
@@ -183,7 +184,13 @@ class PlacedGraph:
         """The outputs, of what the ranks have returned."""
         self._moved = {(key, to): nbytes for _, sent in replies for key, to, nbytes in sent}
         parts = [iter(mine) for mine, _ in replies]
-        outputs = [next(parts[end]) for end in self._ends]
+        outputs: list[Any] = []
+        seen: set[int] = set()
+        for key, end in zip(self._outputs, self._ends, strict=True):
+            value = next(parts[end])
+            own = value.flags.writeable and key not in seen  # it is no input, and no other output
+            outputs.append(value if own else np.array(value))
+            seen.add(key)
         return outputs[0] if self._single else outputs
 
     def placement(self, devices: Devices) -> PlacementTable:
