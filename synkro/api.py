@@ -287,7 +287,7 @@ all_reduce = _in_two_places(Session.all_reduce, Group.all_reduce)
 
 def rank() -> int:
     """Which of the ranks that take part in the call this is: 0 … ``size()`` - 1."""
-    return current_group("rank").rank
+    return current_group("rank").in_call[0]
 
 
 def size() -> int:
@@ -296,7 +296,7 @@ def size() -> int:
     In the main program, the number of workers.
     """
     group = _group()
-    return current_session("size").n_parallel if group is None else group.size
+    return current_session("size").n_parallel if group is None else group.in_call[1]
 
 
 def rng() -> np.random.Generator:

@@ -190,6 +190,16 @@ def test_outputs_that_are_not_computed():
     assert moves(f) == [("dev1", "dev2")]
 
 
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_outputs_are_arrays_of_their_own(length):
+    a, x = shared(np.ones(length), 1, "a"), T.vector("x")
+    f = synk.function([x], [a, a, x, x, a + 0])
+    for _ in range(2):
+        for number, output in enumerate(f(np.ones(length))):
+            np.testing.assert_array_equal(output, np.ones(length))
+            output += number + 1  # which changes no other
+
+
 def test_one_of_the_outputs():
     a, b = shared(1.0, 0), shared(2.0, 1)
     f = synk.function([], [a + 1, b + 1, a + b])
@@ -470,6 +480,25 @@ def test_many_running_means_without_a_place():
         assert np.allclose(synk.gather(mean), want)
 
 
+@pytest.mark.parametrize("count", [8, 9, 40])
+def test_two_ranks_have_more_for_each_other_than_a_box_takes(count):
+    """And both could send it at once."""
+    a, b = T.dscalar("a"), T.dscalar("b")
+    ones, others = ([each + float(number) for number in range(count)] for each in (a, b))
+    wanted = [(v, (1,)) for v in ones] + [(v, (0,)) for v in others]
+    cut = Cut({a: 0, b: 1}, wanted, 0, int, evaluated)
+    held = simulated(cut, {cut.key(a): 1.0, cut.key(b): 2.0})
+    assert [held[1][cut.key(v)] for v in ones] == [1.0 + number for number in range(count)]
+    assert [held[0][cut.key(v)] for v in others] == [2.0 + number for number in range(count)]
+
+
+def test_many_variables_change_their_devices():
+    known = [shared(float(number), number % 2) for number in range(24)]
+    f = synk.function([], [], updates=list(zip(known, known[1:] + known[:1], strict=True)))
+    f()
+    assert [float(each.get_value()) for each in known] == [*range(1, 24), 0]
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -492,9 +521,24 @@ def test_places():
         T.vector("x"),
         synk.shared([1.0]),
         pytensor.shared(np.random.default_rng()),
+        pytensor.shared([1, 2]),  # a list, and no array
     ):
         with pytest.raises(InvalidType, match=r"place\(\) takes a shared variable of PyTensor's"):
             synk.place(wrong, 0)
+
+
+@pytest.mark.parametrize("first", ["Session(2, verbose=False)", "place(w, 0)"])
+def test_transfers_are_known_from_then_on(run_python, first):
+    """Also where PyTensor comes after Synkro."""
+    run_python(f"""
+import synkro as synk
+if "place" in {first!r}:
+    synk.fork(2, verbose=False)
+import pytensor
+w = pytensor.shared(1.0)
+session = synk.{first}
+(w * 2).transfer(1)
+""")
 
 
 def test_place_needs_workers(monkeypatch):

@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import sys
+import threading
+import time
 
 import cloudpickle
 import numpy as np
@@ -13,7 +15,7 @@ import synkro as synk
 from support.arrays import OPS, mine, serial
 from support.sessions import current, per_rank, running, start
 from support.waiting import Watch
-from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied
+from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied, here
 
 try:
     from hypothesis import given, settings
@@ -213,6 +215,32 @@ def test_variables_are_reduced_within_a_world(four):
     assert [synk.get_value(rank, w).tolist() for rank in (0, 3)] == [[0.5, 1.5, 2.5], [2.5, 3.5, 4.5]]
 
 
+def test_ranks_of_the_call_while_a_thread_is_in_a_world(four):
+    """``rank()`` and ``size()`` are those of the call, whatever another thread does."""
+
+    def run():
+        half, seen, waits = synk.split(synk.rank() // 2), set(), threading.Event()
+
+        def meet():
+            waits.set()
+            half.barrier()
+
+        thread = threading.Thread(target=meet)
+        if half.rank():
+            thread.start()
+            waits.wait()
+        for _ in range(100):
+            seen.add((synk.rank(), synk.size()))
+            time.sleep(0.001)
+        if half.rank():
+            thread.join()
+        else:
+            half.barrier()
+        return seen == {(here.rank.number, 4)}
+
+    assert per_rank(run) == [True] * 4
+
+
 def test_in_each_slice(four):
     def run(x):
         half = synk.split(synk.rank() // 2)
@@ -385,3 +413,16 @@ def test_many_splits_take_no_more_memory(four):
     for _ in range(20):
         after = run()
     assert max(after) <= max(before) + 400
+
+
+def test_splits_that_fail_take_no_more_memory(four):
+    def run():
+        if synk.rank():
+            synk.split(0)
+
+    boards = synk.function(lambda: len(here.rank.group.comm._meeting._boards), outputs=None)
+    run = synk.function(run, outputs=[])
+    for _ in range(5):
+        with pytest.raises(CollectiveError):
+            run()
+    assert boards() == [0] * 4

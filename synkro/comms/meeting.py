@@ -110,9 +110,8 @@ class Meeting:
         self.members = everyone if ranks == everyone.ranks else self._on_board(ranks)
         self.members.begin()
         self._board.begin(epoch, self.members)
-        if self._parted:  # no rank is in that call any more
-            self._parted.clear()
-            self._boards.clear()
+        self._parted.clear()
+        self._boards.clear()  # no rank is in that call any more
         self._announced = self._unfinished = False
 
     def end(self, failed: bool) -> None:

@@ -23,6 +23,7 @@ from ..plan.call import Access, Region
 from ..values.arrays import checked_bool, checked_int, checked_seconds
 from .calls.distribution import Functions
 from .calls.forms import make_function, signature_of_function
+from .calls.graphs import teach_transfers
 from .data import make_data
 from .engine.engine import Engine, State
 from .objects.objects import Objects
@@ -107,6 +108,7 @@ class Session:
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place()
+        teach_transfers()
         place.found()  # which the workers need with the first function
         if not checked_bool(use_gpu, "use_gpu"):
             if devices is not None:

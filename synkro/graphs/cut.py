@@ -8,16 +8,15 @@
 
 What a rank computes in one step is one compiled function.  A value moves to each rank at most once.
 
-Sending waits while ``SLOTS`` messages from one rank to another are unread.  So what goes from one rank
-to another on one level goes in rounds of so many.  Before each round, ordered by level, a rank reads
-what it needs there, and so many messages of earlier rounds that those of this one find room.  It reads
-them ordered by round, and then by sender: who waits, waits for one that is in an earlier round, or for
-a lower rank, and none waits for ever.
+Sending waits while ``SLOTS`` messages from one rank to another are unread.  So messages have an order:
+by *turn*, a level and a number among those from one rank to another, and then by sender.  Before a rank
+sends or computes it reads, in this order, what it needs, and all but the last few messages of lower
+turns: who waits, waits for one that is at a lower turn, and none waits for ever.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +52,8 @@ class Send(NamedTuple):
 
 
 Step = Receive | Run | Send
-Round = tuple[int, int]  # a level, and a number there
+
+Turn = tuple[int, int]  # a level, and a number
 
 
 class Computation(NamedTuple):
@@ -105,12 +105,11 @@ class Cut:
         }
         self._computed: dict[int, dict[Any, None]] = defaultdict(dict)  # by rank: nodes
         self._moved: dict[tuple[int, int], list[Any]] = defaultdict(list)  # from one rank to another
+        self._turns: dict[tuple[int, int], list[Turn]] = {}  # of these messages
         self._kept: dict[int, set[Any]] = defaultdict(set)  # by rank: what it has to have in the end
         self.ends = [self._end(variable, ranks, first) for variable, ranks in wanted]
         self._levels: dict[tuple[int, Any], int] = {}  # of a variable on a rank
-        self._rounds: dict[tuple[int, Any], Round] = {}  # in which a variable goes to a rank
         self._set_levels(nodes)
-        self._set_rounds()
         self.keys: dict[Any, int] = {}
         ranks = sorted({*self._computed, *(rank for pair in self._moved for rank in pair)})
         self.steps = {rank: list(self._steps(rank)) for rank in ranks}
@@ -176,15 +175,11 @@ class Cut:
             for rank in self._ranks_of(node):
                 level = max((self._level(each, rank) for each in self._operands(node)), default=0)
                 self._levels.update({(rank, output): level for output in node.outputs})
-
-    def _set_rounds(self) -> None:
+        for (source, _), moved in self._moved.items():  # in the order in which they are sent
+            moved.sort(key=lambda v: (self._level(v, source), self._order[v]))
         for (source, to), moved in self._moved.items():
-            moved.sort(key=lambda v: (self._level(v, source), self._order[v]))  # as they are sent
-            sent: Counter[int] = Counter()  # by level
-            for variable in moved:
-                level = self._level(variable, source)
-                self._rounds[to, variable] = level, sent[level] // SLOTS
-                sent[level] += 1
+            turns = [(self._level(v, source), number) for number, v in enumerate(moved)]
+            self._turns[source, to] = turns
 
     def _level(self, variable: Any, rank: int) -> int:
         home = self._homes.get(variable)
@@ -199,42 +194,49 @@ class Cut:
 
     def _steps(self, rank: int) -> Iterator[Step]:
         own = sorted(self._computed[rank], key=lambda node: self._order[node.outputs[0]])
-        coming = {source: list(moved) for (source, to), moved in self._moved.items() if to == rank}
-        going = [(v, to) for (source, to), moved in self._moved.items() if source == rank for v in moved]
+        coming = {source: self._messages(source, to) for source, to in self._moved if to == rank}
+        going = [
+            (turn, self._order[variable], variable, to)
+            for source, to in self._moved
+            if source == rank
+            for turn, variable in self._messages(source, to)
+        ]
         levels = {self._level(node.outputs[0], rank) for node in own}
-        levels |= {self._level(variable, rank) for variable, _ in going}
+        levels |= {level for (level, _), *_ in going}
         for level in sorted(levels):
             nodes = [node for node in own if self._level(node.outputs[0], rank) == level]
-            sent = [(v, to) for v, to in going if self._level(v, rank) == level]
-            urgent = self._leading_to({variable for variable, _ in sent}, nodes)
-            for number in range(1 + max((self._rounds[to, v][1] for v, to in sent), default=0)):
-                this = level, number
-                due = {each: self._due(rank, messages, this, nodes) for each, messages in coming.items()}
-                yield from self._receive(rank, coming, due)
-                if not number:
-                    yield from self._run(rank, urgent)
-                now = [(v, to) for v, to in sent if self._rounds[to, v] == this]
-                for variable, to in sorted(now, key=lambda each: self._order[each[0]]):
-                    yield Send(self.key(variable), to)
+            yield from self._receive(coming, (level, 0), nodes)
+            sent = sorted(each for each in going if each[0][0] == level)
+            urgent = self._leading_to({variable for *_, variable, _ in sent}, nodes)
+            yield from self._run(rank, urgent)
+            for turn, _, variable, to in sent:
+                yield from self._receive(coming, turn)
+                yield Send(self.key(variable), to)
             yield from self._run(rank, [node for node in nodes if node not in urgent])
-        yield from self._receive(rank, coming, {each: len(left) for each, left in coming.items()})
+        yield from self._receive(coming, None)
 
-    def _due(self, rank: int, messages: Sequence[Any], this: Round, nodes: Sequence[Any]) -> int:
-        """How many of the *messages* from one rank are to be read before a round with *nodes*."""
-        taken = {each for node in nodes for each in self._operands(node)}
-        needed = [number for number, variable in enumerate(messages, 1) if variable in taken]
-        posted = sum(self._rounds[rank, variable] <= this for variable in messages)  # after this round
-        return max(0, posted - SLOTS, *needed)
+    def _messages(self, source: int, to: int) -> list[tuple[Turn, Any]]:
+        """What goes from one rank to another, in order."""
+        return list(zip(self._turns[source, to], self._moved[source, to], strict=True))
 
     def _receive(
-        self, rank: int, coming: dict[int, list[Any]], due: Mapping[int, int]
+        self, coming: dict[int, list[tuple[Turn, Any]]], before: Turn | None, nodes: Sequence[Any] = ()
     ) -> Iterator[Receive]:
-        """Take so many of the messages that are *coming* to *rank* from each other one."""
-        taken = [(self._rounds[rank, v], each, v) for each, n in due.items() for v in coming[each][:n]]
-        for each, number in due.items():
-            del coming[each][:number]
-        for _, each, variable in sorted(taken, key=lambda message: message[:2]):
-            yield Receive(self.key(variable), each)
+        """Take what is *coming* from each rank, and is to be read *before* a turn and the *nodes* there.
+
+        None: all of it.
+        """
+        operands = {each for node in nodes for each in self._operands(node)}
+        taken = []
+        for source, messages in coming.items():
+            needed = [number for number, (_, v) in enumerate(messages, 1) if v in operands]
+            lower = sum(before is None or turn < before for turn, _ in messages)
+            spared = 0 if before is None else SLOTS - 1
+            due = max(0, lower - spared, *needed)
+            taken += [(turn, source, variable) for turn, variable in messages[:due]]
+            del messages[:due]
+        for _, source, variable in sorted(taken, key=lambda message: message[:2]):
+            yield Receive(self.key(variable), source)
 
     def _leading_to(self, variables: set[Any], nodes: Sequence[Any]) -> list[Any]:
         """Those of the *nodes* that *variables* depend on."""

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors, graph_inputs
@@ -180,7 +181,7 @@ class PlacedGraph:
 
     def assembly(self) -> Assembly:
         """What makes the outputs, of what the ranks return."""
-        return Assembly(self._ends, self._single, self._table)
+        return Assembly(self._outputs, self._ends, self._single, self._table)
 
 
 class Assembly:
@@ -191,17 +192,30 @@ class Assembly:
     """
 
     def __init__(
-        self, ends: Sequence[int], single: bool, table: Sequence[Computation | Movement]
+        self,
+        keys: Sequence[int],
+        ends: Sequence[int],
+        single: bool,
+        table: Sequence[Computation | Movement],
     ) -> None:
-        """*ends* are the ranks that have the outputs, of which there may be a *single* one."""
-        self._ends, self._single, self._table = ends, single, table
+        """*keys* are the numbers of the outputs, of which there may be a *single* one.
+
+        *ends* are the ranks that have them.
+        """
+        self._keys, self._ends, self._single, self._table = keys, ends, single, table
         self._moved: dict[tuple[int, int], int] | None = None
 
     def outputs(self, replies: Sequence[Any]) -> Any:
         """The outputs, of what the ranks have returned."""
         self._moved = {(key, to): nbytes for _, sent in replies for key, to, nbytes in sent}
         parts = [iter(mine) for mine, _ in replies]
-        outputs = [next(parts[end]) for end in self._ends]
+        outputs: list[Any] = []
+        seen: set[int] = set()
+        for key, end in zip(self._keys, self._ends, strict=True):
+            value = next(parts[end])
+            own = value.flags.writeable and key not in seen  # it is no input, and no other output
+            outputs.append(value if own else np.array(value))
+            seen.add(key)
         return outputs[0] if self._single else outputs
 
     def placement(self, devices: Devices) -> PlacementTable:

@@ -89,6 +89,8 @@ class Group:
         comm: this rank's end of the collectives.
         device: what this rank computes on.
         rng: this rank's random generator, made when it is first asked for.
+        in_call: this rank's place among those of the call, and their number: also while another thread
+            is in a collective of a world.
         master: the place of the default root.
         checking: whether the call is one of ``Function.check``.
         turn: held in a collective: PyTorch's backward may enter some from threads of its own.
@@ -109,6 +111,7 @@ class Group:
         self.comm = comm
         self.mark = mark
         self.device = device or CpuDevice()
+        self.in_call = comm.place, comm.count
         self.master = 0
         self.checking = False
         self.turn = threading.RLock()
@@ -126,6 +129,7 @@ class Group:
     def begin(self, epoch: int, ranks: tuple[int, ...], running: Running | None = None) -> None:
         """A call begins, in which *ranks* take part; *running*, if a function runs in it."""
         self.comm.begin(epoch, ranks)
+        self.in_call = self.comm.place, self.comm.count
         self._running = running
         self._exchanged.clear()
         if ranks is not self._ranks:

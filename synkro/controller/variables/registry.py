@@ -123,11 +123,14 @@ class Variables:
         Raises: InvalidType, InvalidValue; UsageError if it is somewhere else already; SharedMemoryError.
         """
         self._engine.require_ready()
-        if not is_graph_shared(variable) or is_stream(variable):
+        held = variable.get_value(borrow=True) if is_graph_shared(variable) else None
+        if not isinstance(held, np.ndarray | np.generic):
             raise InvalidType(
                 f"place() takes a shared variable of PyTensor's that holds an array; got {variable!r}. "
                 f"(A variable of Synkro's is made where it is to be: shared(value, target=…).)"
             )
+        from ...graphs import transfers  # noqa: F401,PLC0415  which PyTensor then knows
+
         self.linked.place(variable, self.targets.rank(target))
         return variable
 
