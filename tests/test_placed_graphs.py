@@ -499,6 +499,28 @@ def test_many_variables_change_their_devices():
     assert [float(each.get_value()) for each in known] == [*range(1, 24), 0]
 
 
+def test_a_place_stays_in_the_next_session():
+    w, x = pytensor.shared(np.arange(3.0), name="w"), T.vector("x")
+    with synk.Session(devices="a->cpu;b->cpu", verbose=False, timeout=60) as first:
+        first.place(w, "b")
+        with current(first):
+            f = synk.function([x], (x * w).sum(), updates=[(w, w + 1)])
+            assert f(np.ones(3)) == 3
+    with synk.Session(devices="b->cpu;a->cpu", verbose=False, timeout=60) as second, current(second):
+        assert f(np.ones(3)) == 6  # the sum of the whole rows, not a mean of the ranks
+        assert {row.device for row in f.placement()} == {"b"}
+        assert second.get_value(0, w).tolist() == [2, 3, 4]
+    with (
+        synk.Session(2, devices="cpu", verbose=False, timeout=60) as third,
+        current(third),
+        pytest.raises(InvalidValue, match=r"w was placed on 'b': target='b' names no device.* Place it"),
+    ):
+        f(np.ones(3))
+    with synk.Session(2, devices="cpu", verbose=False, timeout=60) as last, current(last):
+        synk.place(w, 0)
+        assert f(np.ones(3)) == 9
+
+
 # ── what is refused ──────────────────────────────────────────────────────────────────────────────────
 
 

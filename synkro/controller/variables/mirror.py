@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from .registry import Variables
 
 
+_PLACE = "synkro_place"
+"""The tag of a shared variable of PyTensor's that was placed: its target."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """A PyTensor shared variable, its worker variable, and what both were when they last agreed.
@@ -49,40 +53,57 @@ class Linked:
         self._home = home
         self._pairs: dict[int, Pair] = {}  # by the number of ours
         self._doubtful: set[int] = set()  # numbers of ours that a call was to change, and may have
-        self._placed: dict[int, int] = {}  # by the number of ours: the rank that alone has it
+        self._placed: set[int] = set()  # numbers of ours that one rank alone has
 
     def shared(self, theirs: Any) -> Shared:
-        """The worker variable that stands for a PyTensor shared variable; the same one always."""
-        for pair in list(self._pairs.values()):
-            if pair.theirs() is theirs:
-                return pair.ours
-        return self._make(theirs, None)
+        """The worker variable that stands for a PyTensor shared variable; the same one always.
 
-    def _make(self, theirs: Any, rank: int | None) -> Shared:
+        Raises: InvalidValue if it was placed on a device that this session does not have.
+        """
+        ours = self._known(theirs)
+        if ours is not None:
+            return ours
+        target, rank = getattr(theirs.tag, _PLACE, None), None
+        if target is not None:
+            try:
+                rank = self._home.targets.rank(target)
+            except InvalidValue as error:
+                raise InvalidValue(
+                    f"the shared variable {theirs} was placed on {target!r}: {error} Place it anew, by "
+                    f"place()."
+                ) from None
         value = np.array(theirs.get_value(borrow=True))
         ours = self._home.shared(value, target=rank)
+        if rank is not None:
+            self._placed.add(ours.number)
         self._agree(theirs, ours, value)
         weakref.finalize(theirs, self._forget, ours.number)
         return ours
 
-    def place(self, theirs: Any, rank: int) -> None:
-        """Let *theirs* be on *rank* alone.  Raises: UsageError if it is somewhere else already."""
-        for pair in list(self._pairs.values()):
-            if pair.theirs() is theirs and self._placed.get(pair.ours.number) != rank:
-                where = (
-                    ranks_in_words(pair.ours.ranks) if pair.ours.number in self._placed else "all ranks"
-                )
-                raise UsageError(
-                    f"the shared variable {theirs} is on {where} already: place a variable once, before "
-                    f"the first function that uses it. (In a graph, its transfer() moves its value.)"
-                )
-        if self.place_of(theirs) is None:
-            self._placed[self._make(theirs, rank).number] = rank
+    def _known(self, theirs: Any) -> Shared | None:
+        pairs = list(self._pairs.values())
+        return next((pair.ours for pair in pairs if pair.theirs() is theirs), None)
+
+    def place(self, theirs: Any, target: str | int) -> None:
+        """Let *theirs* be on the rank *target* alone, here and in later sessions.
+
+        Raises: InvalidType, InvalidValue; UsageError if it is somewhere else already.
+        """
+        rank, ours = self._home.targets.rank(target), self._known(theirs)
+        if ours is None:
+            setattr(theirs.tag, _PLACE, target)
+            self.shared(theirs)
+        elif self.place_of(theirs) != rank:
+            where = ranks_in_words(ours.ranks) if ours.number in self._placed else "all ranks"
+            raise UsageError(
+                f"the shared variable {theirs} is on {where} already: place a variable once, before "
+                f"the first function that uses it. (In a graph, its transfer() moves its value.)"
+            )
 
     def place_of(self, theirs: Any) -> int | None:
-        """The rank that *theirs* was placed on; None if it was not."""
-        found = (pair.ours.number for pair in list(self._pairs.values()) if pair.theirs() is theirs)
-        return self._placed.get(next(found, -1))
+        """The rank that *theirs* was placed on, also in an earlier session; None if it was not."""
+        ours = self.shared(theirs) if hasattr(theirs.tag, _PLACE) else self._known(theirs)
+        return ours.ranks[0] if ours is not None and ours.number in self._placed else None
 
     def _agree(self, theirs: Any, ours: Shared, value: Array) -> None:
         """Both hold *value* now."""
@@ -92,7 +113,7 @@ class Linked:
 
     def _forget(self, number: int) -> None:
         self._pairs.pop(number, None)
-        self._placed.pop(number, None)
+        self._placed.discard(number)
         self._doubtful.discard(number)
 
     def push(self, variables: Iterable[Shared]) -> None:

@@ -114,7 +114,8 @@ class Variables:
     def place(self, variable: Any, target: str | int) -> Any:
         """Put a shared variable of PyTensor's on one rank; returns the variable.
 
-        Graphs that use it run over the devices of such variables: see ``function``.
+        Graphs that use it run over the devices of such variables: see ``function``.  It stays there in
+        later sessions, on the device of that name.
 
         Args:
             variable: made by ``pytensor.shared()``, and not yet used by a function.
@@ -131,7 +132,7 @@ class Variables:
             )
         from ...graphs import transfers  # noqa: F401,PLC0415  which PyTensor then knows
 
-        self.linked.place(variable, self.targets.rank(target))
+        self.linked.place(variable, target)
         return variable
 
     def transfer(self, value: Any, target: str | int | None) -> Any:
