@@ -357,10 +357,9 @@ class Meeting:
         """Whether all others have reached *target*.  Raises: CollectiveError if one has left."""
         words, members = self._words, self.members
         shown, arrived = members.words, True
-        for rank, line in zip(members.ranks, members.lines, strict=True):
-            if rank == self.rank:
-                continue
-            if words[rank * LINE + EPOCH] != self._board.epoch:
+        epoch = self._board.epoch
+        for rank, line in members.others:
+            if words[rank * LINE + EPOCH] != epoch:
                 arrived = False
             elif shown[line + REACHED] < target:
                 if words[rank * LINE + LEFT] and shown[line + REACHED] < target:  # not even at its end

@@ -48,6 +48,7 @@ class Members:
         place: the index of this rank among them; -1 if it is not one.
         at: where the header lies in the arena; 0 for all ranks of a call.
         words, lines: the memory of the lines, and where the line of each begins.
+        others: the number and the line of each other rank.
         line: this rank's.
         count: how many collectives this rank has entered with them.
     """
@@ -67,6 +68,7 @@ class Members:
         self.at = at
         self.words, self.lines = words, lines
         self.line = lines[self.place]
+        self.others = [each for each in zip(ranks, lines, strict=True) if each[0] != rank]
         self.count = 0
         self._own = own
 
