@@ -626,3 +626,19 @@ def test_a_loss_without_the_parameter_is_refused():
     x, w = T.matrix("x"), pytensor.shared(np.zeros(4), name="w")
     with pytest.raises(synk.InvalidValue, match="does not depend on the parameter w"):
         ext.make_train_function(x.sum(), [w], x, ext.sgd([w]))
+
+
+@pytest.mark.parametrize("bcast", [[], ["v"]], ids=["scattered", "broadcast"])
+def test_a_shared_variable_is_no_argument(bcast):
+    """A function of Python would make a graph of it."""
+    w = pytensor.shared(np.ones(4), name="w")
+    f = synk.function(lambda v: v.sum(), outputs="sum", bcast_inputs=bcast)
+    with pytest.raises(
+        synk.InvalidType, match=r"'v' .* is a shared variable of PyTensor's: give its values"
+    ):
+        f(w)
+    x = T.vector("x")
+    with pytest.raises(
+        synk.InvalidType, match=r"'x' .* is a shared variable of PyTensor's: give its values"
+    ):
+        synk.function([x], x.sum())(w)

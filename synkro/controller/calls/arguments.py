@@ -293,6 +293,8 @@ class Arguments:
                 f"{self._called(bound)} is a future: give its result(), or submit() the call, which "
                 f"waits for it."
             ) from None
+        if is_graph_shared(value):
+            raise InvalidType(_shared_of_graph(self._called(bound))) from None
         if hasattr(value, "__cuda_array_interface__") or is_key(value):
             raise error from None
         if bound.broadcast:
@@ -386,6 +388,10 @@ class Arguments:
         return f"the argument {bound.name!r} of the function {self._function!r}"
 
 
+def _shared_of_graph(called: str) -> str:
+    return f"{called} is a shared variable of PyTensor's: give its values, .get_value()."
+
+
 def _fits(number: Any) -> bool:
     """Whether *number* can lie in an array, and be the same again when it is read from there."""
     if isinstance(number, np.generic):
@@ -405,7 +411,7 @@ def _typed(value: Any, wanted: Any, called: str) -> Any:
     Raises: InvalidType, InvalidValue.
     """
     if is_graph_shared(value):
-        raise InvalidType(f"{called} is a shared variable: give its values, .get_value().")
+        raise InvalidType(_shared_of_graph(called))
     if not isinstance(value, Data | Shared | np.memmap):
         advice = "convert the values yourself, or make the function with allow_input_downcast=True"
         value = cast(value, wanted.dtype, wanted.downcast, called, advice)
