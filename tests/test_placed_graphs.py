@@ -77,6 +77,7 @@ def moves(function):
 # ── the program of the reference ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")  # of PyTensor's, by pip
 def test_two_products_on_two_devices():
     with pytensor.config.change_flags(mode="Mode"):  # compiled
         v01, v02 = (shared(matrix(64, 64).astype("float32"), "dev0") for _ in range(2))
