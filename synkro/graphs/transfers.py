@@ -40,8 +40,8 @@ class TransferTo(Op):  # type: ignore[misc]
     def grad(self, inputs: Any, cotangents: Any) -> Any:  # the name that PyTensor 2 has for it
         return self.pullback(inputs, None, cotangents)
 
-    def infer_shape(self, fgraph: Any, node: Any, shapes: Any) -> Any:
-        return shapes
+    def infer_shape(self, *node_and_shapes: Any) -> Any:  # before the node PyTensor 2 has the graph
+        return node_and_shapes[-1]
 
     def __str__(self) -> str:
         return f"Transfer{{{self.target}}}"
@@ -68,8 +68,8 @@ class TransferBack(Op):  # type: ignore[misc]
     def grad(self, inputs: Any, cotangents: Any) -> Any:
         return self.pullback(inputs, None, cotangents)
 
-    def infer_shape(self, fgraph: Any, node: Any, shapes: Any) -> Any:
-        return [shapes[0]]
+    def infer_shape(self, *node_and_shapes: Any) -> Any:
+        return [node_and_shapes[-1][0]]
 
 
 _back = TransferBack()
