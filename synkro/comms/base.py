@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..errors import InternalError
+from ..plan.split import split
 from ..values.arrays import Array
 from .agreement import Agreement
 from .members import Members
@@ -69,20 +71,20 @@ class Communicator(ABC):
     def tidy(self) -> None:
         """Give unused memory back."""
 
-    @abstractmethod
-    def reduce_share(
+    def reduce_out(
         self,
-        operation: Operation,
-        divisor: int,
-        sources: Sequence[Array],
-        target: Array,
-        ranks: Sequence[int],
+        operations: Sequence[Operation],
+        divisor: float,
+        partials: Sequence[Any],
+        targets: Sequence[Array],
     ) -> None:
-        """Reduce this rank's share of the elements of *sources*, in their order, into *target*.
+        """Reduce partials of all ranks, which lie on their GPUs, into arrays in host memory."""
+        raise InternalError("partials that lie on GPUs, on a rank that has none.")
 
-        All *ranks* together fill *target*, which is C-contiguous, of the sources' shape and
-        dtype, and does not overlap them.  A weighted operation's result is divided by *divisor*.
-        """
+    def part_of(self, array: Array) -> Array:
+        """The rows of *array* that go to this rank when they are split."""
+        start, stop = split(0, len(array), self.count)[self.place]
+        return array[start:stop]
 
     @abstractmethod
     def barrier(self) -> None:
@@ -90,7 +92,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
-        """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread."""
+        """Leave a copy of *array* for rank *to*; waits only while many messages for it are unread.
+
+        The receiver finds *record* among those of its agreement.
+        """
 
     @abstractmethod
     def recv(self, source: int, record: Record = MESSAGE) -> Array:

@@ -19,10 +19,10 @@ import numpy as np
 from ..devices.base import Device
 from ..plan.split import Span, split
 from ..values.arrays import Array
+from .base import Communicator
 from .links import Links
 from .ops import OPERATIONS, Operation
 from .records import ArrayType, Record, given, layout_of, pack, unpack
-from .shm import ShmCommunicator
 from .wire import REDUCTIONS, carried_as_is, carrier, decode, encode
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class DirectCollectives:
     """One rank's end."""
 
-    def __init__(self, host: ShmCommunicator, device: Device, links: Links) -> None:
+    def __init__(self, host: Communicator, device: Device, links: Links) -> None:
         self._host = host
         self._device = device
         self._links = links

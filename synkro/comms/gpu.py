@@ -19,7 +19,6 @@ from .links import Links
 from .members import Members
 from .ops import Operation
 from .records import Record
-from .shm import ShmCommunicator
 
 
 class GpuCommunicator(Communicator):
@@ -27,15 +26,15 @@ class GpuCommunicator(Communicator):
 
     Attributes:
         links: the links of NCCL to other ranks.
-        direct: the collectives from GPU to GPU.
     """
 
-    def __init__(self, host: ShmCommunicator, device: Device, gpu: int | None) -> None:
-        """*gpu* is the number of this rank's GPU; None where NCCL cannot serve."""
+    def __init__(self, host: Communicator, device: Device, gpu: int | None) -> None:
+        """*host* is the communicator of arrays in host memory; *gpu* is the number of this rank's GPU,
+        or None where NCCL cannot serve."""
         self._host = host
         self._device = device
         self.links = Links(host, gpu)
-        self.direct = DirectCollectives(host, device, self.links)
+        self._direct = DirectCollectives(host, device, self.links)
         self.place, self.count, self.agreement = host.place, host.count, host.agreement
 
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
@@ -67,25 +66,27 @@ class GpuCommunicator(Communicator):
     def tidy(self) -> None:
         self._host.tidy()
 
-    def reduce_share(
+    def reduce_out(
         self,
-        operation: Operation,
-        divisor: int,
-        sources: Sequence[Array],
-        target: Array,
-        ranks: Sequence[int],
+        operations: Sequence[Operation],
+        divisor: float,
+        partials: Sequence[Any],
+        targets: Sequence[Array],
     ) -> None:
-        self._host.reduce_share(operation, divisor, sources, target, ranks)
+        self._direct.reduce_out(operations, divisor, partials, targets)
 
     def barrier(self) -> None:
         self._host.barrier()
 
     def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
-        self._host.send(self._to_host(array), to, record, on_gpu=not in_host_memory(array))
+        if not in_host_memory(array):
+            array, record = self._to_host(array), record._replace(on_gpu=True)
+        self._host.send(array, to, record)
 
     def recv(self, source: int, record: Record = MESSAGE) -> Array:
-        array, sent_from_gpu = self._host.receive(source, record)
-        return self._to_device(array) if sent_from_gpu else array
+        array = self._host.recv(source, record)
+        _, theirs = self.agreement.records
+        return self._to_device(array) if theirs.on_gpu else array
 
     def all_reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
@@ -101,19 +102,19 @@ class GpuCommunicator(Communicator):
         return [next(first if in_host_memory(array) else second) for array in arrays]
 
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
-        results = self.direct.reduced(record, arrays)
+        results = self._direct.reduced(record, arrays)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.reduced(record, hosted), on_gpu(arrays))
         return results
 
     def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
-        return self.direct.reduced_in_place(arrays, operation)
+        return self._direct.reduced_in_place(arrays, operation)
 
     def rooted(
         self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
     ) -> list[Array]:
-        results, from_gpu = self.direct.rooted(kind, arrays, root)
+        results, from_gpu = self._direct.rooted(kind, arrays, root)
         if results is None:
             hosted = None if arrays is None else [self._to_host(array) for array in arrays]
             results = self._back(self._host.rooted(kind, hosted, root), from_gpu)
@@ -122,7 +123,7 @@ class GpuCommunicator(Communicator):
     def exchanged(
         self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
     ) -> list[Array]:
-        results = self.direct.exchanged(kind, arrays, root)
+        results = self._direct.exchanged(kind, arrays, root)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.exchanged(kind, hosted, root), on_gpu(arrays))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import CollectiveError
+from .base import Communicator
 from .ops import OPERATIONS
 from .records import Record
-from .shm import ShmCommunicator
 
 if TYPE_CHECKING:
     from .nccl import Link
@@ -27,7 +27,7 @@ _UNKNOWN, _IMPOSSIBLE, _ALONE = 0, -1, -2
 class Links:
     """One rank's ends of the links of a session, by the ranks that they connect."""
 
-    def __init__(self, host: ShmCommunicator, gpu: int | None) -> None:
+    def __init__(self, host: Communicator, gpu: int | None) -> None:
         """*gpu* is the number of this rank's GPU; None where NCCL cannot serve."""
         self._host = host
         self._gpu = gpu

@@ -11,6 +11,7 @@ Arrays are NumPy's or a GPU's: NumPy's functions hand the latter to their own li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,12 @@ import numpy as np
 
 from ..errors import InvalidValue
 from ..plan.outputs import ALIASES, suggested
+from ..plan.split import split
 from ..values.arrays import Array
+
+_BLOCK_BYTES = 1 << 18
+"""Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
+the next: the target is then read and written once, however many sources there are."""
 
 _SINGLE, _DOUBLE, _LONG = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
 
@@ -102,3 +108,36 @@ def operation_named(op: Any) -> Operation:
             f"{suggested(op, tuple(OPERATIONS))}"
         )
     return OPERATIONS[name]
+
+
+def reduce_share(
+    operation: Operation,
+    divisor: float,
+    sources: Sequence[Array],
+    targets: Sequence[Array],
+    place: int = 0,
+    count: int = 1,
+) -> None:
+    """Reduce share *place* of *count* of the elements of *sources*, in their order, into all *targets*.
+
+    The arrays are C-contiguous; targets may be sources.
+    """
+    flat = [source.reshape(-1) for source in sources]
+    into = [target.reshape(-1) for target in targets]
+    start, stop = split(0, sources[0].size, count)[place]
+    step = max(1, _BLOCK_BYTES // sources[0].itemsize)
+    # a target that is a later source must not be written before that source is merged
+    apart = len(sources) > 2 and any(target is source for target in targets for source in sources[2:])
+    spare = np.empty(min(step, stop - start), sources[0].dtype) if apart else None
+    for low in range(start, stop, step):
+        block = slice(low, min(low + step, stop))
+        out = into[0][block] if spare is None else spare[: block.stop - low]
+        if len(flat) == 1:
+            np.copyto(out, flat[0][block])
+        else:
+            operation.merge(flat[0][block], flat[1][block], out=out)
+        for source in flat[2:]:
+            operation.merge(out, source[block], out=out)
+        operation.finish(out, divisor, out=out)
+        for target in into[1:] if spare is None else into:
+            np.copyto(target[block], out)

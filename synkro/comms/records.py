@@ -15,7 +15,7 @@ from .ops import OPERATIONS
 
 _REMEMBERED = 64  # layouts that are kept
 
-_ROOTED = ("broadcast", "scatter")
+_ONE_SIDED = ("broadcast", "scatter", "send or recv", "exchange")
 
 
 ArrayType = tuple[tuple[int, ...], str]
@@ -104,8 +104,8 @@ def listed(record: Record) -> str:
 
 def manner(record: Record) -> tuple[Any, ...]:
     """What has to be the same on all ranks, besides the arrays."""
-    rooted = record.kind in _ROOTED  # only the root knows where the arrays lie
-    on_gpu = not rooted and record.on_gpu
+    alone = record.kind in _ONE_SIDED  # a root or a sender, who alone knows where its arrays lie
+    on_gpu = not alone and record.on_gpu
     where = record.root, record.in_place, on_gpu
     return record.kind, record.operation, *where, record.names, record.backward, record.among
 

@@ -36,12 +36,8 @@ from .base import MESSAGE, Communicator
 from .board import board_bytes
 from .meeting import Meeting
 from .members import Members
-from .ops import OPERATIONS, Operation
+from .ops import OPERATIONS, Operation, reduce_share
 from .records import Record, given, layout_of, pack, unpack
-
-_BLOCK_BYTES = 1 << 18
-"""Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
-the next: the target is then read and written once, however many sources there are."""
 
 _IN_PLACE_FROM = 1 << 14
 """Bytes from which an array that lies in the arena is read where it is rather than copied."""
@@ -119,16 +115,6 @@ class ShmCommunicator(Communicator):
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def reduce_share(
-        self,
-        operation: Operation,
-        divisor: int,
-        sources: Sequence[Array],
-        target: Array,
-        ranks: Sequence[int],
-    ) -> None:
-        _reduce(operation, divisor, sources, [target], ranks.index(self.rank), len(ranks))
-
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
         operation, layout = OPERATIONS[record.operation], layout_of(record)
         vectors = self._staged(layout.vectors)
@@ -148,11 +134,11 @@ class ShmCommunicator(Communicator):
                     self.part_of(source[start:stop].reshape(array.shape)) for source in sources[vector]
                 ]
                 partial = self._new(mine[0].shape, mine[0].dtype)
-                _reduce(operation, divisor, mine, [partial])
+                reduce_share(operation, divisor, mine, [partial])
                 results.append(partial.astype(operation.result_dtype(array.dtype), copy=False))
         else:
             for stages in sources:
-                _reduce(operation, divisor, stages, [stages[self.place]], self.place, self.count)
+                reduce_share(operation, divisor, stages, [stages[self.place]], self.place, self.count)
             self._meeting.step()
             if record.root in (-1, self.place):
                 results = unpack(record, arrays, [self._collected(stages) for stages in sources])
@@ -168,7 +154,7 @@ class ShmCommunicator(Communicator):
         self.agreement.check_alike(records)
         for index in range(len(arrays)):
             sources = self._sources(records, index)
-            _reduce(operation, self.count, sources, sources, self.place, self.count)
+            reduce_share(operation, self.count, sources, sources, self.place, self.count)
         self._meeting.part()
         return True
 
@@ -215,18 +201,13 @@ class ShmCommunicator(Communicator):
         self._meeting.part()
         return results
 
-    def part_of(self, array: Array) -> Array:
-        """The rows of *array* that go to this rank when they are split."""
-        start, stop = split(0, len(array), self.count)[self.place]
-        return array[start:stop]
-
-    def send(self, array: Array, to: int, record: Record = MESSAGE, on_gpu: bool = False) -> None:
+    def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
         rank, record = self._meeting.members.ranks[to], self.agreement.addressed(record)
         sent = self._sent.setdefault(rank, deque())
         while sent and sent[0][0] < self._meeting.received(rank):
             sent.popleft()
         said = None if record is MESSAGE else record
-        head = pickle.dumps((array.shape, code_of(array.dtype), on_gpu, said))
+        head = pickle.dumps((array.shape, code_of(array.dtype), said))
         start = aligned(8 + len(head))
         message = self._arena.empty((start + array.nbytes,), np.uint8)
         message[:8].view(np.int64)[:] = len(head)
@@ -237,19 +218,15 @@ class ShmCommunicator(Communicator):
         sent.append((self._meeting.post(rank, at), message))
 
     def recv(self, source: int, record: Record = MESSAGE) -> Array:
-        return self.receive(source, record)[0]
-
-    def receive(self, source: int, record: Record) -> tuple[Array, bool]:
-        """As ``recv``; also, whether the array was sent from a GPU."""
         rank, record = self._meeting.members.ranks[source], self.agreement.addressed(record)
         at = self._meeting.fetch(rank)
         length = int(self._arena.view(at, (1,), np.int64)[0])
         head = self._arena.view(at + 8, (length,), np.uint8).tobytes()
-        shape, dtype, on_gpu, said = pickle.loads(head)
+        shape, dtype, said = pickle.loads(head)
         result = self._copied([self._arena.view(at + aligned(8 + length), shape, dtype)])
         self._meeting.fetched(rank)
         self.agreement.pair(record, said or MESSAGE, source)
-        return result, on_gpu
+        return result
 
     # ── showing and seeing ───────────────────────────────────────────────────────────────────────
 
@@ -317,36 +294,3 @@ def shared_file(size: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _reduce(
-    operation: Operation,
-    divisor: float,
-    sources: Sequence[Array],
-    targets: Sequence[Array],
-    place: int = 0,
-    count: int = 1,
-) -> None:
-    """Reduce share *place* of *count* of the elements of *sources*, in their order, into all *targets*.
-
-    The arrays are C-contiguous; targets may be sources.
-    """
-    flat = [source.reshape(-1) for source in sources]
-    into = [target.reshape(-1) for target in targets]
-    start, stop = split(0, sources[0].size, count)[place]
-    step = max(1, _BLOCK_BYTES // sources[0].itemsize)
-    # a target that is a later source must not be written before that source is merged
-    apart = len(sources) > 2 and any(target is source for target in targets for source in sources[2:])
-    spare = np.empty(min(step, stop - start), sources[0].dtype) if apart else None
-    for low in range(start, stop, step):
-        block = slice(low, min(low + step, stop))
-        out = into[0][block] if spare is None else spare[: block.stop - low]
-        if len(flat) == 1:
-            np.copyto(out, flat[0][block])
-        else:
-            operation.merge(flat[0][block], flat[1][block], out=out)
-        for source in flat[2:]:
-            operation.merge(out, source[block], out=out)
-        operation.finish(out, divisor, out=out)
-        for target in into[1:] if spare is None else into:
-            np.copyto(target[block], out)

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from .. import messages
 from ..comms.base import Communicator
 from ..comms.gpu import GpuCommunicator
-from ..comms.ops import OPERATIONS
-from ..comms.shm import ShmCommunicator
+from ..comms.ops import OPERATIONS, reduce_share
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import InternalError
@@ -261,7 +260,6 @@ class Rank:
         index = gpus.indices[self.number]
         self._versions = self.array(gpus.versions)
         self.device = CudaDevice(index, gpus.preallocate)
-        assert isinstance(self.comm, ShmCommunicator)
         self.comm = comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
         self._at_close.callback(comm.links.close)
         self.group = self._new_group(None)
@@ -330,14 +328,14 @@ class Rank:
         if not command.reductions[0].sources:
             return lambda: self._reduce_kept(command, command.ranks)
         shares = [
-            (OPERATIONS[r.op], r.divisor, [self.array(s) for s in r.sources], self.array(r.target))
+            (OPERATIONS[r.op], r.divisor, [self.array(s) for s in r.sources], [self.array(r.target)])
             for r in command.reductions
         ]
 
         def reduce() -> Ack:
             self.report(Phase.REDUCING, 0)
             for share in shares:
-                self.comm.reduce_share(*share, command.ranks)
+                reduce_share(*share, command.ranks.index(self.number), len(command.ranks))
             return Ack()
 
         return reduce
@@ -345,10 +343,9 @@ class Rank:
     def _reduce_kept(self, command: messages.Reduce, ranks: tuple[int, ...]) -> Ack:
         """Reduce outputs that wait on GPUs, by the GPUs."""
         if self.number in ranks:
-            assert isinstance(self.comm, GpuCommunicator)
             self.begin(ranks)
             self.report(Phase.REDUCING, 0)
-            self.comm.direct.reduce_out(
+            self.comm.reduce_out(
                 [OPERATIONS[reduction.op] for reduction in command.reductions],
                 command.reductions[0].divisor,
                 [self._kept[reduction.leaf][0] for reduction in command.reductions],
