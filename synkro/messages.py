@@ -352,12 +352,13 @@ class Store(Command):
 class Reduction(NamedTuple):
     """Reduce *sources*, in their order, with operation *op* into *target*; each rank does its share.
 
-    A mean's sum is divided by *divisor*.  In place of sources in shared memory there may be a *leaf* of
-    the last call's outputs, which waits on the ranks' GPUs.
+    ``owners[i]`` has stored source i.  A mean's sum is divided by *divisor*.  In place of sources in
+    shared memory there may be a *leaf* of the last call's outputs, which waits on the ranks' GPUs.
     """
 
     op: str
     divisor: int
+    owners: tuple[int, ...]
     sources: tuple[Region, ...]
     target: Region
     leaf: int = -1

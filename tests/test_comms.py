@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from support.together import good, together
+from synkro.comms.board import board_bytes
 from synkro.comms.ops import OPERATIONS
-from synkro.comms.shm import ShmCommunicator, shared_file
+from synkro.comms.shm import ShmCommunicator
 from synkro.errors import CollectiveError
+from synkro.memory.arena import arena_file
 from synkro.plan.split import split
 
 DTYPES = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -31,7 +33,7 @@ class ShmWorld:
         self.epoch = 0
         with contextlib.ExitStack() as stack:
             wakes = [os.eventfd(0) for _ in range(size)]
-            file = shared_file(size)
+            file = arena_file(board_bytes(size))
             self.comms = [ShmCommunicator(rank, size, file, wakes) for rank in range(size)]
             for fd in (file, *wakes):
                 stack.callback(os.close, fd)

@@ -16,9 +16,8 @@ from support.together import good, together
 from support.waiting import Watch, wait_until
 from synkro.comms.board import KINDS, board_bytes
 from synkro.comms.meeting import Meeting
-from synkro.comms.shm import shared_file
 from synkro.errors import CollectiveError
-from synkro.memory.arena import Arena
+from synkro.memory.arena import Arena, arena_file
 from synkro.memory.mapping import map_file
 from synkro.plan.call import Access
 
@@ -36,7 +35,7 @@ class Board:
         self.epoch = 0
         with contextlib.ExitStack() as stack:
             wakes = [os.eventfd(0) for _ in range(size)]
-            file = shared_file(size)
+            file = arena_file(board_bytes(size))
             for fd in (file, *wakes):
                 stack.callback(os.close, fd)
             self.meetings = [

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from support.leftovers import descriptors
-from synkro.comms.shm import ShmCommunicator, shared_file
+from synkro.comms.board import board_bytes
+from synkro.comms.shm import ShmCommunicator
 from synkro.controller.objects.walk import Registry
 from synkro.errors import InternalError
+from synkro.memory.arena import arena_file
 from synkro.memory.segment import Segment
 from synkro.messages import (
     Ack,
@@ -44,12 +46,12 @@ class Home:
     """The main process of one rank, as far as a rank sees of it."""
 
     def __init__(self):
-        self.file = shared_file(1)
+        self.file = arena_file(board_bytes(1))
         self.wake = os.eventfd(0)
         self.segments = {}
         self.passed = {}
         self.reports = []
-        self.rank = Rank(0, 1, self, ShmCommunicator(0, 1, self.file, [self.wake]))
+        self.rank = Rank(0, 1, range(1), self, ShmCommunicator(0, 1, self.file, [self.wake]))
 
     def descriptor(self, number):
         if number not in self.passed:

@@ -13,7 +13,6 @@ so that each rank reads and writes as much as one memory copy does.  Elements me
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -282,15 +281,3 @@ class ShmCommunicator(Communicator):
         rows = sum(len(piece) for piece in pieces)
         result = make((rows, *pieces[0].shape[1:]), first.dtype)
         return np.concatenate(pieces, axis=0, out=result)
-
-
-def shared_file(size: int) -> int:
-    """A descriptor of the file that *size* ranks share."""
-    fd = os.memfd_create("synkro-arena", os.MFD_CLOEXEC)
-    try:
-        os.fchmod(fd, 0o600)
-        os.posix_fallocate(fd, 0, board_bytes(size))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

@@ -2,8 +2,10 @@
 
 ::
 
+    crew     the worker processes of one host: started together, ended together
+    process  one worker process: start, watch, interrupt, stop
+    output   what the workers print, brought to the user
     channel  commands and replies through one shared block
     waiting  poll for a while, then sleep; fences
-    process  one worker process: start, watch, interrupt, stop
     queue    items for whichever worker is free, and results on their way back
 """

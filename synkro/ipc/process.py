@@ -21,6 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, NoReturn
 
+from ..errors import WorkerDied
 from ..machine import start
 
 _STANDARD = 2  # the last of the standard descriptors
@@ -66,9 +67,17 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, rank: int, shared_fds: Sequence[int], environment: Mapping[str, str], size: int
+        self,
+        rank: int,
+        size: int,
+        host: range,
+        shared_fds: Sequence[int],
+        environment: Mapping[str, str],
     ) -> None:
-        """Start it; *shared_fds* are what all workers get: the block, the arena and all eventfds."""
+        """Start that of *rank*, one of *size*; those of *host* run on this one.
+
+        *shared_fds* are what all workers get: the block, the arena and all eventfds.
+        """
         self.rank = rank
         with contextlib.ExitStack() as undo:
             with contextlib.ExitStack() as theirs:
@@ -81,7 +90,7 @@ class WorkerProcess:
                 inherited = [other.fileno(), lifeline, *shared_fds]
                 self._process = start(
                     "from synkro.worker.loop import main; main(argument)",
-                    ",".join(map(str, (rank, size, *inherited))),
+                    ",".join(map(str, (rank, size, host.start, host.stop, *inherited))),
                     fds=inherited,
                     environment=environment,
                     alone=True,
@@ -128,3 +137,33 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._lifeline = self.sentinel = -1
+
+
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (out of memory, perhaps)",
+    signal.SIGSEGV: " (inputs are read-only: a library that writes to one without checking ends the "
+    "worker like this; copy the input first, with .clone() in PyTorch)",
+}
+
+
+def worker_died(rank: int, pid: int, status: int, stderr: str) -> WorkerDied:
+    """What to raise for the end of a process with *status*: an exit code, or minus a signal."""
+    how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+    hint = _HINTS.get(-status, "")
+    ending = f" The end of its stderr:\n{stderr}" if stderr else ""
+    what = f"the worker of rank {rank} (pid {pid}) {how}"
+    return WorkerDied(
+        f"{what}{hint}. Call close() and then fork() to go on; all Data keep their contents.{ending}",
+        rank=rank,
+        pid=pid,
+        exitcode=None if status < 0 else status,
+        signal=-status if status < 0 else None,
+        stderr=stderr,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -157,3 +157,15 @@ class Arena:
     def _drop_oldest(self) -> None:
         block = self._spare.pop(0)
         give_back(self._fd, block.offset, block.nbytes)
+
+
+def arena_file(nbytes: int) -> int:
+    """A descriptor of a file that ranks can share, whose first *nbytes* are reserved, for a board."""
+    fd = os.memfd_create("synkro-arena", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)
+        os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

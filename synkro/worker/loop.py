@@ -48,7 +48,8 @@ from .terminal import refuse_questions
 
 def main(fds: str) -> None:
     """Be the worker that ``ipc.process`` has started with these descriptors."""
-    rank, size, sock, lifeline, block, arena, wake_workers, *wakes = map(int, fds.split(","))
+    rank, size, first, last, *shared = map(int, fds.split(","))
+    sock, lifeline, block, arena, wake_workers, *wakes = shared
     hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
@@ -63,16 +64,18 @@ def main(fds: str) -> None:
     wakes_main, wakes_ranks = wakes[:size], wakes[size:]
     listener = Listener(memory, rank, size, wakes_main, wake_workers, socket.socket(fileno=sock))
     comm = ShmCommunicator(rank, size, arena, wakes_ranks, listener.answered)
-    Worker(rank, size, listener, comm).serve()
+    Worker(rank, size, range(first, last), listener, comm).serve()
     listener.close()
 
 
 class Worker:
     """The loop around a rank."""
 
-    def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
+    def __init__(
+        self, rank: int, size: int, host: range, listener: Listener, comm: Communicator
+    ) -> None:
         self._listener = listener
-        self._rank = Rank(rank, size, listener, comm)
+        self._rank = Rank(rank, size, host, listener, comm)
         self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
         self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))  # the last reply, and its pickle

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .. import messages
 from ..comms.base import Communicator
 from ..comms.gpu import GpuCommunicator
-from ..comms.ops import OPERATIONS, reduce_share
+from ..comms.ops import OPERATIONS, Operation, reduce_share
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import InternalError
@@ -46,6 +46,7 @@ class Rank:
 
     Attributes:
         number, size, pid: this rank, the number of all ranks, and this process.
+        host: the ranks on this host.
         epoch: the number of the running command.
         belongings: the objects that functions have brought along.
         function: the name of the function that runs or ran last, for messages.
@@ -58,9 +59,12 @@ class Rank:
         forked: whether the function has forked, and this is the child, which is no rank.
     """
 
-    def __init__(self, rank: int, size: int, listener: Listener, comm: Communicator) -> None:
+    def __init__(
+        self, rank: int, size: int, host: range, listener: Listener, comm: Communicator
+    ) -> None:
         self.number = rank
         self.size = size
+        self.host = host
         self.pid = os.getpid()
         self.epoch = 0
         self.device: Device = CpuDevice()
@@ -327,18 +331,29 @@ class Rank:
     def _reducing(self, command: messages.Reduce) -> Callable[[], Reply]:
         if not command.reductions[0].sources:
             return lambda: self._reduce_kept(command, command.ranks)
-        shares = [
-            (OPERATIONS[r.op], r.divisor, [self.array(s) for s in r.sources], [self.array(r.target)])
-            for r in command.reductions
-        ]
+        together = [rank for rank in command.ranks if rank in self.host]
+        place, count = together.index(self.number), len(together)
+        shares = list(filter(None, map(self._share, command.reductions)))
 
         def reduce() -> Ack:
             self.report(Phase.REDUCING, 0)
-            for share in shares:
-                reduce_share(*share, command.ranks.index(self.number), len(command.ranks))
+            for operation, divisor, sources, target in shares:
+                reduce_share(operation, divisor, sources, [target], place, count)
             return Ack()
 
         return reduce
+
+    def _share(self, reduction: messages.Reduction) -> tuple[Operation, int, list[Array], Array] | None:
+        """What the ranks of this host reduce: what they have stored; None for nothing.
+
+        If others have stored some of it, all is divided when that is merged.
+        """
+        pairs = zip(reduction.owners, reduction.sources, strict=True)
+        sources = [self.array(source) for owner, source in pairs if owner in self.host]
+        if not sources:
+            return None
+        divisor = reduction.divisor if len(sources) == len(reduction.sources) else 1
+        return OPERATIONS[reduction.op], divisor, sources, self.array(reduction.target)
 
     def _reduce_kept(self, command: messages.Reduce, ranks: tuple[int, ...]) -> Ack:
         """Reduce outputs that wait on GPUs, by the GPUs."""

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import here
-from ...comms.shm import ShmCommunicator, shared_file
+from ...comms.board import board_bytes
+from ...comms.shm import ShmCommunicator
+from ...memory.arena import arena_file
 from ...messages import FunctionSpec
 from ...plan.binding import Bound
 from ...plan.call import Form
@@ -99,7 +101,7 @@ def alone(rng: Callable[[], np.random.Generator], call: Alone) -> Iterator[None]
     with contextlib.ExitStack() as stack:
         wake = os.eventfd(0)
         stack.callback(os.close, wake)
-        file = shared_file(1)
+        file = arena_file(board_bytes(1))
         stack.callback(os.close, file)
         comm = ShmCommunicator(0, 1, file, [wake])
         group = Group(comm, rng)

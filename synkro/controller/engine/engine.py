@@ -23,6 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ...comms.board import board_bytes
 from ...errors import (
     InvalidValue,
     SessionBroken,
@@ -32,6 +33,7 @@ from ...errors import (
     ranks_in_words,
 )
 from ...ipc.channel import Lane
+from ...ipc.crew import Crew
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
@@ -41,7 +43,6 @@ from ..progress import status_line
 from ..tracing.timeline import write
 from ..tracing.trace import Trace
 from .answers import Answers
-from .crew import Crew
 from .directory import Directory
 from .nesting import check_alone, goes_on, operation
 from .post import Post
@@ -119,10 +120,10 @@ class Engine:
         self._owing = False  # whether a signal handler has closed it in a call, which gives all back
         self.rouse: Callable[[], None] = self.require_ready
         self.state = State.STARTING
-        self._crew = Crew()
+        self._crew = Crew(range(self.size))
         self.versions: Versions | None = None
         try:
-            self.channel = self._crew.start(environments)
+            self.channel = self._crew.start(environments, self.size, board_bytes(self.size))
             self.everyone = self.channel.everyone
             self._post = Post(self._crew, self.channel, self.directory)
             self.rouse = self.channel.rouse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from ...errors import (
     CallTimeout,
     RemoteTraceback,
     SynkroError,
-    WorkerDied,
     counted,
     raised_in_worker,
     ranks_in_words,
@@ -62,29 +60,6 @@ def worker_error(replies: Sequence[Any], ranks: Sequence[int], where: str = "") 
     return error
 
 
-_HINTS: dict[int, str] = {
-    signal.SIGKILL: " (out of memory, perhaps)",
-    signal.SIGSEGV: " (inputs are read-only: a library that writes to one without checking ends the "
-    "worker like this; copy the input first, with .clone() in PyTorch)",
-}
-
-
-def worker_died(rank: int, pid: int, status: int, stderr: str) -> WorkerDied:
-    """What to raise for the end of a process with *status*: an exit code, or minus a signal."""
-    how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-    hint = _HINTS.get(-status, "")
-    ending = f" The end of its stderr:\n{stderr}" if stderr else ""
-    what = f"the worker of rank {rank} (pid {pid}) {how}"
-    return WorkerDied(
-        f"{what}{hint}. Call close() and then fork() to go on; all Data keep their contents.{ending}",
-        rank=rank,
-        pid=pid,
-        exitcode=None if status < 0 else status,
-        signal=-status if status < 0 else None,
-        stderr=stderr,
-    )
-
-
 def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> CallTimeout:
     """What to raise when ranks have not answered within *limit* seconds.
 
@@ -106,10 +81,3 @@ def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> 
         f"They were interrupted; the next call waits for them. If stuck, call close() and fork().",
         ranks=tuple(standing),
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

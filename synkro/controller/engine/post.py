@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ...errors import CallTimeout, InternalError
 from ...ipc.channel import AREA, Controller, Lane
+from ...ipc.crew import SOCKET_PATIENCE, Crew
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...messages import Indirect
 from ...plan.call import Access, Region
-from .crew import SOCKET_PATIENCE, Crew
 from .directory import Directory
 from .failures import call_timeout
 

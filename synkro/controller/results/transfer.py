@@ -139,15 +139,18 @@ class Transfer:
     def _add(self, index: int, output: Leaves) -> None:
         if output.operation is not None:
             operation, first = output.operation, output.pieces[0][2]
-            sources = []
+            owners, sources = [], []
             if not self._linked or carrier(operation, np.dtype(first.dtype)) is None:
                 for rank, number, piece in output.pieces:
                     source = self._reserve(rank, piece.shape, piece.dtype)
                     self._stores[rank].append(StoredPiece(index, number, source))
+                    owners.append(rank)
                     sources.append(source)
             target = self._reserve(_RESULT, first.shape, first.dtype)
-            reduction = Reduction(operation.name, self._total_weight, tuple(sources), target, index)
-            self._reductions.append(reduction)
+            name, divisor = operation.name, self._total_weight
+            self._reductions.append(
+                Reduction(name, divisor, tuple(owners), tuple(sources), target, index)
+            )
             self._results.append([target])
             return
         regions = self._gathered(output) if output.is_one_array else self._separate(output)

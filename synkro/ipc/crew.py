@@ -1,4 +1,4 @@
-"""The worker processes of a session, and the descriptors that reach them: started and ended together."""
+"""The worker processes of one host, and the descriptors that reach them: started and ended together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import time
 from collections.abc import Sequence
 
-from ...comms.shm import shared_file
-from ...errors import WorkerDied
-from ...ipc.channel import Controller, block_bytes, send_descriptors
-from ...ipc.process import WorkerProcess, occupy_standard_descriptors
-from ...memory.interrupts import uninterrupted
-from ...memory.segment import Segment
-from .failures import worker_died
+from ..errors import WorkerDied
+from ..memory.arena import arena_file
+from ..memory.interrupts import uninterrupted
+from ..memory.segment import Segment
+from .channel import Controller, block_bytes, send_descriptors
 from .output import OutputPump
+from .process import WorkerProcess, occupy_standard_descriptors, worker_died
 
 SOCKET_PATIENCE = 5.0
 """Seconds that a socket may be full before its worker counts as stuck."""
@@ -23,24 +22,27 @@ _LAST_WORDS = 1.0  # seconds that the output of ended workers may take to come
 
 
 class Crew:
-    """The worker processes of a session.
+    """The worker processes of one host, which are some of the ranks of a session, one after the other.
 
     Attributes:
-        sentinels: by rank, descriptors that become readable when the process ends.
+        ranks: which ones.
+        sentinels: in the order of *ranks*, descriptors that become readable when a process ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: range) -> None:
+        self.ranks = ranks
         self.sentinels: list[int] = []
         self._workers: list[WorkerProcess] = []
         self._pump = OutputPump()
         self._resources = contextlib.ExitStack()
 
-    def start(self, environments: Sequence[dict[str, str]]) -> Controller:
+    def start(self, environments: Sequence[dict[str, str]], size: int, board: int) -> Controller:
         """Start a worker with each of *environments*; returns the controller of their channel.
+
+        *size* is the number of all ranks, *board* that of the bytes where they meet.
 
         Raises: OSError, RuntimeError if they cannot be started.
         """
-        size = len(environments)
         occupy_standard_descriptors()
         eventfds = []
         with uninterrupted():
@@ -49,11 +51,12 @@ class Crew:
                 self._resources.callback(os.close, eventfds[-1])
         self._resources.callback(self._pump.close, _LAST_WORDS)
         block = Segment.create(0, block_bytes(size))
-        arena = shared_file(size)
+        arena = arena_file(board)
+        shared = (block.fd, arena, *eventfds)
         try:
-            for rank, environment in enumerate(environments):
+            for rank, environment in zip(self.ranks, environments, strict=True):
                 with uninterrupted():
-                    worker = WorkerProcess(rank, (block.fd, arena, *eventfds), environment, size)
+                    worker = WorkerProcess(rank, size, self.ranks, shared, environment)
                     self._workers.append(worker)
                     self._resources.callback(worker.close)
                 self._pump.add(rank, worker.stdout, worker.stderr)
@@ -69,13 +72,13 @@ class Crew:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process ids, by rank."""
+        """The process ids, in the order of ``ranks``."""
         return tuple(worker.pid for worker in self._workers)
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         """Send SIGINT to *ranks*, as Ctrl-C would."""
         for rank in ranks:
-            self._workers[rank].interrupt()
+            self._of(rank).interrupt()
 
     def kill(self) -> None:
         """Kill all of them."""
@@ -88,11 +91,14 @@ class Crew:
         Raises: TimeoutError if it does not take them.
         """
         try:
-            send_descriptors(self._workers[rank].socket, numbered)
+            send_descriptors(self._of(rank).socket, numbered)
         except TimeoutError:
             raise
         except OSError:  # its end of the socket is closed: it is dead, or has closed it by mistake
-            self._workers[rank].kill()
+            self._of(rank).kill()
+
+    def _of(self, rank: int) -> WorkerProcess:
+        return self._workers[rank - self.ranks.start]
 
     def death(self, sentinel: int) -> WorkerDied:
         """What to raise for the worker whose *sentinel* is ready: how it ended."""
