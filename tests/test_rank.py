@@ -6,17 +6,13 @@ from itertools import count
 import numpy as np
 import pytest
 
+from support.homes import Home
 from support.leftovers import descriptors
-from synkro.comms.board import board_bytes
-from synkro.comms.shm import ShmCommunicator
 from synkro.controller.objects.walk import Registry
 from synkro.errors import InternalError
-from synkro.memory.arena import arena_file
 from synkro.memory.segment import Segment
 from synkro.messages import (
     Ack,
-    Attach,
-    Create,
     Distribute,
     Done,
     Exchange,
@@ -37,63 +33,8 @@ from synkro.packing import place
 from synkro.packing.pickles import Writer
 from synkro.plan.batch import Strided
 from synkro.plan.call import Access, Region
-from synkro.worker.rank import Rank
 
 pytestmark = pytest.mark.quick
-
-
-class Home:
-    """The main process of one rank, as far as a rank sees of it."""
-
-    def __init__(self):
-        self.file = arena_file(board_bytes(1))
-        self.wake = os.eventfd(0)
-        self.segments = {}
-        self.passed = {}
-        self.reports = []
-        self.rank = Rank(0, 1, range(1), self, ShmCommunicator(0, 1, self.file, [self.wake]))
-
-    def descriptor(self, number):
-        if number not in self.passed:
-            self.passed[number] = os.dup(self.segments[number].fd)
-        return self.passed[number]
-
-    def release(self, number):
-        os.close(self.descriptor(number))
-        del self.passed[number]
-
-    def report(self, phase, count):
-        self.reports.append((phase, count))
-
-    def mark(self, phase):
-        """No trace goes on."""
-
-    def give(self, array, access=Access.READ):
-        """The region of a new segment with the contents of *array*, which the rank hears of."""
-        number = 100 + len(self.segments)
-        segment = self.segments[number] = Segment.create(number, array.nbytes)
-        region = Region(number, 0, array.shape, array.dtype.str)
-        segment.array(region)[...] = array
-        self.rank.keep_house(Housekeeping((Attach(number, segment.nbytes, access),)))
-        return region
-
-    def seen(self, region):
-        """What the main process has in *region*."""
-        return self.segments[region.segment].array(region)
-
-    def do(self, command):
-        """The rank's reply."""
-        return self.rank.action(command)()
-
-    def create(self, array, name=None, number=1):
-        assert self.do(Create(number, name, self.give(np.asarray(array)))) == Ack()
-        return self.rank.variables[number]
-
-    def close(self):
-        self.segments.clear()
-        del self.rank
-        for fd in (self.file, self.wake):
-            os.close(fd)
 
 
 @pytest.fixture

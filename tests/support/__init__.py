@@ -5,6 +5,7 @@
     leftovers  every test is followed by a count of what it may have left behind
     sessions   workers that serve a test, or a whole file
     programs   Python programs in processes of their own
+    homes      one rank in the test's own process
     waiting    waiting for what comes a moment later, but soon
     failing    functions that die, hang or hear nothing
     inside     where workers are, as nobody outside can see
