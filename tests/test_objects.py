@@ -5,6 +5,7 @@ import collections
 import functools
 import gc
 import random
+import sys
 import types
 
 import numpy as np
@@ -15,6 +16,8 @@ from support.inside import everyone
 from support.sessions import current, lasting, running
 from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue
+from synkro.controller.objects.walk import Known, Numbers
+from synkro.packing.kinds import DICT
 
 pytestmark = pytest.mark.quick
 
@@ -560,3 +563,30 @@ def test_the_generators_of_the_process_are_each_ranks_own(session):
     f = session.function(lambda: (draw(), gauss(0, 1), random.random()), outputs=None)
     one, other = f()
     assert not set(one) & set(other)
+
+
+def test_an_interrupt_keeps_no_number_of_what_is_gone():
+    """Else an object of later, in the same place, would be sent as a number that nobody knows."""
+
+    def interrupt(frame, event, argument):
+        raise KeyboardInterrupt
+
+    numbers, obj = Numbers(), {"a": 1}
+    known = Known(1, obj, DICT, "a dict", None)
+    numbers.add(known)
+    assert numbers.get(id(obj)) == 1
+    before = sys.gettrace()
+    sys.settrace(interrupt)  # what is written in Python, and runs at its end, is interrupted
+    try:
+        del known
+    finally:
+        sys.settrace(before)
+    assert id(obj) not in numbers
+    assert numbers.get(id(obj)) is None
+    first, second = (Known(number, obj, DICT, "a dict", None) for number in (2, 3))
+    numbers.add(first)
+    numbers.add(second)
+    del first
+    assert numbers.get(id(obj)) == 3
+    numbers.drop(id(obj))
+    assert id(obj) not in numbers

@@ -21,7 +21,7 @@ import types
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
@@ -428,7 +428,7 @@ class _Summer(pickle.Pickler):
         parts: these, and what is *known*, by id.
     """
 
-    def __init__(self, total: _Sum, known: Mapping[int, Any]) -> None:
+    def __init__(self, total: _Sum, known: Container[int]) -> None:
         super().__init__(total, protocol=5, buffer_callback=total.keep)
         self.dispatch_table = dict(_CLOUDPICKLE)  # which looks up faster than a chain
         self._known = known
@@ -698,7 +698,7 @@ def _is_plain_type(cls: type) -> bool:
     return plain or _BY_TYPE.get(cls) == (None,)
 
 
-def look_through(obj: Any, known: Mapping[int, Any]) -> tuple[Contents, list[Any]]:
+def look_through(obj: Any, known: Container[int]) -> tuple[Contents, list[Any]]:
     """The contents of a crowd; and those of its members that are objects of their own: those whose ids
     are *known*, classes and functions."""
     total = _Sum()

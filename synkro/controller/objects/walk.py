@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, warn
+from ...memory.departures import call_with_last
 from ...packing.code import Uses, is_own, uses
 from ...packing.kinds import (
     ARRAY,
@@ -161,6 +162,45 @@ class Found:
         self.contents = self.kind.look(self.obj) if contents is None else contents
 
 
+class Numbers:
+    """The numbers of the objects that the workers have, by id; each goes with the ``Known`` that has it.
+
+    A C function notes the end of that, so that Ctrl-C cannot prevent it; the next look acts upon it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._ended: dict[tuple[int, int], Any] = {}  # the keys are entries that are to go
+
+    def add(self, known: Known) -> None:
+        """The workers have it."""
+        entry = id(known.obj), known.number
+        call_with_last(known, self._ended.__setitem__, entry)
+        self._numbers[entry[0]] = entry[1]
+
+    def drop(self, ident: int) -> None:
+        """Have none for the object with this id."""
+        self._numbers.pop(ident, None)
+
+    def get(self, ident: int, /) -> int | None:
+        """That of the object with this id; None if the workers do not have it."""
+        if self._ended:
+            self._tidy()
+        return self._numbers.get(ident)
+
+    def __contains__(self, ident: object) -> bool:
+        if self._ended:
+            self._tidy()
+        return ident in self._numbers
+
+    def _tidy(self) -> None:
+        for entry in list(self._ended):
+            ident, number = entry
+            if self._numbers.get(ident) == number:  # and not of another object, in the same place
+                del self._numbers[ident]
+            del self._ended[entry]
+
+
 class Registry:
     """The objects that the workers have, and the modules whose names they know."""
 
@@ -171,7 +211,7 @@ class Registry:
         self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
-        self.numbers: dict[int, int] = {}  # of the objects that the workers have, by id
+        self.numbers = Numbers()
         # classes and functions by number: results may refer to them when no function uses them any more
         self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -195,16 +235,15 @@ class Registry:
     def keep(self, known: Known) -> None:
         """The workers have it."""
         if self._known.get(id(known.obj)) is not known:  # in this order, as Ctrl-C may come in between
-            weakref.finalize(known, _forget, self.numbers, id(known.obj), known.number).atexit = False
             self._known[id(known.obj)] = known
-            self.numbers[id(known.obj)] = known.number
+            self.numbers.add(known)
             if known.kind in (CLASS, FUNCTION):
                 self.named[known.number] = known.obj
 
     def forget(self, obj: Any) -> None:
         """Have *obj* sent anew when it comes again."""
         self._known.pop(id(obj), None)
-        self.numbers.pop(id(obj), None)
+        self.numbers.drop(id(obj))
 
     def get(self, ident: int) -> int | None:
         """The number of a class or a function that the workers have, by its id; None for all else."""
@@ -233,11 +272,6 @@ class Registry:
         known = None if found is None else self.known(found)
         contents: Contents = (known.contents if known else None) or {}
         return WHOLE in contents and contents[WHOLE] is value
-
-
-def _forget(numbers: dict[int, int], ident: int, number: int) -> None:
-    if numbers.get(ident) == number:
-        del numbers[ident]
 
 
 def _plain_function(obj: Any) -> Any:
