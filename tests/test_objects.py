@@ -16,7 +16,7 @@ from support.inside import everyone
 from support.sessions import current, lasting, running
 from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue
-from synkro.controller.objects.walk import Known, Numbers
+from synkro.controller.objects.walk import Known, NumbersById
 from synkro.packing.kinds import DICT
 
 pytestmark = pytest.mark.quick
@@ -571,7 +571,7 @@ def test_an_interrupt_keeps_no_number_of_what_is_gone():
     def interrupt(frame, event, argument):
         raise KeyboardInterrupt
 
-    numbers, obj = Numbers(), {"a": 1}
+    numbers, obj = NumbersById(), {"a": 1}
     known = Known(1, obj, DICT, "a dict", None)
     numbers.add(known)
     assert numbers.get(id(obj)) == 1

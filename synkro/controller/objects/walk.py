@@ -162,7 +162,7 @@ class Found:
         self.contents = self.kind.look(self.obj) if contents is None else contents
 
 
-class Numbers:
+class NumbersById:
     """The numbers of the objects that the workers have, by id; each goes with the ``Known`` that has it.
 
     A C function notes the end of that, so that Ctrl-C cannot prevent it; the next look acts upon it.
@@ -211,7 +211,7 @@ class Registry:
         self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
-        self.numbers = Numbers()
+        self.numbers = NumbersById()
         # classes and functions by number: results may refer to them when no function uses them any more
         self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
