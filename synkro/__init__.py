@@ -9,7 +9,7 @@ from lower floors, or from its own folder::
     9  api          fork, close, data, function, distribute …, on the current session
     8  controller/  THE USER'S PROCESS: sessions, functions, variables, results, the engine
     7  worker/      A WORKER PROCESS: its loop, its rank, one call of one function
-       cluster/     several hosts: what travels between them
+       cluster/     several hosts: a process of MPI's on each
     6  comms/       reduce operations, and collectives over arrays
     5  devices/     what a worker computes on
        packing/     a user's function made ready to travel

@@ -33,7 +33,7 @@ HOMES = {
     "polars": set(),
     "tqdm": {"controller/progress.py"},
     "matplotlib": {"controller/tracing/picture.py"},
-    "mpi4py": set(),
+    "mpi4py": {"cluster/wire.py"},
     "sklearn": set(),
     "theano": set(),
 }

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..controller.progress import Progress
-from . import doctor, info
+from . import doctor, hosts, info
 
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 _SIGNS = {"ok": "OK", "warning": "warning", "failure": "FAILURE", "skipped": "not checked"}
@@ -30,6 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     checked.add_argument("--quiet", action="store_true", help="print only what is not OK")
     checked.add_argument("--devices", help='as in fork(), such as "cpu" or "cuda"; all by default')
+    checked.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="check, instead of this machine, hosts: h1,h2, a hostfile, slurm or pbs",
+    )
+    checked.add_argument("--launcher", default="ssh", help="what reaches them; called as ssh is")
     commands.add_parser("bench", add_help=False, help="measure, against peers (--help)")
     options, rest = parser.parse_known_args(arguments)
     if options.command == "bench":
@@ -53,7 +59,9 @@ def _info(as_json: bool) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    found = doctor.findings(options.data, options.devices or None)
+    found, count = doctor.findings(options.data, options.devices or None), doctor.CHECKS
+    if options.hosts is not None:
+        found, count = hosts.findings(options.hosts, options.launcher), hosts.CHECKS
     if options.json:
         findings = list(found)
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -64,7 +72,7 @@ def _doctor(options: argparse.Namespace) -> int:
                 print(_shown(finding))
     else:
         findings = []
-        with Progress("doctor", doctor.CHECKS, "check", patience=1) as progress:
+        with Progress("doctor", count, "check", patience=1) as progress:
             for finding in found:
                 findings.append(finding)
                 progress.print(_shown(finding))

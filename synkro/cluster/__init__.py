@@ -1,6 +1,14 @@
-"""Several hosts: what travels between them.
+"""Several hosts: one process of MPI's on each, and what travels between them.
 
 ::
 
-    traffic  what a command reads and writes on the ranks of one host
+    __main__   is one of them
+    launch     starts the processes, from the main process
+    gateway    the one beside the main process
+    leader     the one of another host
+    questions  what the main process asks them
+    hello      what a host says of itself, and where two differ
+    wire       messages between them, by MPI
+    janitor    removes what MPI leaves in /dev/shm
+    traffic    what a command reads and writes on the ranks of one host
 """

@@ -5,6 +5,7 @@
     leftovers  every test is followed by a count of what it may have left behind
     sessions   workers that serve a test, or a whole file
     programs   Python programs in processes of their own
+    hosts      machines on a network, made of namespaces of this one
     homes      one rank in the test's own process
     waiting    waiting for what comes a moment later, but soon
     failing    functions that die, hang or hear nothing

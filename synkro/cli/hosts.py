@@ -1,0 +1,110 @@
+"""Checks that hosts can work together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from itertools import combinations
+
+from ..cluster.launch import Launch
+from ..cluster.questions import Distance, Distances, Reach
+from ..errors import SynkroError
+from ..plan.hosts import named
+from .doctor import Finding
+
+_FAR = 1e-3  # seconds for a message from which on calls are slow
+_NARROW = 1e8  # bytes a second up to which rows are slow
+_APART = 0.1  # seconds between clocks from which on logs cannot be compared
+
+CHECKS = 8
+"""The number of findings if all hosts are there."""
+
+
+def findings(hosts: str, launcher: str) -> Iterator[Finding]:
+    """All checks, one after the other, for the *hosts* of ``fork(hosts=…)``, reached by *launcher*."""
+    try:
+        names = [host.name for host in named(hosts, os.environ)]
+        launch = Launch(names, launcher)
+    except SynkroError as error:
+        yield Finding("hosts", "failure", str(error))
+        return
+    with contextlib.closing(launch):
+        first, *others = launch.hosts
+        yield Finding(
+            "hosts",
+            "ok",
+            f"{', '.join(launch.hosts)} by {os.path.basename(launcher)}, in {launch.seconds:.1f} s",
+        )
+        same = ", ".join(f"{name} {version}" for name, version in launch.said[0].versions.items())
+        yield Finding("versions", "ok", f"the same on all: {same}")
+        pairs = zip(launch.hosts, launch.said, strict=True)
+        cores = ", ".join(f"{host} has {said.cores}" for host, said in pairs)
+        yield Finding("cores", "ok", cores)
+        yield _ports(launch)
+        with _file() as path:
+            distances: list[Distance] = launch.ask(Distances(path))
+        yield from _between(first, dict(zip(others, distances, strict=True)), path)
+
+
+@contextlib.contextmanager
+def _file() -> Iterator[str]:
+    """A file in the working directory; or, if that is read-only, one that is there already."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=".", prefix=".synkro-") as file:
+            yield os.path.abspath(file.name)
+    except OSError:
+        yield next(iter(entry.path for entry in os.scandir(os.getcwd())), os.getcwd())
+
+
+def _ports(launch: Launch) -> Finding:
+    """Whether all hosts reach each other: the gateway has reached all of them, and they each other."""
+    name = "ports"
+    for one, other in combinations(range(1, len(launch.hosts)), 2):
+        with contextlib.suppress(TimeoutError):
+            launch.ask(Reach(one, other))
+            continue
+        return Finding(
+            name,
+            "failure",
+            f"{launch.hosts[one]} does not reach {launch.hosts[other]}",
+            "Open the ports between them, in the firewall of both.",
+        )
+    return Finding(
+        name, "ok", "every host reaches every other; MPI's are open to all: trusted networks only"
+    )
+
+
+def _between(first: str, distances: dict[str, Distance], path: str) -> Iterator[Finding]:
+    """What lies between the *first* host and each of the others."""
+    latency = {host: each.latency for host, each in distances.items()}
+    yield Finding(
+        "latency",
+        "warning" if max(latency.values(), default=0) > _FAR else "ok",
+        f"from {first} " + ", ".join(f"to {host} {1e6 * each:.0f} us" for host, each in latency.items()),
+        "Put the hosts into one network." if max(latency.values(), default=0) > _FAR else "",
+    )
+    width = {host: each.bandwidth for host, each in distances.items()}
+    narrow = min(width.values(), default=_NARROW) < _NARROW
+    yield Finding(
+        "bandwidth",
+        "warning" if narrow else "ok",
+        f"from {first} " + ", ".join(f"to {host} {each / 1e9:.2g} GB/s" for host, each in width.items()),
+        "Rows will travel slowly: use a faster network, or load them on each host." if narrow else "",
+    )
+    ahead = {host: each.ahead for host, each in distances.items()}
+    apart = max(map(abs, ahead.values()), default=0) > _APART
+    yield Finding(
+        "clocks",
+        "warning" if apart else "ok",
+        "; ".join(f"{host} is {1e3 * each:+.2g} ms ahead of {first}" for host, each in ahead.items()),
+        "Let chrony or ntpd set them: else the logs of hosts cannot be compared." if apart else "",
+    )
+    blind = [host for host, each in distances.items() if not each.sees]
+    yield Finding(
+        "shared file system",
+        "warning" if blind else "ok",
+        f"{', '.join(blind)} sees no {path}" if blind else f"all see {os.path.dirname(path)}",
+        "Files have to be copied there, or read here." if blind else "",
+    )

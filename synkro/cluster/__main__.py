@@ -1,0 +1,49 @@
+"""``python -m synkro.cluster``: one process of MPI's, which ``cluster.launch`` has started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ..ipc.process import hold_on_to
+from .janitor import watch
+from .launch import KEY
+
+
+def main(folder: str, stands: str) -> None:
+    """Be the gateway, or the leader of a host."""
+    watch("mpich_shm_")
+    from . import wire  # noqa: PLC0415  which begins MPI
+
+    try:
+        _serve(folder, stands)
+    except BaseException:
+        traceback.print_exc()
+        wire.abort()
+
+
+def _serve(folder: str, stands: str) -> None:
+    text = os.environ.pop(KEY, "") or Path(folder, "key").read_text(encoding="ascii")
+    from . import wire  # noqa: PLC0415
+    from .gateway import Gateway  # noqa: PLC0415
+    from .hello import hello  # noqa: PLC0415
+    from .leader import Leader  # noqa: PLC0415
+
+    ends = wire.Wire(bytes.fromhex(text.strip()))
+    own = hello(stands, wire.library())
+    if ends.number != wire.GATEWAY:
+        Leader(ends).serve(own)
+        return
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(str(Path(folder, "gateway")))
+        _, (lifeline,), *_ = socket.recv_fds(connected, 16, 1)
+        hold_on_to(lifeline)
+        Gateway(ends, Connection(connected.detach())).serve(own)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""The process of MPI's beside the main process, which stays outside of MPI."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from .hello import Hello
+from .questions import Clock, Distance, Distances, Echo, End, Reach, Sees
+from .wire import Wire, wait_until
+
+_ROUNDS = 30  # messages there and back whose times are compared
+_BULK = 1 << 24  # bytes by which the bandwidth is measured
+
+
+class Gateway:
+    """Stands between the main process and the leaders."""
+
+    def __init__(self, wire: Wire, main: Connection) -> None:
+        self._wire = wire
+        self._main = main
+        self._leaders = range(1, wire.count)
+
+    def serve(self, own: Hello) -> None:
+        """Tell the main process who is there; then do what it asks, until it has no more questions."""
+        said = {0: own}
+        for _ in self._leaders:
+            source, each = self._wire.next()
+            said[source] = each
+        self._main.send([said[number] for number in range(self._wire.count)])
+        while True:
+            wait_until(self._main.poll)
+            question = self._main.recv()
+            if question is None:
+                break
+            self._main.send(self._answer(question))
+        for leader in self._leaders:
+            self._wire.send(leader, End())
+        self._wire.flush()
+
+    def _answer(self, question: Any) -> Any:
+        match question:
+            case Distances(path):
+                return [self._distance(leader, path) for leader in self._leaders]
+            case Reach(leader):
+                return self._asked(leader, question)
+
+    def _distance(self, leader: int, path: str) -> Distance:
+        """What lies between here and a host."""
+        times, leads = [], []
+        for _ in range(_ROUNDS):
+            start, before = time.perf_counter(), time.time()
+            then = self._asked(leader, Clock())
+            times.append(time.perf_counter() - start)
+            leads.append((times[-1], then - (before + times[-1] / 2)))
+        _, ahead = min(leads)  # the quickest answer tells the time best
+        return Distance(
+            statistics.median(times) / 2,
+            max(self._bandwidth(leader) for _ in range(3)),
+            ahead,
+            self._asked(leader, Sees(path)),
+        )
+
+    def _asked(self, leader: int, question: Any) -> Any:
+        self._wire.send(leader, question)
+        return self._wire.next()[1]
+
+    def _bandwidth(self, leader: int) -> float:
+        there, back = np.zeros(_BULK, np.uint8), np.empty(_BULK, np.uint8)
+        start = time.perf_counter()
+        self._wire.send(leader, Echo(_BULK), [there])
+        self._wire.next()
+        self._wire.fill(leader, [back])
+        return 2 * _BULK / (time.perf_counter() - start)

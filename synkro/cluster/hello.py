@@ -1,0 +1,84 @@
+"""What a host says of itself, and where two of them differ."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from ..machine import available_cores, available_memory
+
+_COMPARED = ("synkro", "numpy", "cloudpickle")
+_MISSING = "none"
+
+
+class Hello(NamedTuple):
+    """One host.
+
+    Attributes:
+        name: what the host calls itself.
+        pid: the process that says so.
+        versions: of Python, of the packages that have to agree, and of MPI.
+        folder: where it stands; empty if the main process's folder is not there.
+        cores, memory: the usable ones, and the free bytes.
+        clock: seconds since 1970, now.
+    """
+
+    name: str
+    pid: int
+    versions: dict[str, str]
+    folder: str
+    cores: int
+    memory: int
+    clock: float
+
+
+def hello(folder: str, mpi: str) -> Hello:
+    """This host's; *folder* is where the main process stands, *mpi* the library between the hosts."""
+    try:
+        os.chdir(folder)
+        stands = folder
+    except OSError:
+        stands = ""
+    python = ".".join(platform.python_version_tuple()[:2])
+    versions = {"Python": python, **{name: _version(name) for name in _COMPARED}}
+    return Hello(
+        socket.gethostname(),
+        os.getpid(),
+        {**versions, "MPI": mpi},
+        stands,
+        available_cores(),
+        available_memory(),
+        time.time(),
+    )
+
+
+def _version(package: str) -> str:
+    module = sys.modules.get(package)
+    try:
+        return str(getattr(module, "__version__", "") or version(package))
+    except PackageNotFoundError:
+        return _MISSING
+
+
+def differences(hosts: Sequence[str], said: Sequence[Hello], folder: str) -> list[str]:
+    """Where a host differs from the first, which stands in *folder*: sentences, each with its cure."""
+    found = []
+    for host, each in zip(hosts[1:], said[1:], strict=True):
+        unlike = _unlike(said[0].versions, each.versions)
+        if unlike:
+            listed = ", ".join(f"{name} {there} (here {here})" for name, here, there in unlike)
+            found.append(f"{host} has {listed}: install the same versions there.")
+        if not each.folder:
+            found.append(f"{host} has no folder {folder}: make it there, or start where all hosts are.")
+    return found
+
+
+def _unlike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    pairs = [(name, mine, theirs.get(name, _MISSING)) for name, mine in ours.items()]
+    return [(name, mine, other) for name, mine, other in pairs if mine != other]

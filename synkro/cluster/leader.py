@@ -1,0 +1,46 @@
+"""The process of MPI's on a host other than the main process's."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from .hello import Hello
+from .questions import Clock, Echo, End, Reach, Sees
+from .wire import GATEWAY, Wire
+
+
+class Leader:
+    """Answers the gateway."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def serve(self, own: Hello) -> None:
+        """Say hello; then answer one message after the other, until the last."""
+        self._wire.send(GATEWAY, own)
+        while True:
+            source, question = self._wire.next()
+            if isinstance(question, End):
+                break
+            self._answer(source, question)
+        self._wire.flush()
+
+    def _answer(self, source: int, question: Any) -> None:
+        match question:
+            case Clock():
+                self._wire.send(source, time.time())
+            case Reach(_, other):
+                self._wire.send(other, Clock())
+                self._wire.next()
+                self._wire.send(GATEWAY, True)
+            case Sees(path):
+                self._wire.send(GATEWAY, os.path.exists(path))
+            case Echo(nbytes):
+                body = np.empty(nbytes, np.uint8)
+                self._wire.fill(GATEWAY, [body])
+                self._wire.send(GATEWAY, nbytes, [body])
+                self._wire.flush()

@@ -1,0 +1,131 @@
+"""Messages between hosts, by MPI; no other file imports mpi4py.
+
+A message has a head, an object that is pickled, and bodies: bytes that go from memory to memory.  Each
+head carries a digest under the key of the session, so that nothing is unpickled that came from others.
+MPI keeps the order of messages from one process to another, and loses none.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import pickle
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI  # which begins MPI
+
+from ..errors import InternalError
+
+_HEAD, _BODY = 1, 2  # tags
+_CHUNK = 1 << 30  # bytes of one message at most: MPI counts them in 31 bits
+_DIGEST = "sha256"
+_DIGEST_BYTES = 32
+
+_SPIN = 300e-6  # seconds to poll before the first nap
+_FIRST_NAP, _LAST_NAP = 20e-6, 1e-3
+
+Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
+
+GATEWAY = 0
+"""The number of the process beside the main process."""
+
+
+class Wire:
+    """This process's end.
+
+    Attributes:
+        number, count: which of the processes this is, and how many there are: one a host.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._comm = MPI.COMM_WORLD
+        self._key = key
+        self._sending: list[tuple[Any, Any]] = []  # requests, and what they send
+        self.number, self.count = self._comm.rank, self._comm.size
+        self._comm.Barrier()  # a host that cannot be reached shows here
+
+    def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> None:
+        """Send a message; *bodies* must not change before ``flush`` says that all is sent."""
+        payload = pickle.dumps(head, 5)
+        sealed = hmac.digest(self._key, payload, _DIGEST) + payload
+        self._begin(sealed, to, _HEAD)
+        for body in bodies:
+            for piece in _pieces(body):
+                self._begin(piece, to, _BODY)
+
+    def _begin(self, piece: Buffer, to: int, tag: int) -> None:
+        request = self._comm.Isend([piece, MPI.BYTE], to, tag)
+        self._sending.append((request, piece))
+
+    def sent(self) -> bool:
+        """Whether all messages are sent, so that what they were made of may change."""
+        self._sending = [each for each in self._sending if not each[0].Test()]
+        return not self._sending
+
+    def receive(self) -> tuple[int, Any] | None:
+        """The head of the next message, and who sent it; None if there is none.
+
+        Its bodies have to be received next, by ``fill``.
+        """
+        status = MPI.Status()
+        if not self._comm.Iprobe(MPI.ANY_SOURCE, _HEAD, status):
+            return None
+        source = status.Get_source()
+        sealed = bytearray(status.Get_count(MPI.BYTE))
+        self._comm.Recv([sealed, MPI.BYTE], source, _HEAD)
+        digest, payload = bytes(sealed[:_DIGEST_BYTES]), bytes(sealed[_DIGEST_BYTES:])
+        if not hmac.compare_digest(digest, hmac.digest(self._key, payload, _DIGEST)):
+            raise InternalError(f"a message that came as from host {source} is not from this session.")
+        return source, pickle.loads(payload)
+
+    def fill(self, source: int, bodies: Sequence[Buffer]) -> None:
+        """Receive the bodies of the last message from *source* into memory of their sizes."""
+        pieces = [piece for body in bodies for piece in _pieces(body)]
+        requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces]
+        wait_until(lambda: bool(MPI.Request.Testall(requests)))
+
+    def next(self) -> tuple[int, Any]:
+        """As ``receive``, after waiting for a message."""
+        found: list[tuple[int, Any]] = []
+
+        def came() -> bool:
+            message = self.receive()
+            found.extend([] if message is None else [message])
+            return bool(found)
+
+        wait_until(came)
+        return found[0]
+
+    def flush(self) -> None:
+        """Wait until all messages are sent."""
+        wait_until(self.sent)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll for a moment, then between naps that grow: what MPI brings wakes nobody."""
+    start, nap = time.perf_counter(), _FIRST_NAP
+    while not condition():
+        if time.perf_counter() - start < _SPIN:
+            os.sched_yield()
+        else:
+            time.sleep(nap)
+            nap = min(1.5 * nap, _LAST_NAP)
+
+
+def library() -> str:
+    """The MPI library and its version, in words."""
+    first, *_ = MPI.Get_library_version().partition("\n")
+    return re.sub(r"\s+", " ", first.replace("Version:", "")).strip(" \0")
+
+
+def _pieces(body: Buffer) -> list[memoryview]:
+    view = memoryview(body).cast("B")
+    return [view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK)]
+
+
+def abort() -> None:
+    """End all processes at once."""
+    MPI.COMM_WORLD.Abort(1)

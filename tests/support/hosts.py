@@ -1,0 +1,111 @@
+"""Hosts made of namespaces of this machine: network, mounts, memory and names of their own.
+
+::
+
+    h1 ── 10.77.0.1 ─┐
+    h2 ── 10.77.0.2 ─┼─ a bridge, in a network namespace of its own
+    h3 ── 10.77.0.3 ─┘
+
+They share the file system, but for /dev/shm, /run and /sys.  All goes with the processes that hold them.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+
+from .waiting import wait_until
+
+_SHELL = """#!/bin/sh
+# Called as ssh is: [options] HOST COMMAND…
+while case "$1" in -*) true ;; *) false ;; esac; do shift; done
+host=$1
+shift
+if [ ! -f {folder}/"$host" ]; then
+    echo "ssh: Could not resolve hostname $host: Name or service not known" >&2
+    exit 255
+fi
+exec nsenter -t "$(cat {folder}/"$host")" -n -u -i -m -- env -i PATH="$PATH" HOME="$HOME" sh -c "$*"
+"""
+
+_OWN = ["--net", "--uts", "--ipc", "--mount"]  # namespaces of a host
+_HOLD = """
+hostname {name}
+mount --make-rprivate /
+mount -t tmpfs none /dev/shm
+mount -t tmpfs none /run
+mount -t sysfs sysfs /sys
+mount --bind {folder}/names /etc/hosts
+ip link set lo up
+exec sleep infinity
+"""
+
+
+class Hosts:
+    """Some of them, by name.
+
+    Attributes:
+        launcher: the path of a program that is called as ssh is, and reaches them.
+    """
+
+    def __init__(self, folder, names):
+        self.folder = folder
+        self.names = names
+        self.launcher = folder / "shell"
+        self._processes = {}
+
+    def start(self):
+        lines = ["127.0.0.1 localhost"]
+        lines += [f"10.77.0.{number} {name}" for number, name in enumerate(self.names, 1)]
+        (self.folder / "names").write_text("\n".join(lines) + "\n")
+        self.launcher.write_text(_SHELL.format(folder=self.folder))
+        self.launcher.chmod(0o700)
+        switch = self._hold("switch", ["--net"], "exec sleep infinity")
+        run(*switch, "ip", "link", "add", "bridge", "type", "bridge")
+        run(*switch, "ip", "link", "set", "bridge", "up")
+        for number, name in enumerate(self.names, 1):
+            inside = self._hold(name, _OWN, _HOLD.format(name=name, folder=self.folder))
+            pids = {each: str(self._processes[each].pid) for each in (name, "switch")}
+            run(*switch, "ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0",
+                "netns", pids[name])  # fmt: skip
+            run(*switch, "ip", "link", "set", f"to-{name}", "master", "bridge", "up")
+            run(*inside, "ip", "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            run(*inside, "ip", "link", "set", "eth0", "up")
+            assert wait_until(lambda inside=inside: "10.77" in run(*inside, "cat", "/etc/hosts"))
+            (self.folder / name).write_text(pids[name])
+
+    def _hold(self, name, unshared, script):
+        """A process in namespaces of its own; returns the command that enters them."""
+        process = self._processes[name] = subprocess.Popen(
+            ["unshare", *unshared, "sh", "-euc", script], start_new_session=True
+        )
+        own = f"/proc/{process.pid}/ns/net"
+        here = os.readlink("/proc/self/ns/net")
+        assert wait_until(lambda: os.readlink(own) != here or process.poll() is not None)
+        assert process.poll() is None, f"no namespaces for {name}: are you root?"
+        return ["nsenter", "-t", str(process.pid), *unshared, "--"]
+
+    def on(self, name, *command):
+        """The command line that runs *command* on a host, with the environment of this process."""
+        pid = str(self._processes[name].pid)
+        return ["nsenter", "-t", pid, *_OWN, "--", "env", "-C", os.getcwd(), *map(str, command)]
+
+    def link(self, name, up):
+        """Cut a host off the network, or connect it again."""
+        state = "up" if up else "down"
+        run(*self.on(name, "ip", "link", "set", "eth0", state))
+
+    def stop(self):
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        shutil.rmtree(self.folder)
+
+
+def run(*command):
+    """What it has printed; its failure is the test's."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout

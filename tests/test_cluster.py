@@ -1,0 +1,227 @@
+"""Processes on several hosts, which are namespaces of this machine: started, asked, ended."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.hosts import Hosts
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2", "h3"])
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
+
+
+def on(hosts, name, *command, **options):
+    """Run a program of Python's on a host; returns what became of it."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    command = hosts.on(name, sys.executable, *command)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=90, env=environment, **options
+    )
+
+
+def doctor(hosts, names, *options):
+    """What ``doctor --hosts`` says on h1, by check, as (sign, what it says)."""
+    done = on(
+        hosts, "h1", "-m", "synkro", "doctor", "--hosts", names, "--launcher", hosts.launcher, *options
+    )
+    assert "Traceback" not in done.stderr
+    found = {}
+    for line in done.stdout.splitlines():
+        sign, colon, says = line.strip().partition("  ")
+        if colon and ":" in says:
+            check, _, text = says.partition(": ")
+            found[check] = sign, text
+    return done, found
+
+
+def shared(hosts, name):
+    """What lies in the /dev/shm of a host."""
+    command = hosts.on(name, "ls", "/dev/shm")
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def processes():
+    """The processes of clusters on this machine."""
+    done = subprocess.run(
+        ["pgrep", "-f", "synkro.cluster|hydra_pmi_proxy|mpiexec"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    alive = set()
+    for pid in done.stdout.split():
+        state = Path(f"/proc/{pid}/stat")
+        if state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+            alive.add(int(pid))
+    return alive
+
+
+def test_the_hosts_are_several(hosts):
+    names = [
+        on(hosts, name, "-c", "import socket; print(socket.gethostname())").stdout
+        for name in hosts.names
+    ]
+    assert names == ["h1\n", "h2\n", "h3\n"]
+
+
+@pytest.mark.parametrize("names", ["h1,h2", "h2,h3", "h3,h1,h2", "h2,localhost"])
+def test_doctor_looks_at_hosts(hosts, names):
+    done, found = doctor(hosts, names)
+    assert done.returncode == 0, done.stdout
+    assert {sign for sign, _ in found.values()} == {"OK"}
+    assert list(found) == [
+        *("hosts", "versions", "cores", "ports", "latency", "bandwidth", "clocks", "shared file system")
+    ]
+    others = [name for name in names.split(",") if name not in ("h1", "localhost")]
+    assert found["hosts"][1].startswith(", ".join(["h1", *others]))
+    assert "MPICH" in found["versions"][1]
+    assert all(f"to {name} " in found["latency"][1] for name in others)
+    assert str(Path.cwd()) in found["shared file system"][1]
+
+
+def test_hosts_that_are_this_machine(hosts):
+    done, found = doctor(hosts, "localhost,localhost")
+    assert done.returncode == 0
+    assert found["hosts"][1].startswith("localhost, localhost by ")
+
+
+def test_all_that_is_wrong_with_hosts_is_told_at_once(hosts, tmp_path):
+    done, found = doctor(hosts, "h1,h8,h2,h9")
+    assert done.returncode == 1
+    assert found["hosts"][0] == "FAILURE"
+    for name in ("h8", "h9"):
+        assert (
+            f"{name} cannot be reached by shell (ssh: Could not resolve hostname {name}" in done.stdout
+        )
+    assert "- h2" not in done.stdout
+
+
+def test_a_host_without_python(hosts):
+    interpreter = os.path.realpath(sys.executable)
+    hidden = hosts.on("h2", "mount", "--bind", "/dev/null", interpreter)
+    subprocess.run(hidden, check=True)
+    try:
+        done, _ = doctor(hosts, "h1,h2")
+    finally:
+        subprocess.run(hosts.on("h2", "umount", interpreter), check=True)
+    assert done.returncode == 1
+    assert (
+        f"h2 has no {sys.executable}: install the same environment in the same place there"
+        in done.stdout
+    )
+
+
+def test_a_host_without_the_folder(hosts, tmp_path):
+    stands = tmp_path / "program"
+    stands.mkdir()
+    subprocess.run(hosts.on("h3", "mount", "-t", "tmpfs", "none", tmp_path), check=True)
+    code = (
+        f"import os; os.chdir({str(stands)!r})\n"
+        f"from synkro.cluster.launch import Launch\nLaunch(['h1', 'h3'], {str(hosts.launcher)!r})"
+    )
+    try:
+        done = on(hosts, "h1", "-c", code)
+    finally:
+        subprocess.run(hosts.on("h3", "umount", tmp_path), check=True)
+    assert f"- h3 has no folder {stands}: make it there" in done.stderr
+
+
+def test_a_host_that_is_cut_off_is_named(hosts):
+    hosts.link("h3", up=False)
+    try:
+        done, _ = doctor(hosts, "h1,h3")
+    finally:
+        hosts.link("h3", up=True)
+    assert done.returncode == 1
+    assert "FAILURE" in done.stdout
+    assert wait_until(lambda: not processes(), seconds=10)
+    assert wait_until(lambda: not shared(hosts, "h1") + shared(hosts, "h3"))
+
+
+def test_other_versions(hosts, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import socket\nif socket.gethostname() == 'h2':\n"
+        "    import cloudpickle\n    cloudpickle.__version__ = '0.1'\n"
+    )
+    done = on(
+        hosts, "h1", "-m", "synkro", "doctor", "--hosts", "h1,h2", "--launcher", hosts.launcher,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert "- h2 has cloudpickle 0.1 (here " in done.stdout
+
+
+SLEEPS = """
+import os, time
+from synkro.cluster.launch import Launch
+launch = Launch(["h1", "h2", "h3"], {launcher!r})
+print(os.getpid(), [said.pid for said in launch.said], flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("victim", ["main process", "gateway", "leader", "mpiexec"])
+def test_nothing_is_left_of_a_cluster_whose_process_was_killed(hosts, tmp_path, victim):
+    before = processes()
+    command = hosts.on("h1", sys.executable, "-c", SLEEPS.format(launcher=str(hosts.launcher)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        main, _, rest = program.stdout.readline().partition(" ")
+        gateway, leader, _ = (int(pid) for pid in rest.strip()[1:-1].split(", "))
+        pids = {"main process": int(main), "gateway": gateway, "leader": leader}
+        pids["mpiexec"] = min(processes() - before)
+        os.kill(pids[victim], signal.SIGKILL)
+        gone = {gateway, leader}
+        assert wait_until(lambda: not gone & processes(), seconds=10)
+        program.kill()
+    assert wait_until(lambda: processes() <= before, seconds=10)
+    for name in hosts.names:
+        assert (
+            subprocess.run(hosts.on(name, "ls", "/dev/shm"), capture_output=True, check=True).stdout
+            == b""
+        )
+
+
+def test_the_key_is_in_no_command_line(hosts, tmp_path):
+    command = hosts.on("h1", sys.executable, "-c", SLEEPS.format(launcher=str(hosts.launcher)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        program.stdout.readline()
+        (key,) = tmp_path.glob("synkro-*/key")
+        secret = key.read_text().strip()
+        assert len(secret) == 64
+        assert key.stat().st_mode & 0o77 == 0
+        assert key.parent.stat().st_mode & 0o77 == 0
+        for pid in processes():
+            assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
+        program.kill()
+    assert wait_until(lambda: not processes(), seconds=10)
+
+
+def test_a_launcher_that_is_not_there(hosts):
+    done = on(hosts, "h1", "-m", "synkro", "doctor", "--hosts", "h1,h2", "--launcher", "nosuchshell")
+    assert "there is no such program. Give 'ssh', or one that is called so" in done.stdout
+
+
+def test_without_mpi(hosts, tmp_path):
+    code = (
+        "import importlib.util as u; old = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'mpi4py' else old(name, *a)\n"
+        "from synkro.cluster.launch import Launch\nLaunch(['h1', 'h2'])"
+    )
+    done = on(hosts, "h1", "-c", code)
+    assert "hosts= needs MPI, and mpi4py is not here: pip install mpi4py mpich" in done.stderr
