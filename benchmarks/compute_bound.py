@@ -21,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import synkro
-from synkro.ipc import channel
+from synkro.ipc import waiting
 
 from .common import Report, Side, main, paired
 
@@ -97,7 +97,7 @@ def spinning(report: Report, runs: int, calls: int) -> None:
         x = session.data(row)
 
         def turn(name, spin):
-            channel.SPIN, usual = spin, channel.SPIN
+            waiting.SPIN, usual = spin, waiting.SPIN
             try:
                 for _ in range(calls // 4):  # what polling it has saved up for is used up here
                     f(x)
@@ -106,7 +106,7 @@ def spinning(report: Report, runs: int, calls: int) -> None:
                     f(x)
                 wall, cpu = time.perf_counter() - begun, time.process_time() - before
             finally:
-                channel.SPIN = usual
+                waiting.SPIN = usual
             used[name].append(cpu / calls)
             return wall / calls
 
@@ -115,7 +115,7 @@ def spinning(report: Report, runs: int, calls: int) -> None:
             samples = paired(
                 [
                     Side("called directly", lambda: work(row), calls),
-                    Side("with polling", lambda: turn("with polling", channel.SPIN), own_clock=True),
+                    Side("with polling", lambda: turn("with polling", waiting.SPIN), own_clock=True),
                     Side("without polling", lambda: turn("without polling", 0.0), own_clock=True),
                 ],
                 runs,

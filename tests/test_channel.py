@@ -15,7 +15,10 @@ import pytest
 
 from support.together import good, together
 from support.waiting import wait_until
-from synkro.ipc.channel import AREA, MARKS, Controller, Listener, block_bytes, send_descriptors
+from synkro.ipc.block import AREA, MARKS, block_bytes
+from synkro.ipc.channel import Controller
+from synkro.ipc.descriptors import Descriptors, send_descriptors
+from synkro.ipc.listener import Listener
 from synkro.ipc.waiting import Fence
 
 pytestmark = pytest.mark.quick
@@ -36,10 +39,8 @@ class Wire:
         self.sockets = [ours for ours, _ in pairs]
         self.controller = Controller(memory, size, wakes_main, wake_workers)
         self.lane = self.controller.everyone
-        self.listeners = [
-            Listener(memory, rank, size, wakes_main, wake_workers, theirs)
-            for rank, (_, theirs) in enumerate(pairs)
-        ]
+        self.listeners = [Listener(memory, rank, size, wakes_main, wake_workers) for rank in range(size)]
+        self.received = [Descriptors(theirs) for _, theirs in pairs]
         self.threads = []
 
     def serve(self, answer):
@@ -72,8 +73,8 @@ class Wire:
         for thread in self.threads:
             thread.join(PATIENCE)
             assert not thread.is_alive()
-        for listener in self.listeners:
-            listener.close()
+        for received in self.received:
+            received.close()
         for sock in self.sockets:
             sock.close()
         for fd in self.eventfds:
@@ -329,7 +330,7 @@ def test_the_oldest_marks_give_way(wired):
 def test_descriptors_arrive_by_their_numbers(wired, tmp_path):
     """More than fit a message, in several messages, and asked for in another order."""
     wire = wired(1)
-    (listener,), (sock,) = wire.listeners, wire.sockets
+    (received,), (sock,) = wire.received, wire.sockets
     files = {}
     for number in range(300):
         files[number] = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
@@ -340,9 +341,9 @@ def test_descriptors_arrive_by_their_numbers(wired, tmp_path):
     )
     sender.start()
     for number in (5, 0, 299, *range(1, 5), *range(6, 299)):
-        fd = listener.descriptor(number)
+        fd = received.descriptor(number)
         assert os.pread(fd, 10, 0) == b"%d" % number
-        listener.release(number)
+        received.release(number)
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(fd)
     sender.join(PATIENCE)
@@ -357,4 +358,4 @@ def test_a_listener_ends_when_its_main_process_has_gone(wired, monkeypatch):
     assert isinstance(outcome, EOFError)
     wire.sockets[0].close()
     with pytest.raises(EOFError, match="closed the socket"):
-        wire.listeners[0].descriptor(1)
+        wire.received[0].descriptor(1)

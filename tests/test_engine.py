@@ -21,7 +21,7 @@ from support.sessions import rows, total
 from support.together import good, together
 from support.waiting import Watch, gone, stopped, wait_until
 from synkro.controller.engine.engine import Engine, State
-from synkro.ipc.channel import AREA
+from synkro.ipc.block import AREA
 from synkro.messages import Ack, Create, Indirect, Inspect, Release, Shapes
 from synkro.plan.call import Access, Region
 

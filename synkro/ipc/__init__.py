@@ -2,10 +2,13 @@
 
 ::
 
-    crew     the worker processes of one host: started together, ended together
-    process  one worker process: start, watch, interrupt, stop
-    output   what the workers print, brought to the user
-    channel  commands and replies through one shared block
-    waiting  poll for a while, then sleep; fences
-    queue    items for whichever worker is free, and results on their way back
+    crew         the worker processes of one host: started together, ended together
+    process      one worker process: start, watch, interrupt, stop
+    output       what the workers print, brought to the user
+    channel      commands and replies through one shared block: the main process's end
+    listener     a worker's end
+    block        what lies where in the block
+    descriptors  open files, on their way to another process
+    waiting      poll for a while, then sleep; fences
+    queue        items for whichever worker is free, and results on their way back
 """

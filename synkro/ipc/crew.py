@@ -11,7 +11,9 @@ from ..errors import WorkerDied
 from ..memory.arena import arena_file
 from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
-from .channel import Controller, block_bytes, send_descriptors
+from .block import block_bytes
+from .channel import Controller
+from .descriptors import send_descriptors
 from .output import OutputPump
 from .process import WorkerProcess, occupy_standard_descriptors, worker_died
 

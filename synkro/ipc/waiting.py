@@ -24,6 +24,11 @@ SPIN = 100e-6
 """Seconds to poll before sleeping: about what being woken costs."""
 
 
+def polling(size: int) -> float:
+    """Seconds to poll: twice as many where *size* workers take turns on the cores."""
+    return SPIN if size <= len(os.sched_getaffinity(0)) else 2 * SPIN
+
+
 class Fence:
     """``fence()`` makes earlier stores visible to all before any later load or store.
 

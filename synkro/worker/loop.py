@@ -18,10 +18,11 @@ from types import FrameType
 import cloudpickle
 
 from .. import here
-from ..comms.base import Communicator
 from ..comms.shm import ShmCommunicator
 from ..errors import CollectiveError, UsageError
-from ..ipc.channel import AREA, Listener
+from ..ipc.block import AREA
+from ..ipc.descriptors import Descriptors
+from ..ipc.listener import Listener
 from ..ipc.process import give_up, hold_on_to
 from ..machine import importing
 from ..memory.interrupts import atomic
@@ -62,20 +63,19 @@ def main(fds: str) -> None:
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
     wakes_main, wakes_ranks = wakes[:size], wakes[size:]
-    listener = Listener(memory, rank, size, wakes_main, wake_workers, socket.socket(fileno=sock))
+    listener = Listener(memory, rank, size, wakes_main, wake_workers)
+    descriptors = Descriptors(socket.socket(fileno=sock))
     comm = ShmCommunicator(rank, size, arena, wakes_ranks, listener.answered)
-    Worker(rank, size, range(first, last), listener, comm).serve()
-    listener.close()
+    Worker(Rank(rank, size, range(first, last), listener, descriptors, comm), listener).serve()
+    descriptors.close()
 
 
 class Worker:
     """The loop around a rank."""
 
-    def __init__(
-        self, rank: int, size: int, host: range, listener: Listener, comm: Communicator
-    ) -> None:
+    def __init__(self, rank: Rank, listener: Listener) -> None:
         self._listener = listener
-        self._rank = Rank(rank, size, host, listener, comm)
+        self._rank = rank
         self._prepared: Cache[bytes, Callable[[], Reply]] = Cache()
         self._interruptible = False
         self._last: tuple[Reply, bytes] = (Ack(), pickle.dumps(Ack()))  # the last reply, and its pickle

@@ -26,7 +26,8 @@ from ..comms.ops import OPERATIONS, Operation, reduce_share
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import InternalError
-from ..ipc.channel import Listener
+from ..ipc.descriptors import Descriptors
+from ..ipc.listener import Listener
 from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
 from ..messages import Ack, Command, FunctionSpec, Phase, Reply
@@ -60,7 +61,13 @@ class Rank:
     """
 
     def __init__(
-        self, rank: int, size: int, host: range, listener: Listener, comm: Communicator
+        self,
+        rank: int,
+        size: int,
+        host: range,
+        listener: Listener,
+        descriptors: Descriptors,
+        comm: Communicator,
     ) -> None:
         self.number = rank
         self.size = size
@@ -84,6 +91,7 @@ class Rank:
         self.forked = False
         os.register_at_fork(after_in_child=self._on_fork)
         self._listener = listener
+        self._descriptors = descriptors
         self._segments: dict[int, Segment] = {}
         self._unmapped: dict[int, messages.Attach] = {}
         self._kept: list[list[Array]] = []
@@ -106,7 +114,7 @@ class Rank:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
                 del self._segments[number]
             elif number in self._unmapped:
-                self._listener.release(number)
+                self._descriptors.release(number)
                 del self._unmapped[number]
         if housekeeping.drop:
             self.belongings.tidy()
@@ -126,7 +134,7 @@ class Rank:
         """A segment, mapped at its first use; if that fails, the next use tries again."""
         if number in self._unmapped:
             with uninterrupted():
-                fd, wanted = self._listener.descriptor(number), self._unmapped[number]
+                fd, wanted = self._descriptors.descriptor(number), self._unmapped[number]
                 access = wanted.access
                 if access is Access.READ and self.device.pins and _writable(fd):
                     access = Access.WRITE
@@ -135,7 +143,7 @@ class Rank:
                 if access is not Access.COPY:
                     self.device.mapped(number, segment.base)
                 del self._unmapped[number]
-                self._listener.release(number)
+                self._descriptors.release(number)
         return self._segments[number]
 
     def close(self) -> None:
@@ -288,7 +296,10 @@ class Rank:
     def _work(self, command: messages.Work) -> Ack:
         if self._tasks is None:
             with uninterrupted():  # the descriptors come once
-                self._tasks = Tasks(self, self._listener, command.queue)
+                queue = [os.dup(self._descriptors.descriptor(number)) for number in command.queue]
+                self._tasks = Tasks(self, self._listener, queue)
+                for number in command.queue:
+                    self._descriptors.release(number)
         return self._tasks.work(command)
 
     def _compare(self, command: messages.Compare) -> messages.Compared:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidValue, OutputError
-from ..ipc.channel import Listener
+from ..ipc.listener import Listener
 from ..ipc.queue import SEVERAL, Packed, Taker
 from ..messages import Ack, Phase, Work
 from ..packing.kinds import (
@@ -54,8 +54,8 @@ _SEVERAL = 32  # small results that are handed over together
 class Tasks:
     """What a rank does with items, from the first map of a session on."""
 
-    def __init__(self, rank: Rank, listener: Listener, descriptors: tuple[int, ...]) -> None:
-        """*descriptors* are the numbers of those that the queue needs."""
+    def __init__(self, rank: Rank, listener: Listener, queue: list[int]) -> None:
+        """*queue* are the descriptors of the queue, which it owns."""
         self._rank = rank
         self._listener = listener
         self._frozen: list[Array] = []
@@ -64,9 +64,7 @@ class Tasks:
             [],
             [],
         )  # results to be handed over together: numbers, values
-        self._taker = Taker(rank.number, [os.dup(listener.descriptor(n)) for n in descriptors])
-        for number in descriptors:
-            listener.release(number)
+        self._taker = Taker(rank.number, queue)
 
     def work(self, command: Work) -> Ack:
         """Take items until there are no more."""

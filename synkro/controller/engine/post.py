@@ -6,7 +6,8 @@ import pickle
 from collections.abc import Sequence
 
 from ...errors import CallTimeout, InternalError
-from ...ipc.channel import AREA, Controller, Lane
+from ...ipc.block import AREA
+from ...ipc.channel import Controller, Lane
 from ...ipc.crew import SOCKET_PATIENCE, Crew
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment

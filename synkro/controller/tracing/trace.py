@@ -25,7 +25,8 @@ from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from ...ipc.channel import MARKS, Controller
+from ...ipc.block import MARKS
+from ...ipc.channel import Controller
 from ...messages import Phase
 
 MAIN = -1

@@ -1,0 +1,64 @@
+"""Descriptors on their way to another process, each with a number: they cannot travel through memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Sequence
+
+_FD = struct.Struct("i")
+_MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
+
+
+def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -> None:
+    """Pass descriptors, as pairs ``(number, fd)``."""
+    for first in range(0, len(numbered), _MAX_DESCRIPTORS):
+        some = numbered[first : first + _MAX_DESCRIPTORS]
+        body = struct.pack(f"<{len(some)}q", *(number for number, _ in some))
+        head = struct.pack("<q", len(some))
+        socket.send_fds(sock, [head + body], [fd for _, fd in some])
+
+
+class Descriptors:
+    """The end of a socket at which they arrive, and where they are kept until they are released."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._received: dict[int, int] = {}
+
+    def close(self) -> None:
+        """Let go of the socket, when none will come any more."""
+        self._socket.close()
+
+    def descriptor(self, number: int) -> int:
+        """The descriptor that was passed under *number*, open until ``release(number)``.
+
+        Raises: OSError if this process cannot open so many files; later it can be asked for again.
+        """
+        while number not in self._received:
+            # a look first: where there is no place for the descriptors, the message stays in the socket
+            room = socket.CMSG_LEN(_MAX_DESCRIPTORS * _FD.size)
+            head, control, _, _ = self._socket.recvmsg(8, room, socket.MSG_PEEK)
+            fds = [fd for _, _, data in control for (fd,) in _FD.iter_unpack(data)]
+            if len(head) < 8:
+                raise EOFError("the main process closed the socket")
+            count = struct.unpack("<q", head)[0]
+            if len(fds) < count:
+                for fd in fds:
+                    os.close(fd)
+                raise OSError(errno.EMFILE, "this process has too many open files to map an input")
+            body = b""
+            while len(body) < 8 * (1 + count):
+                body += self._socket.recv(8 * (1 + count) - len(body))
+            for name, fd in zip(struct.unpack_from(f"<{count}q", body, 8), fds, strict=True):
+                if name in self._received:
+                    os.close(self._received[name])
+                self._received[name] = fd
+        return self._received[number]
+
+    def release(self, number: int) -> None:
+        """Close the descriptor that was passed under *number*."""
+        os.close(self.descriptor(number))
+        del self._received[number]
