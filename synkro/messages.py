@@ -103,13 +103,12 @@ class Gpus(NamedTuple):
     """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
 
     *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
-    rank takes at once.  *versions* are those of all segments (``memory.versions``).
+    rank takes at once.
     """
 
     indices: tuple[int, ...]
     linked: bool
     preallocate: float | None
-    versions: Region
 
 
 @dataclass(eq=False, repr=False)
@@ -119,7 +118,8 @@ class Start(Command):
     *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
     *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
     *profiles* are the files to which the ranks write profiles of themselves when they end, or None, and
-    *verbose* says whether they print status lines.
+    *verbose* says whether they print status lines; *versions* are those of all segments
+    (``memory.versions``), where somebody asks for them.
     """
 
     token: str
@@ -131,6 +131,7 @@ class Start(Command):
     gpus: Gpus | None
     profiles: tuple[str, ...] | None
     verbose: bool
+    versions: Region | None
 
 
 class Parcel(NamedTuple):

@@ -22,6 +22,7 @@ from support.together import good, together
 from support.waiting import Watch, gone, stopped, wait_until
 from synkro.controller.engine.engine import Engine, State
 from synkro.ipc.block import AREA
+from synkro.ipc.crew import Crew
 from synkro.messages import Ack, Create, Indirect, Inspect, Release, Shapes
 from synkro.plan.call import Access, Region
 
@@ -31,7 +32,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 @pytest.fixture
 def engine():
     """An engine of two workers, which have not been told who they are."""
-    engine = Engine([dict(os.environ)] * 2, 60, False)
+    engine = Engine(Crew([range(2)]), [dict(os.environ)] * 2, 60, False)
     yield engine
     engine.close()
 
@@ -177,7 +178,7 @@ def test_workers_that_cannot_be_started_are_an_error_of_the_session(monkeypatch)
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(synk.SessionError, match=r"2 workers could not be started .*temporarily"):
-        Engine([dict(os.environ)] * 2, 60, False)
+        Engine(Crew([range(2)]), [dict(os.environ)] * 2, 60, False)
 
 
 def test_who_is_late_is_waited_for_by_the_next_command(engine):

@@ -66,7 +66,7 @@ def mirrored(number=0, size=1, host=None):
     home = Mirrored(number, size, host)
     try:
         outbox = Region(home.allocate(size * SHARE, Access.WRITE), 0, (size, SHARE), "|u1")
-        start = Start("token", 1, False, 0, outbox, (None,) * size, None, None, False)
+        start = Start("token", 1, False, 0, outbox, (None,) * size, None, None, False, None)
         assert home.do(start) == Started("")
         yield home
     finally:
@@ -262,7 +262,7 @@ def test_large_outputs(size, data):
             assert home.partials == []
             mine = home.seen(target)
         else:
-            assert home.partials == [Partial(op, 3, target)]
+            assert home.partials == [Partial(op, 3, target, everyone)]
         divisor = 3 if size == 1 and op == "mean" else 1
         np.testing.assert_array_equal(mine, values[number] / divisor)
         others = tuple(rank for rank in everyone if rank != number)
@@ -347,7 +347,7 @@ def test_a_map_reads_what_its_items_have_in_common():
 def test_gpus_look_at_versions_in_every_command():
     home = Home()
     versions = home.give(np.zeros(4, "<u8"))
-    start = Start("", 1, False, 0, versions, (None,), Gpus((0,), False, None, versions), None, False)
+    start = Start("", 1, False, 0, versions, (None,), Gpus((0,), False, None), None, False, versions)
     traffic = Traffic(home.seen)
     for command in (start, Release(), Store(((),))):
         assert [*traffic.reads(command, [0])] == [Extent(versions.segment, 0, 32)]

@@ -4,11 +4,18 @@
 
     __main__   is one of them
     launch     starts the processes, from the main process
-    gateway    the one beside the main process
-    leader     the one of another host
-    questions  what the main process asks them
+    crew       the workers of all hosts, as the main process sees them
+    gateway    the process beside the main process
+    dispatch   its part of a session: commands to the hosts, answers from them
+    leader     the process of another host
+    outpost    its part of a session: the workers there
+    mirrors    its copies of the main process's segments
+    stock      what a host has of them
+    cargo      pieces of segments on their way
+    traffic    what a command reads and writes on the ranks of one host
+    orders     what they tell each other while a session lives
+    questions  what the main process asks them before
     hello      what a host says of itself, and where two differ
     wire       messages between them, by MPI
     janitor    removes what MPI leaves in /dev/shm
-    traffic    what a command reads and writes on the ranks of one host
 """

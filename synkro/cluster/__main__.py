@@ -28,6 +28,7 @@ def main(folder: str, stands: str) -> None:
 
 def _serve(folder: str, stands: str) -> None:
     text = os.environ.pop(KEY, "") or Path(folder, "key").read_text(encoding="ascii")
+    from ..ipc.descriptors import Descriptors  # noqa: PLC0415
     from . import wire  # noqa: PLC0415
     from .gateway import Gateway  # noqa: PLC0415
     from .hello import hello  # noqa: PLC0415
@@ -40,9 +41,11 @@ def _serve(folder: str, stands: str) -> None:
         return
     with socket.socket(socket.AF_UNIX) as connected:
         connected.connect(str(Path(folder, "gateway")))
-        _, (lifeline,), *_ = socket.recv_fds(connected, 16, 1)
+        _, (lifeline, printed, descriptors), *_ = socket.recv_fds(connected, 16, 3)
         hold_on_to(lifeline)
-        Gateway(ends, Connection(connected.detach())).serve(own)
+        main = Connection(connected.detach())
+        received = Descriptors(socket.socket(fileno=descriptors))
+        Gateway(ends, main, Connection(printed), received).serve(own)
 
 
 if __name__ == "__main__":

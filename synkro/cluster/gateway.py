@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..ipc.descriptors import Descriptors
+from .dispatch import Dispatch
 from .hello import Hello
+from .orders import Begin, Begun
 from .questions import Clock, Distance, Distances, Echo, End, Reach, Sees
-from .wire import Wire, wait_until
+from .wire import Nap, Wire, wait_until
 
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
@@ -20,9 +23,15 @@ _BULK = 1 << 24  # bytes by which the bandwidth is measured
 class Gateway:
     """Stands between the main process and the leaders."""
 
-    def __init__(self, wire: Wire, main: Connection) -> None:
+    def __init__(
+        self, wire: Wire, main: Connection, printed: Connection, descriptors: Descriptors
+    ) -> None:
+        """*printed* is where the main process hears what workers print, *descriptors* where it sends
+        those of its memory."""
         self._wire = wire
         self._main = main
+        self._printed = printed
+        self._descriptors = descriptors
         self._leaders = range(1, wire.count)
 
     def serve(self, own: Hello) -> None:
@@ -32,15 +41,49 @@ class Gateway:
             source, each = self._wire.next()
             said[source] = each
         self._main.send([said[number] for number in range(self._wire.count)])
-        while True:
-            wait_until(self._main.poll)
-            question = self._main.recv()
-            if question is None:
+        while not isinstance(question := self._heard(), End):
+            if isinstance(question, Begin):
+                self._work(question)
                 break
             self._main.send(self._answer(question))
         for leader in self._leaders:
             self._wire.send(leader, End())
         self._wire.flush()
+
+    def _heard(self) -> Any:
+        """The next question."""
+        wait_until(self._main.poll)
+        return self._main.recv()
+
+    # ── a session ────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self, begin: Begin) -> None:
+        """Serve a session until its end."""
+        for leader in self._leaders:
+            self._wire.send(leader, begin)
+        dispatch = Dispatch(self._wire, self._main, self._printed, self._descriptors, begin)
+        begun: dict[int, Begun] = {}
+        if not self._leaders:
+            self._main.send([])
+        nap = Nap()
+        while True:
+            news = dispatch.step()
+            while (message := self._wire.receive()) is not None:
+                news = True
+                source, said = message
+                if isinstance(said, Begun):
+                    begun[source] = said
+                    if len(begun) == len(self._leaders):
+                        self._main.send([begun[leader] for leader in self._leaders])
+                else:
+                    dispatch.hear(source, said)
+            if self._main.poll():
+                news = True
+                if not dispatch.heed():
+                    return
+            nap.take(news, dispatch.doze)
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     def _answer(self, question: Any) -> Any:
         match question:

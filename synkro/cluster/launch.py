@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +33,7 @@ from typing import Any
 from ..errors import InvalidValue, NotAvailable, SessionError
 from ..machine import search_path
 from .hello import Hello, differences
+from .questions import End
 
 KEY = "SYNKRO_KEY"
 """The environment variable by which processes on other hosts get the key."""
@@ -70,25 +71,32 @@ def is_here(name: str) -> bool:
     return False
 
 
-def gateway_first(names: Sequence[str]) -> list[str]:
+def gateway_first(names: Sequence[str]) -> tuple[list[str], list[int]]:
     """*names*, with one of this machine in front, which is added if there is none.
 
-    It is one by which the others can find this machine.
+    It is one by which the others can find this machine.  Also returns where each name is then.
     """
     here = next((place for place, name in enumerate(names) if is_here(name)), None)
-    others = list(names) if here is None else [*names[:here], *names[here + 1 :]]
+    order = [place for place in range(len(names)) if place != here]
+    others = [names[place] for place in order]
+    places = [0 if place == here else 1 + order.index(place) for place in range(len(names))]
     if here is None or (names[here] == "localhost" and not all(map(is_here, others))):
-        return [socket.gethostname(), *others]
-    return [names[here], *others]
+        return [socket.gethostname(), *others], places
+    return [names[here], *others], places
 
 
 class Launch:
     """The processes of MPI's, one on each of *hosts*, and the socket to the gateway.
 
     Attributes:
-        hosts: the first is this machine.
+        hosts: those of the processes; the first is this machine.
+        places: which of them each is that was asked for.
         said: what each has said of itself.
         seconds: how long it took until all were there.
+        gateway: the connection to the gateway.
+        printed: the one by which it tells what workers print.
+        descriptors: the socket by which it gets descriptors.
+        sentinel: a descriptor that becomes readable when mpiexec ends.
     """
 
     def __init__(self, hosts: Sequence[str], launcher: str = "ssh") -> None:
@@ -98,20 +106,29 @@ class Launch:
         it, each with its cure.
         """
         start = time.monotonic()
-        self.hosts = gateway_first(hosts)
+        self.hosts, self.places = gateway_first(hosts)
         mpiexec = _mpiexec()
         self._launcher = _found(launcher)
         with contextlib.ExitStack() as undo:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="synkro-"))  # of mode 0700
             self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
-            lifeline, mine = os.pipe()
-            undo.callback(os.close, mine)
+            lifeline, self._lifeline = os.pipe()
+            undo.callback(os.close, self._lifeline)
+            printed, theirs = (Connection(each.detach()) for each in socket.socketpair())
+            self.descriptors, received = socket.socketpair()
+            self.printed = undo.enter_context(printed)
+            undo.enter_context(self.descriptors)
             try:
                 self._process = self._start(mpiexec, folder, undo)
-                self.gateway = self._connected(folder, lifeline)
+                self.sentinel = os.pidfd_open(self._process.pid)
+                undo.callback(os.close, self.sentinel)
+                self.gateway = undo.enter_context(
+                    self._connected(folder, [lifeline, theirs.fileno(), received.fileno()])
+                )
             finally:
                 os.close(lifeline)
-            undo.callback(self.gateway.close)
+                theirs.close()
+                received.close()
             self.said: list[Hello] = self._hear()
             wrong = differences(self.hosts, self.said, os.getcwd())
             if wrong:
@@ -144,24 +161,25 @@ class Launch:
 
     def _end(self) -> None:
         """Wait for mpiexec to end, for a moment; then end it, and what it has started here."""
-        with _sentinel(self._process) as ended:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if not select.select([ended], [], [], _GRACE)[0]:
-                    os.killpg(self._process.pid, number)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE)
+                break
+            os.killpg(self._process.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     # ── the gateway ──────────────────────────────────────────────────────────────────────────────
 
-    def _connected(self, folder: str, lifeline: int) -> Connection:
-        """The connection to the gateway, which gets its end of the *lifeline*."""
+    def _connected(self, folder: str, ends: Sequence[int]) -> Connection:
+        """The connection to the gateway, which gets its *ends* of the lifeline and of the sockets."""
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(Path(folder, "gateway")))
             server.listen(1)
             self._await(server.fileno())
             gateway, _ = server.accept()
-        socket.send_fds(gateway, [b"lifeline"], [lifeline])
+        socket.send_fds(gateway, [b"ends"], ends)
         return Connection(gateway.detach())
 
     def _hear(self) -> list[Hello]:
@@ -171,18 +189,21 @@ class Launch:
 
     def _await(self, fd: int) -> None:
         """Wait until *fd* is readable.  Raises: SessionError if mpiexec ends, or it takes too long."""
-        with _sentinel(self._process) as ended:
-            ready, _, _ = select.select([fd, ended], [], [], _PATIENCE)
+        ready, _, _ = select.select([fd, self.sentinel], [], [], _PATIENCE)
         if fd in ready:
             return
-        self._log.seek(0)
-        words = self._log.read().decode(errors="replace").strip()[-_LAST_WORDS:]
+        words = self.last_words()
         how = "mpiexec ended" if ready else f"MPI did not begin within {_PATIENCE:g} s"
         wrong = self._asked_one_by_one() or [
             f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
             f"names that one of them does not know). The end of its output:\n{words}"
         ]
         raise SessionError(_listed(wrong))
+
+    def last_words(self) -> str:
+        """The end of what mpiexec has printed."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").strip()[-_LAST_WORDS:]
 
     def ask(self, question: Any) -> Any:
         """The gateway's answer.
@@ -197,8 +218,21 @@ class Launch:
     def close(self) -> None:
         """End the processes, and give everything back."""
         with contextlib.suppress(OSError):
-            self.gateway.send(None)
+            self.gateway.send(End())
         self._undo.close()
+
+    def kill(self) -> None:
+        """End them at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def release(self) -> None:
+        """In a fork of the main process: the processes are the parent's; let go of their lifeline."""
+        self._undo.pop_all()
+        os.close(self._lifeline)
+        os.close(self.sentinel)
+        for connection in (self.gateway, self.printed, self.descriptors):
+            connection.close()
 
     # ── what is wrong ────────────────────────────────────────────────────────────────────────────
 
@@ -259,16 +293,6 @@ def _found(launcher: str) -> str:
             f"launcher={launcher!r}: there is no such program. Give 'ssh', or one that is called so."
         )
     return os.path.abspath(found)
-
-
-@contextlib.contextmanager
-def _sentinel(process: subprocess.Popen[bytes]) -> Iterator[int]:
-    """A descriptor that becomes readable when *process* ends."""
-    fd = os.pidfd_open(process.pid)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _listed(wrong: Sequence[str]) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
+from .orders import Begin, Interrupt, Ordered
+from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
-from .wire import GATEWAY, Wire
+from .wire import GATEWAY, Nap, Wire
 
 
 class Leader:
@@ -26,8 +28,31 @@ class Leader:
             source, question = self._wire.next()
             if isinstance(question, End):
                 break
+            if isinstance(question, Begin):
+                self._work(question)
+                break
             self._answer(source, question)
         self._wire.flush()
+
+    def _work(self, begin: Begin) -> None:
+        """Serve a session until its end."""
+        outpost = Outpost(self._wire, begin)
+        nap = Nap()
+        try:
+            while True:
+                news = outpost.step()
+                while (message := self._wire.receive()) is not None:
+                    news = True
+                    match message[1]:
+                        case Ordered() as ordered:
+                            outpost.order(ordered)
+                        case Interrupt(ranks):
+                            outpost.interrupt(ranks)
+                        case End():
+                            return
+                nap.take(news, outpost.doze)
+        finally:
+            outpost.close()
 
     def _answer(self, source: int, question: Any) -> None:
         match question:

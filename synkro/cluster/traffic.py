@@ -65,11 +65,12 @@ class PickedRows(NamedTuple):
 
 class Partial(NamedTuple):
     """What the ranks of a host have reduced into *target* is a part: hosts merge theirs, in their order,
-    with operation *op*, and then divide a mean by *divisor*."""
+    with operation *op*, and then divide a mean by *divisor*.  All *owners* have a part."""
 
     op: str
     divisor: int
     target: Region
+    owners: tuple[int, ...]
 
 
 class Traffic:
@@ -88,8 +89,8 @@ class Traffic:
         match command:
             case messages.Start():
                 self._outbox = command.outbox
-                if command.gpus is not None:
-                    self._versions = command.gpus.versions
+                if command.gpus is not None and command.versions is not None:
+                    self._versions = command.versions
                     yield from _whole(self._versions)
             case messages.Indirect() | messages.Assign():
                 if isinstance(command, messages.Indirect):
@@ -242,7 +243,7 @@ def _reduced(
         if here == set(reduction.owners):
             yield from _whole(target)
         elif here:
-            yield Partial(reduction.op, reduction.divisor, target)
+            yield Partial(reduction.op, reduction.divisor, target, reduction.owners)
         return
     flat = Region(target.segment, target.offset, (prod(target.shape),), target.dtype)
     length = -(-flat.shape[0] // len(ranks))

@@ -115,6 +115,24 @@ def wait_until(condition: Callable[[], bool]) -> None:
             nap = min(1.5 * nap, _LAST_NAP)
 
 
+class Nap:
+    """Between two looks of a process that serves: as ``wait_until``, for as long as nothing is new."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._nap = _FIRST_NAP
+
+    def take(self, news: bool, doze: Callable[[float], None]) -> None:
+        """After a look that had *news*, or not: look again at once, or *doze* for so many seconds."""
+        if news:
+            self._since, self._nap = time.perf_counter(), _FIRST_NAP
+        elif time.perf_counter() - self._since < _SPIN:
+            os.sched_yield()
+        else:
+            doze(self._nap)
+            self._nap = min(1.5 * self._nap, _LAST_NAP)
+
+
 def library() -> str:
     """The MPI library and its version, in words."""
     first, *_ = MPI.Get_library_version().partition("\n")

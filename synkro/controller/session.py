@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
-from ..devices.cpu import ALLOCATOR, thread_caps
 from ..errors import InvalidValue, NotAvailable, UsageError, counted
-from ..machine import available_cores
 from ..memory.segment import aligned
 from ..messages import Gpus, Start
 from ..packing import place
@@ -28,6 +26,7 @@ from .data import make_data
 from .engine.engine import Engine, State
 from .objects.objects import Objects
 from .placement.choice import VARIABLE, choose
+from .placement.machines import launched, this_machine
 from .placement.placement import Placement
 from .placement.targets import Targets
 from .progress import status_line
@@ -105,6 +104,8 @@ class Session:
         seed: int | None = None,
         preallocate: float | None = None,
         verbose: bool = True,
+        hosts: Any = None,
+        launcher: str | None = None,
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place()
@@ -125,20 +126,19 @@ class Session:
         traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
+        several = None if hosts is None else launched(hosts, launcher, n_parallel)
+        n_parallel = n_parallel if several is None else several.size
         placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
         count = len(placement.assignments)
+        machines = several or this_machine(count)
         self.master_rank = checked_int(master_rank, "master_rank", 0, count - 1)
-        threads = max(1, available_cores() // count)
         if threads_per_worker is not None:
-            threads = checked_int(threads_per_worker, "threads_per_worker", 1)
+            threads_per_worker = checked_int(threads_per_worker, "threads_per_worker", 1)
         say = status_line(verbose)
         for line in placement.before():
             say(line)
-        environment = {**ALLOCATOR, **os.environ}
-        environment |= thread_caps(threads, environment, threads_per_worker is not None)
-        self._engine = Engine(
-            placement.environments(environment), timeout, verbose, bool(placement.gpus)
-        )
+        environments = machines.environments(placement, threads_per_worker)
+        self._engine = Engine(machines.crew, environments, timeout, verbose, bool(placement.gpus))
         try:
             self.functions, problem = self._begin(
                 placement, start_timeout, seed, seeded, profile_workers
@@ -163,11 +163,12 @@ class Session:
         segment = engine.allocate(engine.size * share)
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         token = os.urandom(8).hex()  # no other session has the same
-        segments, gpus, profiles = [(segment, Access.WRITE)], None, None
+        segments, gpus, profiles, versions = [(segment, Access.WRITE)], None, None, None
         if engine.versions is not None:
             segments.append((engine.versions.segment, Access.READ))
             versions = engine.versions.region
-            gpus = Gpus(placement.indices, placement.linked, placement.preallocate, versions)
+        if placement.gpus:
+            gpus = Gpus(placement.indices, placement.linked, placement.preallocate)
         if profiled:
             profiles = tuple(
                 os.path.abspath(f"synkro-{pid}-rank{rank}.prof") for rank, pid in enumerate(engine.pids)
@@ -178,7 +179,8 @@ class Session:
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
         verbose = engine.verbose
-        start = Start(token, seed, seeded, self.master_rank, outbox, cores, gpus, profiles, verbose)
+        master = self.master_rank
+        start = Start(token, seed, seeded, master, outbox, cores, gpus, profiles, verbose, versions)
         replies = engine.run(start, segments, timeout=start_timeout)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem

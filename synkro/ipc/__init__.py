@@ -7,6 +7,7 @@
     output       what the workers print, brought to the user
     channel      commands and replies through one shared block: the main process's end
     listener     a worker's end
+    deputy       the end for workers on other hosts
     block        what lies where in the block
     descriptors  open files, on their way to another process
     waiting      poll for a while, then sleep; fences

@@ -14,38 +14,46 @@ from ..memory.segment import Segment
 from .block import block_bytes
 from .channel import Controller
 from .descriptors import send_descriptors
-from .output import OutputPump
-from .process import WorkerProcess, occupy_standard_descriptors, worker_died
+from .output import OutputPump, Sink
+from .process import Ended, WorkerProcess, occupy_standard_descriptors, worker_died
 
 SOCKET_PATIENCE = 5.0
 """Seconds that a socket may be full before its worker counts as stuck."""
 
 _LAST_WORDS = 1.0  # seconds that the output of ended workers may take to come
+_STDERR = 0.3  # and the last lines of one that has died
 
 
 class Crew:
     """The worker processes of one host, which are some of the ranks of a session, one after the other.
 
     Attributes:
-        ranks: which ones.
+        hosts: the ranks of each host of the session.
+        ranks: those on this one.
         sentinels: in the order of *ranks*, descriptors that become readable when a process ends.
     """
 
-    def __init__(self, ranks: range) -> None:
-        self.ranks = ranks
+    def __init__(self, hosts: Sequence[range], here: int = 0, sink: Sink | None = None) -> None:
+        """Those of ``hosts[here]``; *hosts* are the ranks of each host.
+
+        *sink*, if given, gets what the workers print, in the place of the user.
+        """
+        self.hosts = hosts
+        self.ranks = hosts[here]
         self.sentinels: list[int] = []
         self._workers: list[WorkerProcess] = []
-        self._pump = OutputPump()
+        self._pump = OutputPump(sink)
         self._resources = contextlib.ExitStack()
 
-    def start(self, environments: Sequence[dict[str, str]], size: int, board: int) -> Controller:
+    def start(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
         """Start a worker with each of *environments*; returns the controller of their channel.
 
-        *size* is the number of all ranks, *board* that of the bytes where they meet.
+        *board* is the number of bytes where they meet.
 
         Raises: OSError, RuntimeError if they cannot be started.
         """
         occupy_standard_descriptors()
+        size = sum(map(len, self.hosts))
         eventfds = []
         with uninterrupted():
             for _ in range(1 + 2 * size):
@@ -56,9 +64,12 @@ class Crew:
         arena = arena_file(board)
         shared = (block.fd, arena, *eventfds)
         try:
+            self.share(shared)
             for rank, environment in zip(self.ranks, environments, strict=True):
                 with uninterrupted():
-                    worker = WorkerProcess(rank, size, self.ranks, shared, environment)
+                    worker = WorkerProcess(
+                        rank, size, list(filter(None, self.hosts)), shared, environment
+                    )
                     self._workers.append(worker)
                     self._resources.callback(worker.close)
                 self._pump.add(rank, worker.stdout, worker.stderr)
@@ -71,6 +82,9 @@ class Crew:
         self._pump.start()
         self.sentinels = [worker.sentinel for worker in self._workers]
         return controller
+
+    def share(self, descriptors: Sequence[int]) -> None:
+        """The workers will get these *descriptors*: the block, the arena and all eventfds."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -104,8 +118,14 @@ class Crew:
 
     def death(self, sentinel: int) -> WorkerDied:
         """What to raise for the worker whose *sentinel* is ready: how it ended."""
-        dead = self._workers[self.sentinels.index(sentinel)]
-        return worker_died(dead.rank, dead.pid, dead.status(), self._pump.stderr_tail(dead.rank, 0.3))
+        dead = self.end_of(sentinel)
+        return worker_died(dead, self._pump.stderr_tail(dead.rank))
+
+    def end_of(self, sentinel: int) -> Ended:
+        """How the worker has ended whose *sentinel* is ready, after its last output has come."""
+        dead = next(worker for worker in self._workers if worker.sentinel == sentinel)
+        self._pump.await_end(dead.rank, _STDERR)
+        return Ended(dead.rank, dead.pid, dead.status())
 
     def ended(self, patience: float) -> None:
         """Wait until all processes have ended, at most *patience* seconds."""

@@ -58,6 +58,12 @@ class Descriptors:
                 self._received[name] = fd
         return self._received[number]
 
+    def take(self, number: int) -> int:
+        """The same, which is the caller's from now on."""
+        fd = self.descriptor(number)
+        del self._received[number]
+        return fd
+
     def release(self, number: int) -> None:
         """Close the descriptor that was passed under *number*."""
         os.close(self.descriptor(number))

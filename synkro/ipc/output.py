@@ -6,14 +6,15 @@ What faulthandler writes to stderr when a worker crashes is held back: ``WorkerD
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import selectors
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO, Protocol
 
 TAIL_LINES = 40
 """Lines of each worker's stderr that are kept for the message about its death."""
@@ -34,8 +35,7 @@ class _Stream:
         dump: the lines of a crash that are held back; none for long, unless the worker ends.
     """
 
-    def __init__(self, pipe: BinaryIO, rank: int, target: str) -> None:
-        self.pipe = pipe
+    def __init__(self, rank: int, target: str) -> None:
         self.rank = rank
         self.target = target
         self.ended = threading.Event()
@@ -72,21 +72,45 @@ class _Stream:
                 stream.flush()
 
 
-class OutputPump:
-    """A thread that reads all pipes of all workers of a session."""
+Sink = Callable[[int, str, bytes], None]
 
-    def __init__(self) -> None:
+
+class Distant(Protocol):
+    """Where what a sink got comes from: a connection."""
+
+    def fileno(self) -> int: ...
+
+    def recv(self) -> tuple[int, str, bytes]: ...
+
+
+class OutputPump:
+    """A thread that reads all pipes of all workers of a session, also those of other hosts."""
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        """*sink* gets what comes, in the place of the user: a rank, "stdout" or "stderr", and bytes;
+        none at the end."""
+        self._sink = sink
         self._selector = selectors.DefaultSelector()
         self._streams: list[_Stream] = []
+        self._pipes: list[BinaryIO] = []
         self._thread = threading.Thread(target=self._run, name="synkro-output", daemon=True)
         self._told = False  # whether an error tells how a worker has ended
 
     def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
         """Watch the pipes of a worker; the pump closes them at their end.  Call it before ``start``."""
         for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
-            stream = _Stream(pipe, rank, target)
+            stream = _Stream(rank, target)
             self._streams.append(stream)
-            self._selector.register(pipe, selectors.EVENT_READ, stream)
+            self._pipes.append(pipe)
+            self._selector.register(
+                pipe, selectors.EVENT_READ, functools.partial(self._read, pipe, stream)
+            )
+
+    def hear(self, ranks: Sequence[int], source: Distant) -> None:
+        """Take from *source* what a *sink* of another host got of *ranks*.  Call it before ``start``."""
+        streams = {(rank, name): _Stream(rank, name) for rank in ranks for name in ("stdout", "stderr")}
+        self._streams += streams.values()
+        self._selector.register(source, selectors.EVENT_READ, lambda: self._take(source, streams))
 
     def start(self) -> None:
         self._thread.start()
@@ -94,18 +118,43 @@ class OutputPump:
     def _run(self) -> None:
         while self._selector.get_map():
             for key, _ in self._selector.select():
-                stream: _Stream = key.data
-                chunk = os.read(stream.pipe.fileno(), _CHUNK)
-                stream.feed(chunk)
-                if not chunk:
-                    self._selector.unregister(stream.pipe)
-                    stream.pipe.close()
-                    stream.ended.set()
+                key.data()
 
-    def stderr_tail(self, rank: int, patience: float) -> str:
-        """The last lines of a dead worker's stderr; waits *patience* seconds for its end."""
-        stream = next(each for each in self._streams if (each.rank, each.target) == (rank, "stderr"))
-        stream.ended.wait(patience)
+    def _read(self, pipe: BinaryIO, stream: _Stream) -> None:
+        chunk = os.read(pipe.fileno(), _CHUNK)
+        self._feed(stream, chunk)
+        if not chunk:
+            self._selector.unregister(pipe)
+            pipe.close()
+
+    def _feed(self, stream: _Stream, chunk: bytes) -> None:
+        if self._sink is None:
+            stream.feed(chunk)
+        else:
+            self._sink(stream.rank, stream.target, chunk)
+        if not chunk:
+            stream.ended.set()
+
+    def _take(self, source: Distant, streams: dict[tuple[int, str], _Stream]) -> None:
+        try:
+            rank, target, chunk = source.recv()
+        except (EOFError, OSError):
+            self._selector.unregister(source)
+            for stream in streams.values():
+                stream.ended.set()
+        else:
+            self._feed(streams[rank, target], chunk)
+
+    def await_end(self, rank: int, patience: float) -> None:
+        """Wait until all of a dead worker's stderr has come, at most *patience* seconds."""
+        self._stderr(rank).ended.wait(patience)
+
+    def _stderr(self, rank: int) -> _Stream:
+        return next(each for each in self._streams if (each.rank, each.target) == (rank, "stderr"))
+
+    def stderr_tail(self, rank: int) -> str:
+        """The last lines of a dead worker's stderr."""
+        stream = self._stderr(rank)
         self._told = True
         return "\n".join([*stream.tail, *stream.dump]).strip("\n")
 
@@ -120,6 +169,6 @@ class OutputPump:
             for stream in self._streams:
                 stream.pass_on(stream.dump)
         if not self._thread.is_alive():
-            for stream in self._streams:
-                stream.pipe.close()
+            for pipe in self._pipes:
+                pipe.close()
             self._selector.close()

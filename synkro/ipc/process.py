@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 
 from ..errors import WorkerDied
 from ..machine import start
@@ -70,11 +70,11 @@ class WorkerProcess:
         self,
         rank: int,
         size: int,
-        host: range,
+        hosts: Sequence[range],
         shared_fds: Sequence[int],
         environment: Mapping[str, str],
     ) -> None:
-        """Start that of *rank*, one of *size*; those of *host* run on this one.
+        """Start that of *rank*, one of *size*, which are distributed over *hosts*.
 
         *shared_fds* are what all workers get: the block, the arena and all eventfds.
         """
@@ -90,7 +90,7 @@ class WorkerProcess:
                 inherited = [other.fileno(), lifeline, *shared_fds]
                 self._process = start(
                     "from synkro.worker.loop import main; main(argument)",
-                    ",".join(map(str, (rank, size, host.start, host.stop, *inherited))),
+                    f"{rank} {size} {_spelled(hosts)} {' '.join(map(str, inherited))}",
                     fds=inherited,
                     environment=environment,
                     alone=True,
@@ -139,6 +139,23 @@ class WorkerProcess:
         self._lifeline = self.sentinel = -1
 
 
+def _spelled(hosts: Sequence[range]) -> str:
+    return ",".join(f"{ranks.start}-{ranks.stop}" for ranks in hosts)
+
+
+def spelled(hosts: str) -> list[range]:
+    """In the worker: the ranks of each host, as they came in its argument."""
+    return [range(*map(int, ranks.split("-"))) for ranks in hosts.split(",")]
+
+
+class Ended(NamedTuple):
+    """A process that has ended: *status* is its exit code, or minus the number of a signal."""
+
+    rank: int
+    pid: int
+    status: int
+
+
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (out of memory, perhaps)",
     signal.SIGSEGV: " (inputs are read-only: a library that writes to one without checking ends the "
@@ -146,8 +163,9 @@ _HINTS: dict[int, str] = {
 }
 
 
-def worker_died(rank: int, pid: int, status: int, stderr: str) -> WorkerDied:
-    """What to raise for the end of a process with *status*: an exit code, or minus a signal."""
+def worker_died(ended: Ended, stderr: str) -> WorkerDied:
+    """What to raise for the end of a process."""
+    rank, pid, status = ended
     how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
     hint = _HINTS.get(-status, "")
     ending = f" The end of its stderr:\n{stderr}" if stderr else ""

@@ -23,7 +23,7 @@ from ..errors import CollectiveError, UsageError
 from ..ipc.block import AREA
 from ..ipc.descriptors import Descriptors
 from ..ipc.listener import Listener
-from ..ipc.process import give_up, hold_on_to
+from ..ipc.process import give_up, hold_on_to, spelled
 from ..machine import importing
 from ..memory.interrupts import atomic
 from ..messages import (
@@ -47,10 +47,11 @@ from .rank import Rank, end_as_child
 from .terminal import refuse_questions
 
 
-def main(fds: str) -> None:
-    """Be the worker that ``ipc.process`` has started with these descriptors."""
-    rank, size, first, last, *shared = map(int, fds.split(","))
-    sock, lifeline, block, arena, wake_workers, *wakes = shared
+def main(argument: str) -> None:
+    """Be the worker that ``ipc.process`` has started with this *argument*."""
+    *position, rest = argument.split(" ", 3)
+    rank, size, hosts = int(position[0]), int(position[1]), spelled(position[2])
+    sock, lifeline, block, arena, wake_workers, *wakes = map(int, rest.split())
     hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
@@ -66,7 +67,7 @@ def main(fds: str) -> None:
     listener = Listener(memory, rank, size, wakes_main, wake_workers)
     descriptors = Descriptors(socket.socket(fileno=sock))
     comm = ShmCommunicator(rank, size, arena, wakes_ranks, listener.answered)
-    Worker(Rank(rank, size, range(first, last), listener, descriptors, comm), listener).serve()
+    Worker(Rank(rank, size, hosts, listener, descriptors, comm), listener).serve()
     descriptors.close()
 
 

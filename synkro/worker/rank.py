@@ -47,7 +47,7 @@ class Rank:
 
     Attributes:
         number, size, pid: this rank, the number of all ranks, and this process.
-        host: the ranks on this host.
+        hosts, host: the ranks of each host, and those on this one.
         epoch: the number of the running command.
         belongings: the objects that functions have brought along.
         function: the name of the function that runs or ran last, for messages.
@@ -64,14 +64,15 @@ class Rank:
         self,
         rank: int,
         size: int,
-        host: range,
+        hosts: Sequence[range],
         listener: Listener,
         descriptors: Descriptors,
         comm: Communicator,
     ) -> None:
         self.number = rank
         self.size = size
-        self.host = host
+        self.hosts = hosts
+        self.host = next(ranks for ranks in hosts if rank in ranks)
         self.pid = os.getpid()
         self.epoch = 0
         self.device: Device = CpuDevice()
@@ -247,7 +248,10 @@ class Rank:
             os.sched_setaffinity(0, {core})
         self.token, self.verbose = start.token, start.verbose
         self._master = start.master_rank
-        problem = "" if start.gpus is None else self._move_to_gpu(start.gpus)
+        problem = ""
+        if start.gpus is not None and start.versions is not None:
+            self._versions = self.array(start.versions)
+            problem = self._move_to_gpu(start.gpus)
         # mapped after the device is made, which may pin it
         self.outbox = self.array(start.outbox)[self.number]
         self.group = self._new_group(start.seed)
@@ -270,7 +274,6 @@ class Rank:
         from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
         index = gpus.indices[self.number]
-        self._versions = self.array(gpus.versions)
         self.device = CudaDevice(index, gpus.preallocate)
         self.comm = comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
         self._at_close.callback(comm.links.close)

@@ -14,6 +14,7 @@
     arrays     values that all dtypes hold, and what NumPy says of them
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
     left_out   one line for the tests that need a GPU where there is none
+    over_hosts the same tests, with workers on several hosts
 """
 
 import sys
@@ -26,6 +27,7 @@ pytest_plugins = [
     "support.programs",
     "support.gpus",
     "support.left_out",
+    "support.over_hosts",
 ]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import what is here

@@ -24,7 +24,7 @@ class Home:
         self.passed = {}
         self.reports = []
         comm = ShmCommunicator(number, size, self.file, [self.wake] * size)
-        self.rank = Rank(number, size, host or range(size), self, self, comm)
+        self.rank = Rank(number, size, [host or range(size)], self, self, comm)
 
     def descriptor(self, number):
         if number not in self.passed:

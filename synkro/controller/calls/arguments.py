@@ -122,8 +122,9 @@ class ReusableNumber(Reusable):
         placed: where they lie.
     """
 
-    def __init__(self, placed: Placed, scalar: type) -> None:
+    def __init__(self, engine: Engine, placed: Placed, scalar: type) -> None:
         self.placed = placed
+        self._engine = engine
         self._array = placed.segment.array(placed.region)
         self._scalar = scalar
 
@@ -132,6 +133,7 @@ class ReusableNumber(Reusable):
 
     def region(self, value: Any) -> Region:
         self._array[...] = value
+        self._engine.touch(self.placed.segment)
         return self.placed.region
 
 
@@ -153,7 +155,8 @@ class Numbers:
             dtype = code_of(np.asarray(value).dtype)
             region = Region(self._segment.number, self._end, (), dtype)
             self._end += _PLACE
-            self._places[key] = ReusableNumber(Placed(region, self._segment), type(value))
+            placed = Placed(region, self._segment)
+            self._places[key] = ReusableNumber(self._engine, placed, type(value))
         self._places[key].region(value)
         return self._places[key]
 

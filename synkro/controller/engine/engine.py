@@ -88,7 +88,7 @@ class Engine:
         directory: what the workers know by number.
         calls: has an entry for each operation that goes on; an interrupt may leave one behind.
         trace: what records its calls, or None.
-        versions: the versions of segments, for workers on GPUs; None on CPUs.
+        versions: the versions of segments, for GPUs and for other hosts; None where nobody asks.
         interrupted: the ranks whose last command was interrupted, or goes on: their replies may be
             outstanding.
         verbose: whether status lines are shown.
@@ -98,12 +98,14 @@ class Engine:
 
     def __init__(
         self,
+        crew: Crew,
         environments: Sequence[dict[str, str]],
         timeout: float | None,
         verbose: bool,
         on_gpus: bool = False,
     ) -> None:
-        """Start a worker with each of *environments*.  They are ready when they answer a command."""
+        """Start *crew*, a worker with each of *environments*.  They are ready when they answer a
+        command."""
         self.size = len(environments)
         self.on_gpus = on_gpus
         self.lock = threading.RLock()
@@ -120,16 +122,16 @@ class Engine:
         self._owing = False  # whether a signal handler has closed it in a call, which gives all back
         self.rouse: Callable[[], None] = self.require_ready
         self.state = State.STARTING
-        self._crew = Crew(range(self.size))
+        self._crew = crew
         self.versions: Versions | None = None
         try:
-            self.channel = self._crew.start(environments, self.size, board_bytes(self.size))
+            self.channel = crew.start(environments, board_bytes(self.size))
             self.everyone = self.channel.everyone
             self._post = Post(self._crew, self.channel, self.directory)
             self.rouse = self.channel.rouse
             self.state = State.READY
             _engines.add(self)
-            if on_gpus:
+            if on_gpus or len(crew.hosts) > 1:
                 self.versions = Versions(self.allocate(Versions.NBYTES))
         except (OSError, RuntimeError) as error:
             self.close()

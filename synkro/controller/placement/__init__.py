@@ -2,6 +2,7 @@
 
 ::
 
+    machines   the hosts of a session, and the ranks of each
     placement  the device and the environment of each worker, and status lines
     choice     ``devices=``, ``SYNKRO_DEVICES`` and context-name maps
     targets    what ``target=`` names

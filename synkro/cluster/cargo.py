@@ -1,0 +1,95 @@
+"""Pieces of segments on their way from one host to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan.call import Region
+from .traffic import Extent, PickedRows
+
+Bytes = NDArray[np.uint8]
+Piece = Extent | PickedRows
+
+_INLINE = 1 << 14
+"""Bytes up to which all pieces travel in the head of the message: one message less."""
+
+
+class Cargo(NamedTuple):
+    """What the head of a message says of the pieces behind it.
+
+    *inline* has their bytes, one piece behind the other, if they are few.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+    inline: bytes | None = None
+
+
+def packed(
+    pieces: Sequence[Piece], memory: Callable[[int], Bytes]
+) -> tuple[Cargo, list[memoryview[Any]]]:
+    """The cargo, and the bodies of its message; *memory* shows a segment."""
+    bodies = [_read(piece, memory(piece.segment)) for piece in pieces]
+    if sum(map(len, bodies)) > _INLINE:
+        return Cargo(tuple(pieces)), bodies
+    return Cargo(tuple(pieces), b"".join(bodies)), []
+
+
+def unpacked(
+    cargo: Cargo, memory: Callable[[int], Bytes], fill: Callable[[Sequence[Bytes]], None]
+) -> None:
+    """Put a cargo into *memory*; *fill* receives the bodies that came with its message."""
+    places = list(_places(cargo.pieces, memory))
+    if cargo.inline is None:
+        fill([place for place, _ in places])
+    else:
+        start = 0
+        for place, _ in places:
+            place[:] = np.frombuffer(cargo.inline, np.uint8, len(place), start)
+            start += len(place)
+    for place, rows in places:
+        if rows is not None:
+            rows[0][rows[1]] = place.reshape(len(rows[1]), -1)
+
+
+def discarded(cargo: Cargo, fill: Callable[[Sequence[Bytes]], None]) -> None:
+    """Receive the bodies of a cargo for which there is no memory."""
+    for piece in cargo.pieces if cargo.inline is None else ():
+        size = piece.stop - piece.start if isinstance(piece, Extent) else len(piece.rows) * piece.nbytes
+        fill([np.empty(size, np.uint8)])
+
+
+def whole(region: Region) -> Extent:
+    """The bytes of an array without strides."""
+    size = int(np.prod(region.shape, dtype=np.int64)) * np.dtype(region.dtype).itemsize
+    return Extent(region.segment, region.offset, region.offset + size)
+
+
+def _read(piece: Piece, memory: Bytes) -> memoryview[Any]:
+    if isinstance(piece, Extent):
+        return memory[piece.start : piece.stop].data
+    return np.ascontiguousarray(_by_rows(piece, memory)[piece.rows]).reshape(-1).data
+
+
+def _places(
+    pieces: Sequence[Piece], memory: Callable[[int], Bytes]
+) -> Iterator[tuple[Bytes, tuple[Bytes, NDArray[np.int64]] | None]]:
+    """Where the bytes of each piece arrive; of rows also where they go from there."""
+    for piece in pieces:
+        if isinstance(piece, Extent):
+            yield memory(piece.segment)[piece.start : piece.stop], None
+        else:
+            there = _by_rows(piece, memory(piece.segment))
+            yield np.empty(len(piece.rows) * piece.nbytes, np.uint8), (there, piece.rows)
+
+
+def _by_rows(piece: PickedRows, memory: Bytes) -> Bytes:
+    """*memory*, as an array of rows of bytes, up to the last one that is picked."""
+    count = int(piece.rows.max()) + 1
+    rows: Bytes = np.ndarray(
+        (count, piece.nbytes), np.uint8, memory, offset=piece.start, strides=(piece.stride, 1)
+    )
+    return rows

@@ -1,0 +1,98 @@
+"""The workers of all hosts, as the main process sees them: its own, and by the gateway the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import WorkerDied
+from ..ipc.channel import Controller
+from ..ipc.crew import Crew
+from ..ipc.descriptors import send_descriptors
+from ..ipc.process import worker_died
+from .launch import Launch
+from .orders import Begin, Begun, Died, Interrupt
+
+_BEGINNING = 60.0  # seconds until all hosts have started their workers
+
+
+class ClusterCrew(Crew):
+    """Those of several hosts; all that is done to a rank reaches it where it is."""
+
+    def __init__(self, launch: Launch, hosts: Sequence[range]) -> None:
+        """*hosts* are the ranks of each of the launched processes, the first of which is here."""
+        super().__init__(hosts)
+        self._launch = launch
+        self._resources.callback(launch.close)
+        self._pids: dict[int, int] = {}
+        self._passed: Sequence[tuple[int, int]] = ()
+        self._begin: Begin | None = None
+
+    def start(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
+        launch = self._launch
+        size = sum(map(len, self.hosts))
+        self._begin = Begin(size, tuple(self.hosts), board, tuple(environments))
+        others = [rank for ranks in self.hosts[1:] for rank in ranks]
+        self._pump.hear(others, launch.printed)
+        controller = super().start([environments[rank] for rank in self.ranks], board)
+        begun: list[Begun] = self._heard()
+        for ranks, each in zip(self.hosts[1:], begun, strict=True):
+            if each.problem:
+                raise RuntimeError(each.problem)
+            self._pids |= dict(zip(ranks, each.pids, strict=True))
+        self.sentinels += [launch.gateway.fileno(), launch.sentinel]
+        return controller
+
+    def _heard(self) -> Any:
+        if not self._launch.gateway.poll(_BEGINNING):
+            raise RuntimeError(f"the hosts took more than {_BEGINNING:g} s")
+        try:
+            return self._launch.gateway.recv()
+        except (EOFError, OSError):
+            raise RuntimeError(self._launch.last_words()) from None
+
+    def share(self, descriptors: Sequence[int]) -> None:
+        send_descriptors(
+            self._launch.descriptors, [(-1 - place, fd) for place, fd in enumerate(descriptors)]
+        )
+        self._launch.gateway.send(self._begin)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        pids = self._pids | dict(zip(self.ranks, super().pids, strict=True))
+        return tuple(pids[rank] for rank in sorted(pids))
+
+    def interrupt(self, ranks: Sequence[int]) -> None:
+        super().interrupt([rank for rank in ranks if rank in self.ranks])
+        others = tuple(rank for rank in ranks if rank not in self.ranks)
+        if others:
+            with contextlib.suppress(OSError):
+                self._launch.gateway.send(Interrupt(others))
+
+    def kill(self) -> None:
+        super().kill()
+        self._launch.kill()
+
+    def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
+        if rank in self.ranks:
+            super().pass_descriptors(rank, numbered)
+        elif numbered != self._passed:  # else the gateway has them, for another rank
+            self._passed = numbered
+            with contextlib.suppress(OSError):  # the gateway's end shows
+                send_descriptors(self._launch.descriptors, numbered)
+
+    def death(self, sentinel: int) -> WorkerDied:
+        launch = self._launch
+        if sentinel == launch.gateway.fileno():
+            with contextlib.suppress(EOFError, OSError):
+                said = launch.gateway.recv()
+                if isinstance(said, Died):
+                    return worker_died(said.ended, self._pump.stderr_tail(said.ended.rank))
+        if sentinel in (launch.gateway.fileno(), launch.sentinel):
+            return WorkerDied(launch.last_words())
+        return super().death(sentinel)
+
+    def release(self) -> None:
+        super().release()
+        self._launch.release()

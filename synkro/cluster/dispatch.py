@@ -1,0 +1,245 @@
+"""The gateway's part of a session: it brings commands to the leaders, and their answers back.
+
+In the block of the main process it stands in for the ranks of the other hosts.  Before a command it
+sends each host what its ranks read and the host does not have yet; after it what they have written is
+here before the main process sees that they have answered.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comms.ops import OPERATIONS, reduce_share
+from ..errors import InternalError
+from ..ipc.deputy import Deputy, Order
+from ..ipc.descriptors import Descriptors
+from ..memory.mapping import map_file
+from ..messages import Attach, Command, Housekeeping, Start
+from ..plan.call import Access, Region
+from ..values.arrays import Array
+from ..values.cache import Cache
+from .cargo import packed, unpacked
+from .orders import Answered, Begin, Died, Interrupt, Ordered, Printed, Standing
+from .questions import End
+from .stock import Stock
+from .traffic import Partial, Traffic
+from .wire import Wire
+
+
+class _Pending:
+    """A command that some ranks of other hosts have not answered.
+
+    Attributes:
+        waiting: these ranks.
+        replies: of ranks whose answer waits until partial results are merged.
+        parts: of each target: the operation, and the part of each process of MPI's.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.waiting = set(ranks)
+        self.replies: dict[int, bytes] = {}
+        self.parts: dict[Region, tuple[Partial, dict[int, Array]]] = {}
+
+    def take(self, replies: dict[int, bytes]) -> None:
+        """These ranks have answered."""
+        self.waiting -= replies.keys()
+        self.replies |= replies
+
+    def hand_over(self) -> dict[int, bytes]:
+        """The replies until now."""
+        replies, self.replies = self.replies, {}
+        return replies
+
+
+class Segments:
+    """The main process's segments, as the gateway sees them."""
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        self._descriptors = descriptors
+        self._kept: set[int] = set()
+        self._unmapped: dict[int, Attach] = {}
+        self._memory: dict[int, NDArray[np.uint8]] = {}
+
+    def attach(self, attach: Attach) -> None:
+        """There is one, whose descriptor has been sent."""
+        if attach.segment not in self._memory:
+            self._unmapped[attach.segment] = attach
+
+    def keep(self, number: int) -> None:
+        """Keep a segment until the end: the ranks write to it although its number is gone."""
+        self._kept.add(number)
+
+    def drop(self, number: int) -> None:
+        """It is gone."""
+        if number in self._kept:
+            return
+        if self._unmapped.pop(number, None) is not None:
+            self._descriptors.release(number)
+        self._memory.pop(number, None)
+
+    def memory(self, number: int) -> NDArray[np.uint8]:
+        """All of a segment."""
+        if number in self._unmapped:
+            attach = self._unmapped.pop(number)
+            fd = self._descriptors.descriptor(number)
+            access = Access.WRITE if attach.access is Access.WRITE else Access.READ
+            self._memory[number] = map_file(fd, attach.nbytes, access)
+            self._descriptors.release(number)
+        return self._memory[number]
+
+    def array(self, region: Region) -> Array:
+        """The array that *region* describes."""
+        memory = self.memory(region.segment)
+        array: Array = np.ndarray(region.shape, region.dtype, memory, region.offset, region.strides)
+        return array
+
+
+class Dispatch:
+    """From ``Begin`` to the end of a session."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        main: Connection,
+        printed: Connection,
+        descriptors: Descriptors,
+        begin: Begin,
+    ) -> None:
+        self._wire = wire
+        self._main = main
+        self._printed = printed
+        self._hosts = begin.hosts
+        self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
+        shared = [descriptors.take(-1 - place) for place in range(3 + 2 * begin.size)]
+        remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
+        block, _, wake_workers, *wakes = shared
+        memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
+        os.close(block)
+        self._deputy = Deputy(memory, begin.size, remote, wakes[: begin.size], wake_workers)
+        self._deputy.watch(main)
+        self._segments = Segments(descriptors)
+        self._versions: Array = np.zeros(1, np.uint64)  # until the session has some
+        self._stocks = [Stock(self._version) for _ in begin.hosts]
+        self._traffic = Traffic(self._segments.array)
+        self._known: Cache[bytes, Command] = Cache()
+        self._editions: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._last: dict[int, bytes] = {}  # replies, by rank
+
+    def _version(self, segment: int) -> int:
+        return int(self._versions[segment % len(self._versions)])
+
+    # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> bool:
+        """Send the commands that have come to their hosts; returns whether there were some."""
+        orders = list(self._deputy.orders())
+        for order in orders:
+            self._send(order)
+        for number, pending in tuple(self._pending.items()):
+            if not pending.waiting:
+                self._merge(number, pending)
+        return bool(orders)
+
+    def _send(self, order: Order) -> None:
+        if order.housekeeping:
+            self._keep_house(pickle.loads(order.housekeeping))
+        command = self._known.get(order.command)
+        if command is None:
+            command = self._known[order.command] = pickle.loads(order.command)
+        self._pending[order.number] = _Pending(order.ranks)
+        for host in sorted({self._host_of[rank] for rank in order.ranks}):
+            ranks = tuple([rank for rank in order.ranks if self._host_of[rank] == host])
+            self._send_to(host, ranks, order, command)
+        if isinstance(command, Start):
+            self._segments.keep(command.outbox.segment)
+            if command.versions is not None:
+                self._versions = self._segments.array(command.versions)
+
+    def _send_to(self, host: int, ranks: tuple[int, ...], order: Order, command: Command) -> None:
+        read = self._traffic.reads(command, ranks)
+        pieces = [lacking for piece in read for lacking in self._stocks[host].lacks(piece)]
+        cargo, bodies = packed(pieces, self._segments.memory)
+        known = self._editions.get((host, ranks)) == order.edition
+        self._editions[host, ranks] = order.edition
+        payload = None if known else order.command
+        self._wire.send(host, Ordered(order.number, ranks, payload, order.housekeeping, cargo), bodies)
+
+    def _keep_house(self, news: Housekeeping) -> None:
+        for number in news.drop:
+            self._segments.drop(number)
+            for stock in self._stocks:
+                stock.drop(number)
+        for attach in news.attach:
+            self._segments.attach(attach)
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, host: int, message: object) -> None:
+        """A message of a leader's has come."""
+        match message:
+            case Answered():
+                self._answered(host, message)
+            case Standing():
+                for rank, phase, count in message.doing:
+                    self._deputy.report(rank, phase, count)
+            case Printed():
+                self._printed.send(tuple(message))
+            case Died():
+                self._main.send(message)
+            case _:
+                raise InternalError(f"host {host} says {message!r}.")
+
+    def _answered(self, host: int, answered: Answered) -> None:
+        pending = self._pending[answered.number]
+        unpacked(answered.cargo, self._segments.memory, lambda places: self._wire.fill(host, places))
+        for partial in answered.partials:
+            target = self._segments.array(partial.target)
+            part = np.empty(target.shape, target.dtype)
+            self._wire.fill(host, [part])
+            pending.parts.setdefault(partial.target, (partial, {}))[1][host] = part
+        for rank, payload in answered.replies.items():
+            self._last[rank] = self._last[rank] if payload is None else payload
+        pending.take({rank: self._last[rank] for rank in answered.replies})
+        if not pending.parts:
+            self._deputy.answer(answered.number, pending.hand_over())
+            if not pending.waiting:
+                del self._pending[answered.number]
+
+    def _merge(self, number: int, pending: _Pending) -> None:
+        """All hosts have reduced their parts; if this one has, too, reduce the parts, and answer."""
+        local = [rank for rank in self._deputy.lane(number) if self._host_of[rank] == 0]
+        if not all(self._deputy.answered(rank, number) for rank in local):
+            return
+        for region, (partial, parts) in pending.parts.items():
+            target = self._segments.array(region)
+            if set(partial.owners).intersection(local):
+                parts[0] = target
+            order = sorted(parts, key=lambda host: self._hosts[host].start)
+            sources = [parts[host] for host in order]
+            reduce_share(OPERATIONS[partial.op], partial.divisor, sources, [target])
+        self._deputy.answer(number, pending.hand_over())
+        del self._pending[number]
+
+    # ── the main process ─────────────────────────────────────────────────────────────────────────
+
+    def heed(self) -> bool:
+        """Do what the main process says; returns whether the session goes on."""
+        said = self._main.recv()
+        if isinstance(said, Interrupt):
+            self.step()  # what is to be interrupted has been sent before
+            for host in {self._host_of[rank] for rank in said.ranks}:
+                ranks = tuple([rank for rank in said.ranks if self._host_of[rank] == host])
+                self._wire.send(host, Interrupt(ranks))
+        return not isinstance(said, End)
+
+    def doze(self, seconds: float) -> None:
+        """Sleep, until the main process has something to say, at most so long."""
+        self._deputy.doze(seconds)

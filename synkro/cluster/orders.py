@@ -1,0 +1,99 @@
+"""What gateway and leaders tell each other while a session lives, and what the main process tells both.
+
+::
+
+    Begin         main → gateway → leader   start your workers
+    Begun         … → main                  they have started, or why not
+    Ordered       gateway → leader          a command, and what its ranks read of the main memory
+    Answered      leader → gateway          replies to it, and what its ranks have written
+    Interrupt     main → gateway → leader   as Ctrl-C would
+    Standing      leader → gateway          what ranks do
+    Printed       leader → gateway → main   what a worker has written to stdout or stderr
+    Died          leader → gateway → main   a worker has ended
+    Shown         between all               what the ranks of a host have shown the others
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..ipc.process import Ended
+from .cargo import Cargo
+from .traffic import Partial
+
+
+class Begin(NamedTuple):
+    """Start the workers of your host.
+
+    Attributes:
+        size: the number of all ranks.
+        hosts: the ranks of each process of MPI's.
+        board: the bytes where ranks meet.
+        environments: of the workers, by rank.
+    """
+
+    size: int
+    hosts: tuple[range, ...]
+    board: int
+    environments: tuple[dict[str, str], ...]
+
+
+class Begun(NamedTuple):
+    """The process ids of the workers, in the order of their ranks; or a *problem*."""
+
+    pids: tuple[int, ...]
+    problem: str = ""
+
+
+class Ordered(NamedTuple):
+    """Command *number*, for *ranks* of the host; *command* is None if it is the one before."""
+
+    number: int
+    ranks: tuple[int, ...]
+    command: bytes | None
+    housekeeping: bytes
+    cargo: Cargo
+
+
+class Answered(NamedTuple):
+    """Replies to command *number*, by rank, None where it is the one before; and what was written.
+
+    *partials* come as bodies behind those of the *cargo*.
+    """
+
+    number: int
+    replies: dict[int, bytes | None]
+    cargo: Cargo
+    partials: tuple[Partial, ...]
+
+
+class Interrupt(NamedTuple):
+    """Give up what *ranks* do."""
+
+    ranks: tuple[int, ...]
+
+
+class Standing(NamedTuple):
+    """What ranks do: (rank, phase, count)."""
+
+    doing: tuple[tuple[int, int, int], ...]
+
+
+class Printed(NamedTuple):
+    """Bytes of a worker's *stream*, "stdout" or "stderr"; none at its end."""
+
+    rank: int
+    stream: str
+    chunk: bytes
+
+
+class Died(NamedTuple):
+    """A worker has ended."""
+
+    ended: Ended
+
+
+class Shown(NamedTuple):
+    """A batch of the journal of a host's ranks."""
+
+    entries: bytes

@@ -1,0 +1,239 @@
+"""A host's workers, as its leader sees them: commands come with what they read, answers go with what
+they have written.
+
+The leader drives the same engine room as the main process does on its host: a crew, and the channel to
+it.  In the place of the main process's segments there are mirrors.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SharedMemoryError
+from ..ipc.channel import Lane
+from ..ipc.crew import Crew
+from ..messages import Command, Failed, Housekeeping, Reduce, Reply, Start
+from ..packing.exceptions import kinds, packed
+from ..values.cache import Cache
+from .cargo import Cargo, discarded, unpacked, whole
+from .cargo import packed as loaded
+from .mirrors import Mirrors
+from .orders import Answered, Begin, Begun, Died, Ordered, Printed, Standing
+from .traffic import Extent, Partial, Traffic
+from .wire import GATEWAY, Wire
+
+_PATIENCE = 5e-3  # seconds that ranks which have answered wait for the others of their host
+_GRACE = 1.0  # seconds in which workers can leave by themselves
+_REPORT = 50e-3  # seconds between two reports of what the ranks do
+
+
+class _Running:
+    """A command that has not been answered by all ranks of the host."""
+
+    def __init__(self, lane: Lane, command: Command) -> None:
+        self.lane = lane
+        self.command = command
+        self._told: set[int] = set()  # the ranks whose answers have been sent
+        self._since: float | None = None  # when the first of the others was seen
+
+    @property
+    def done(self) -> bool:
+        """Whether no rank's answer is missing any more."""
+        return len(self._told) == len(self.lane.ranks)
+
+    def answers(self) -> list[int]:
+        """The ranks whose answers are to be sent now.
+
+        Those of all ranks go together, if that does not take long: what they reduce is theirs together.
+        """
+        late = self.lane.unanswered()
+        answered = [r for r in self.lane.ranks if r not in late and r not in self._told]
+        if late and answered:
+            now = time.monotonic()
+            if self._since is None:
+                self._since = now
+            if now - self._since < _PATIENCE or isinstance(self.command, Reduce):
+                return []
+        self._told.update(answered)
+        self._since = None
+        return answered
+
+
+class Outpost:
+    """The workers of one host other than the main process's."""
+
+    def __init__(self, wire: Wire, begin: Begin) -> None:
+        self._wire = wire
+        self._printed: deque[Printed] = deque()
+        self._crew = Crew(
+            begin.hosts, wire.number, lambda *printed: self._printed.append(Printed(*printed))
+        )
+        self._mirrors = Mirrors()
+        self._traffic = Traffic(self._mirrors.array)
+        self._having: dict[int, set[int]] = {}  # by segment: the ranks that have its descriptor
+        self._commands: dict[tuple[int, ...], bytes] = {}  # the last one, by ranks
+        self._known: Cache[bytes, Command] = Cache()
+        self._replies: Cache[bytes, Reply] = Cache()
+        self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
+        self._running: dict[int, _Running] = {}
+        self._doing: dict[int, tuple[int, int]] = {}
+        self._reported = 0.0
+        self._ends = select.poll()
+        environments = [begin.environments[rank] for rank in self._crew.ranks]
+        try:
+            self._channel = self._crew.start(environments, begin.board)
+        except (OSError, RuntimeError) as error:
+            wire.send(GATEWAY, Begun((), str(error)))
+        else:
+            for sentinel in self._crew.sentinels:
+                self._ends.register(sentinel, select.POLLIN)
+            wire.send(GATEWAY, Begun(self._crew.pids))
+
+    # ── a command ────────────────────────────────────────────────────────────────────────────────
+
+    def order(self, ordered: Ordered) -> None:
+        """Hand a command to its ranks."""
+        payload = ordered.command
+        if payload is None:
+            payload = self._commands[ordered.ranks]
+        self._commands[ordered.ranks] = payload
+        command = self._known.get(payload)
+        problem: SharedMemoryError | None = None
+        try:
+            if ordered.housekeeping:
+                self._keep_house(pickle.loads(ordered.housekeeping), ordered.ranks)
+            for piece in ordered.cargo.pieces if ordered.cargo.inline is None else ():
+                if isinstance(piece, Extent):
+                    self._mirrors.reserve(piece)
+        except SharedMemoryError as error:
+            problem = error
+        if problem is not None:
+            discarded(ordered.cargo, self._fill)
+            self._refuse(ordered, problem)
+            return
+        unpacked(ordered.cargo, self._mirrors.memory, self._fill)
+        if command is None:
+            command = self._known[payload] = pickle.loads(payload)
+        if isinstance(command, Start):
+            self._mirrors.keep(command.outbox.segment)
+            for _ in self._traffic.reads(command, ()):
+                pass
+        lane = self._channel.lane(ordered.ranks)
+        lane.send(payload, ordered.housekeeping, ordered.number)
+        self._running[ordered.number] = _Running(lane, command)
+
+    def _fill(self, places: Sequence[NDArray[np.uint8]]) -> None:
+        self._wire.fill(GATEWAY, places)
+
+    def _keep_house(self, news: Housekeeping, ranks: Sequence[int]) -> None:
+        for number in news.drop:
+            self._mirrors.drop(number)
+            self._having.pop(number, None)
+        for attach in news.attach:
+            self._mirrors.descriptor(attach.segment, attach.nbytes)
+        for rank in ranks:
+            new = []
+            for attach in news.attach:
+                having = self._having.setdefault(attach.segment, set())
+                if rank not in having:
+                    having.add(rank)
+                    new.append((attach.segment, self._mirrors.descriptor(attach.segment, attach.nbytes)))
+            if new:
+                self._crew.pass_descriptors(rank, new)
+
+    def _refuse(self, ordered: Ordered, problem: SharedMemoryError) -> None:
+        """Answer for the ranks, which have not heard of the command."""
+        summary = f"{type(problem).__name__}: {problem}"
+        failed = Failed(None, summary, b"", packed(problem), kinds(problem), True, False, None)
+        replies: dict[int, bytes | None] = dict.fromkeys(ordered.ranks, pickle.dumps(failed))
+        self._sent |= dict.fromkeys(ordered.ranks, b"")
+        self._wire.send(GATEWAY, Answered(ordered.number, replies, Cargo((), b""), ()))
+
+    def interrupt(self, ranks: Sequence[int]) -> None:
+        """Have *ranks* give up what they do."""
+        for running in self._running.values():
+            late = [rank for rank in running.lane.unanswered() if rank in ranks]
+            if late:
+                running.lane.disclaim()
+                self._channel.wake_all()
+                self._crew.interrupt(late)
+
+    # ── what becomes of it ───────────────────────────────────────────────────────────────────────
+
+    def step(self) -> bool:
+        """Look at the workers, and tell the gateway what is new; returns whether something was."""
+        news = False
+        for number, running in tuple(self._running.items()):
+            news |= self._look(number, running)
+        return news
+
+    def _look(self, number: int, running: _Running) -> bool:
+        answered = running.answers()
+        if running.done:
+            del self._running[number]
+        if answered:
+            self._answer(number, running, answered)
+        return bool(answered)
+
+    def _answer(self, number: int, running: _Running, ranks: Sequence[int]) -> None:
+        payloads = dict(zip(running.lane.ranks, running.lane.replies(), strict=True))
+        replies = {rank: self._loaded(payloads[rank]) for rank in ranks}
+        written = list(self._traffic.writes(running.command, replies))
+        pieces = [piece for piece in written if isinstance(piece, Extent)]
+        partials = [piece for piece in written if isinstance(piece, Partial)]
+        cargo, bodies = loaded(pieces, self._mirrors.memory)
+        for partial in partials:
+            extent = whole(partial.target)
+            bodies.append(self._mirrors.memory(extent.segment)[extent.start : extent.stop].data)
+        said = {rank: self._news(rank, payloads[rank]) for rank in ranks}
+        self._wire.send(GATEWAY, Answered(number, said, cargo, tuple(partials)), bodies)
+        if bodies:
+            self._wire.flush()  # the next command may write there
+
+    def _loaded(self, payload: bytes) -> Reply:
+        reply = self._replies.get(payload)
+        if reply is None:
+            reply = self._replies[payload] = pickle.loads(payload)
+        return reply
+
+    def _news(self, rank: int, payload: bytes) -> bytes | None:
+        if self._sent.get(rank) == payload:
+            return None
+        self._sent[rank] = payload
+        return payload
+
+    def doze(self, seconds: float) -> None:
+        """Sleep, until a worker has ended, at most so long; tell the gateway what is new."""
+        time.sleep(seconds)
+        for sentinel, _ in self._ends.poll(0):
+            self._ends.unregister(sentinel)
+            ended = self._crew.end_of(sentinel)
+            self._tell_what_was_printed()
+            self._wire.send(GATEWAY, Died(ended))
+        self._tell_what_was_printed()
+        now = time.monotonic()
+        if self._running and now - self._reported > _REPORT:
+            self._reported = now
+            doing = {rank: self._channel.whereabouts(rank) for rank in self._crew.ranks}
+            news = tuple((r, *what) for r, what in doing.items() if self._doing.get(r) != what)
+            self._doing = doing
+            if news:
+                self._wire.send(GATEWAY, Standing(news))
+
+    def _tell_what_was_printed(self) -> None:
+        while self._printed:
+            self._wire.send(GATEWAY, self._printed.popleft())
+
+    def close(self) -> None:
+        """End the workers that have not ended, and give everything back."""
+        self._crew.ended(_GRACE)
+        self._crew.close()
+        self._tell_what_was_printed()
+        self._mirrors.close()

@@ -1,0 +1,153 @@
+"""The end of the channel for workers on other hosts: it hears their commands, and answers for them."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .block import (
+    ANSWERED,
+    COMMAND,
+    COMMAND_EDITION,
+    COMMAND_SIZE,
+    EACH,
+    FIRST,
+    HOUSEKEEPING_SIZE,
+    MAIN_SLEEPS,
+    PHASE,
+    REPLY_EDITION,
+    REPLY_SIZE,
+    SLEEPS,
+    SLICE,
+    Block,
+)
+
+_DOZING = 2  # what SLEEPS says of one that should be roused before the next command
+
+
+class Order(NamedTuple):
+    """A command for some of the ranks.
+
+    *edition* is that of the *command*: the same one means the same bytes.  *housekeeping* comes once.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    edition: int
+    command: bytes
+    housekeeping: bytes
+
+
+class Deputy:
+    """Stands in for *ranks* of other hosts."""
+
+    def __init__(
+        self,
+        memory: memoryview,
+        size: int,
+        ranks: Sequence[int],
+        wakes_main: Sequence[int],
+        wake_workers: int,
+    ) -> None:
+        self._block = Block(memory, size)
+        self._fence = self._block.fence
+        self._places = [(rank, self._block.orders[rank], self._block.lines[rank]) for rank in ranks]
+        self._heard = {rank: 0 for rank, _, _ in self._places}
+        self._editions: dict[int, int] = {}  # of the last command, by the first rank of its lane
+        self._replies: dict[int, bytes] = {}  # what lies in the reply areas
+        self._wakes_main = wakes_main
+        self._wakes = select.epoll()
+        self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
+        self._watched: list[Any] = [self._wakes]
+
+    def watch(self, source: Any) -> None:
+        """End a doze, too, when *source*, which has a descriptor, is readable."""
+        self._watched.append(source)
+
+    def orders(self) -> Iterator[Order]:
+        """The commands that have come since the last look.
+
+        The first rank of a lane gets its number last: whoever sees it there sees the others, too.
+        """
+        words, found = self._block.words, dict[int, list[int]]()
+        for rank, order, _ in self._places:
+            number = words[order + COMMAND]
+            if number != self._heard[rank]:
+                first = self._block.orders[words[order + FIRST]]
+                if words[first + COMMAND] == number:
+                    found.setdefault(number, [])
+        if not found:
+            return
+        self._fence()  # the numbers are loaded before the other ranks', and their payload
+        for rank, order, _ in self._places:
+            number = words[order + COMMAND]
+            if number in found and number != self._heard[rank]:
+                self._heard[rank] = number
+                found[number].append(rank)
+        for number, ranks in sorted(found.items()):
+            yield self._order(number, tuple(ranks))
+
+    def _order(self, number: int, ranks: tuple[int, ...]) -> Order:
+        words = self._block.words
+        first = words[self._block.orders[ranks[0]] + FIRST]
+        head, area = self._block.orders[first], self._block.commands[first]
+        edition, middle = words[head + COMMAND_EDITION], words[head + COMMAND_SIZE]
+        end = middle + words[head + HOUSEKEEPING_SIZE]
+        news = b"" if self._editions.get(first) == edition else bytes(area[middle:end])
+        self._editions[first] = edition
+        return Order(number, ranks, edition, bytes(area[:middle]), news)
+
+    def lane(self, number: int) -> list[int]:
+        """All ranks, of this host and of others, whose last command has this number."""
+        words = self._block.words
+        pairs = enumerate(self._block.orders)
+        return [rank for rank, order in pairs if words[order + COMMAND] == number]
+
+    def number(self, rank: int) -> int:
+        """That of the last command of a rank."""
+        return self._block.words[self._block.orders[rank] + COMMAND]
+
+    def answered(self, rank: int, number: int) -> bool:
+        """Whether a rank, of any host, has answered command *number*."""
+        return self._block.words[self._block.lines[rank] + ANSWERED] == number
+
+    def answer(self, number: int, replies: Mapping[int, bytes]) -> None:
+        """Answer command *number* for some ranks."""
+        words, block = self._block.words, self._block
+        for rank, payload in replies.items():
+            line = block.lines[rank]
+            if self._replies.get(rank) != payload:
+                block.replies[rank][: len(payload)] = payload
+                words[line + REPLY_SIZE] = len(payload)
+                words[line + REPLY_EDITION] += 1
+                self._replies[rank] = payload
+        self._fence()  # the payloads before the numbers
+        for rank in replies:
+            words[block.lines[rank] + ANSWERED] = number
+        self._fence()  # the numbers are stored before the load of whether the main process sleeps
+        for first in {words[block.orders[rank] + FIRST] for rank in replies}:
+            head = block.orders[first]
+            if words[head + MAIN_SLEEPS] and (words[head + EACH] or block.all_answered(number)):
+                os.eventfd_write(self._wakes_main[first], 1)
+
+    def report(self, rank: int, phase: int, count: int) -> None:
+        """Say what a rank does."""
+        line = self._block.lines[rank]
+        self._block.words[line + PHASE], self._block.words[line + SLICE] = phase, count
+
+    def doze(self, seconds: float) -> None:
+        """Sleep, until there is a command, or what is watched is readable, at most so long."""
+        words = self._block.words
+        try:
+            for _, _, line in self._places:
+                words[line + SLEEPS] = _DOZING
+            self._fence()  # "they sleep" is stored before the commands are loaded
+            if all(words[order + COMMAND] == self._heard[rank] for rank, order, _ in self._places):
+                ready, _, _ = select.select(self._watched, [], [], seconds)  # epoll naps a whole ms
+                if self._wakes in ready:
+                    self._wakes.poll(0)
+        finally:
+            for _, _, line in self._places:
+                words[line + SLEEPS] = 0

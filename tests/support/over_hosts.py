@@ -1,0 +1,26 @@
+"""``pytest --over h1,h2 --launcher PROGRAM``: all sessions of the tests are over these hosts."""
+
+import functools
+
+from synkro.controller import session
+from synkro.controller.placement.machines import launched
+from synkro.plan.split import split
+
+
+def pytest_addoption(parser):
+    parser.addoption("--over", default="", help="hosts to which the sessions of the tests go")
+    parser.addoption("--launcher", default="ssh", help="what reaches them; called as ssh is")
+
+
+def pytest_configure(config):
+    names = config.getoption("over").split(",")
+    if names != [""]:
+        launcher = config.getoption("launcher")
+        session.this_machine = functools.partial(over, names, launcher)
+
+
+def over(names, launcher, count):
+    """So many workers on these hosts, the last of which have fewer; some may have none."""
+    ranks = split(0, count, len(names))
+    hosts = [f"{name}:{stop - start}" for name, (start, stop) in zip(names, ranks, strict=True)]
+    return launched([host for host in hosts if not host.endswith(":0")], launcher, count)

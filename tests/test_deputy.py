@@ -1,0 +1,125 @@
+"""The channel, where some ranks are on another host."""
+
+import mmap
+import os
+import threading
+import time
+
+import pytest
+
+from synkro.ipc.block import block_bytes
+from synkro.ipc.channel import Controller
+from synkro.ipc.deputy import Deputy
+from synkro.ipc.listener import Listener
+
+pytestmark = pytest.mark.quick
+SIZE = 3
+
+
+class Wire:
+    """A controller, the listener of rank 0, and a deputy for ranks 1 and 2."""
+
+    def __init__(self):
+        self.eventfds = [os.eventfd(0) for _ in range(1 + SIZE)]
+        wake_workers, *wakes_main = self.eventfds
+        memory = memoryview(mmap.mmap(-1, block_bytes(SIZE)))
+        self.controller = Controller(memory, SIZE, wakes_main, wake_workers)
+        self.listener = Listener(memory, 0, SIZE, wakes_main, wake_workers)
+        self.deputy = Deputy(memory, SIZE, [1, 2], wakes_main, wake_workers)
+
+    def send(self, command, housekeeping=b"", ranks=(0, 1, 2)):
+        lane = self.controller.lane(ranks)
+        lane.send(command, housekeeping)
+        return lane
+
+    def close(self):
+        del self.controller, self.listener, self.deputy
+        for fd in self.eventfds:
+            os.close(fd)
+
+
+@pytest.fixture
+def wire():
+    wire = Wire()
+    yield wire
+    wire.close()
+
+
+def test_a_command_comes_once_for_all_its_ranks(wire):
+    lane = wire.send(b"do", b"news")
+    (order,) = wire.deputy.orders()
+    assert (order.ranks, order.command, order.housekeeping) == ((1, 2), b"do", b"news")
+    assert list(wire.deputy.orders()) == []
+    assert wire.deputy.lane(order.number) == [0, 1, 2]
+    assert wire.deputy.number(1) == order.number
+    assert wire.listener.receive(0) == (b"do", b"news")
+    wire.listener.reply(b"mine", 0)
+    assert lane.unanswered() == [1, 2]
+    wire.deputy.answer(order.number, {2: b"two"})
+    assert lane.unanswered() == [1]
+    wire.deputy.answer(order.number, {1: b"one"})
+    assert lane.replies() == [b"mine", b"one", b"two"]
+
+
+def test_the_same_command_again_has_the_edition_of_before_and_no_housekeeping(wire):
+    command = b"do"
+    lane = wire.send(command, b"news", (1, 2))
+    (first,) = wire.deputy.orders()
+    wire.deputy.answer(first.number, {1: b"a", 2: b"b"})
+    replies = lane.replies()
+    lane.send(command, b"")
+    (second,) = wire.deputy.orders()
+    assert second.edition == first.edition
+    assert second.housekeeping == b""
+    wire.deputy.answer(second.number, {1: b"a", 2: b"b"})
+    assert lane.replies() is replies
+    lane.send(b"do else", b"")
+    (third,) = wire.deputy.orders()
+    assert third.edition != second.edition
+    assert third.number > second.number
+
+
+def test_lanes_have_commands_of_their_own(wire):
+    one, two, own = (wire.send(name, b"", ranks) for name, ranks in LANES.items())
+    orders = list(wire.deputy.orders())
+    assert [(order.ranks, order.command) for order in orders] == [((1,), b"one"), ((2,), b"two")]
+    wire.deputy.answer(orders[1].number, {2: b"done"})
+    assert two.all_answered()
+    assert not one.all_answered()
+    assert own.unanswered() == [0]
+
+
+LANES = {b"one": (1,), b"two": (2,), b"own": (0,)}
+
+
+def test_the_deputy_wakes_and_is_woken(wire):
+    """No side looks again before a second is over, unless the other one wakes it."""
+
+    def serve():
+        while not (orders := list(wire.deputy.orders())):
+            wire.deputy.doze(60)
+        wire.deputy.answer(orders[0].number, {1: b"", 2: b""})
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    lane = wire.send(b"do", b"", (1, 2))
+    assert lane.wait(time.monotonic() + 30, []) == []
+    assert lane.unanswered() == []
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_it_says_what_its_ranks_do(wire):
+    wire.deputy.report(2, 3, 14)
+    assert wire.controller.whereabouts(2) == (3, 14)
+
+
+def test_it_hears_what_it_watches(wire):
+    read, write = os.pipe()
+    wire.deputy.watch(read)
+    os.write(write, b"x")
+    start = time.monotonic()
+    wire.deputy.doze(60)
+    assert time.monotonic() - start < 30
+    os.close(read)
+    os.close(write)

@@ -1,0 +1,74 @@
+"""What goes to a host: each byte once a version."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synkro.cluster.stock import Stock
+from synkro.cluster.traffic import Extent, PickedRows
+
+pytestmark = pytest.mark.quick
+
+LENGTH = 60
+EXTENTS = st.tuples(st.integers(0, LENGTH - 1), st.integers(1, LENGTH)).map(
+    lambda ends: Extent(1, min(ends), max(*ends, min(ends) + 1))
+)
+ROWS = st.builds(
+    lambda start, size, rows: PickedRows(1, start, 4, size, np.array(rows)),
+    st.integers(0, 3),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 12), max_size=8),
+)
+
+
+def touched(piece):
+    """The bytes of a piece."""
+    if isinstance(piece, Extent):
+        return set(range(piece.start, piece.stop))
+    starts = [piece.start + int(row) * piece.stride for row in piece.rows]
+    return {start + at for start in starts for at in range(piece.nbytes)}
+
+
+@given(st.lists(EXTENTS | ROWS | st.none(), max_size=12))
+def test_the_host_always_has_what_it_reads(steps):
+    """None: the contents have changed."""
+    version = [0]
+    stock, there = Stock(lambda segment: version[0]), set()
+    for step in steps:
+        if step is None:
+            version[0] += 1
+            there.clear()
+            continue
+        sent = list(stock.lacks(step))
+        for piece in sent:
+            there |= touched(piece)
+        assert touched(step) <= there
+        assert all(touched(piece) <= touched(step) for piece in sent)
+        assert list(stock.lacks(step)) == []
+
+
+@given(st.lists(EXTENTS, max_size=12))
+def test_no_byte_goes_twice(steps):
+    stock, there = Stock(lambda segment: 0), set()
+    for step in steps:
+        for piece in stock.lacks(step):
+            assert not there & touched(piece)
+            there |= touched(piece)
+
+
+def test_a_row_goes_once_however_often_it_is_picked():
+    stock = Stock(lambda segment: 0)
+    (piece,) = stock.lacks(PickedRows(1, 0, 8, 8, np.array([5, 2, 5])))
+    assert piece.rows.tolist() == [2, 5]
+    (piece,) = stock.lacks(PickedRows(1, 0, 8, 8, np.array([9, 5])))
+    assert piece.rows.tolist() == [9]
+
+
+def test_segments_are_apart():
+    stock = Stock(lambda segment: 0)
+    assert list(stock.lacks(Extent(1, 0, 9))) == [Extent(1, 0, 9)]
+    assert list(stock.lacks(Extent(2, 0, 9))) == [Extent(2, 0, 9)]
+    stock.drop(1)
+    assert list(stock.lacks(Extent(1, 0, 9))) == [Extent(1, 0, 9)]
+    assert list(stock.lacks(Extent(2, 0, 9))) == []
