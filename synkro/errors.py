@@ -13,6 +13,7 @@ SynkroError
 │   └── SessionBroken     it broke: a worker died earlier
 ├── WorkerError           an exception in a worker, and of its type; the session stays usable
 ├── WorkerDied            a worker process is gone; the session is broken
+│   └── HostLost          … with all others of its host
 ├── CallTimeout           some worker did not answer in time; also a TimeoutError
 ├── SharedMemoryError     no memory for a segment; also a MemoryError
 ├── NotAvailable          not on this machine, or not yet; also a NotImplementedError
@@ -150,6 +151,7 @@ class WorkerDied(SynkroError):
 
     Attributes:
         rank, pid: of the worker.
+        host: the name of its host, where there are several.
         exitcode: its exit code, or None if a signal ended it.
         signal: the number of that signal, or None.
         stderr: the last lines that it wrote to stderr.
@@ -163,13 +165,28 @@ class WorkerDied(SynkroError):
         exitcode: int | None = None,
         signal: int | None = None,
         stderr: str = "",
+        host: str = "",
     ) -> None:
         super().__init__(message)
         self.rank = rank
+        self.host = host
         self.pid = pid
         self.exitcode = exitcode
         self.signal = signal
         self.stderr = stderr
+
+
+class HostLost(WorkerDied):
+    """A host is gone, or nothing is heard of it any more.
+
+    Attributes:
+        host: its name, or all of them if nobody knows which.
+        ranks: those that ran there.
+    """
+
+    def __init__(self, message: str, host: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message, rank=min(ranks, default=-1), host=host)
+        self.ranks = ranks
 
 
 class CallTimeout(SynkroError, TimeoutError):

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import WorkerDied
+from ..errors import HostLost, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.crew import Crew
 from ..ipc.descriptors import send_descriptors
 from ..ipc.process import worker_died
+from .janitor import ENDED
 from .launch import Launch
-from .orders import Begin, Begun, Died, Interrupt
+from .orders import Begin, Begun, Died, Interrupt, Silent
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
+_DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
 
 
 class ClusterCrew(Crew):
     """Those of several hosts; all that is done to a rank reaches it where it is."""
 
-    def __init__(self, launch: Launch, hosts: Sequence[range]) -> None:
-        """*hosts* are the ranks of each of the launched processes, the first of which is here."""
+    def __init__(self, launch: Launch, hosts: Sequence[range], host_timeout: float) -> None:
+        """*hosts* are the ranks of each of the launched processes, the first of which is here.
+
+        *host_timeout*: seconds after which a host of which nothing is heard is lost.
+        """
         super().__init__(hosts)
+        self._host_timeout = host_timeout
         self._launch = launch
         self._resources.callback(launch.close)
         self._pids: dict[int, int] = {}
@@ -32,7 +39,7 @@ class ClusterCrew(Crew):
     def start(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
         launch = self._launch
         size = sum(map(len, self.hosts))
-        self._begin = Begin(size, tuple(self.hosts), board, tuple(environments))
+        self._begin = Begin(size, tuple(self.hosts), board, tuple(environments), self._host_timeout)
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
         self._pump.hear(others, launch.printed)
         controller = super().start([environments[rank] for rank in self.ranks], board)
@@ -84,14 +91,37 @@ class ClusterCrew(Crew):
 
     def death(self, sentinel: int) -> WorkerDied:
         launch = self._launch
-        if sentinel == launch.gateway.fileno():
-            with contextlib.suppress(EOFError, OSError):
-                said = launch.gateway.recv()
-                if isinstance(said, Died):
-                    return worker_died(said.ended, self._pump.stderr_tail(said.ended.rank))
-        if sentinel in (launch.gateway.fileno(), launch.sentinel):
-            return WorkerDied(launch.last_words())
-        return super().death(sentinel)
+        if sentinel not in (launch.gateway.fileno(), launch.sentinel):
+            ended = self.end_of(sentinel)
+            return worker_died(ended, self._pump.stderr_tail(ended.rank), launch.hosts[0])
+        with contextlib.suppress(EOFError, OSError):
+            said = launch.gateway.recv() if launch.gateway.poll() else None
+            if isinstance(said, Died):
+                rank = said.ended.rank
+                at = next(n for n, ranks in enumerate(self.hosts) if rank in ranks)
+                return worker_died(said.ended, self._pump.stderr_tail(rank), launch.hosts[at])
+            if isinstance(said, Silent):
+                why = f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
+                return self._lost(said.host, why)
+        words = launch.last_words(_DYING)
+        ends = [words.find(ENDED.format(pid=said.pid, name=said.name)) for said in launch.said]
+        number = min([n for n, at in enumerate(ends) if at >= 0], key=ends.__getitem__, default=None)
+        how = re.search(r"EXIT STRING: (.*)", words)
+        if number is None:
+            return self._lost(None, f"mpiexec ended: {words or 'nobody knows why'}")
+        return self._lost(number, f"its process of MPI's ended ({how[1] if how else 'exit code 0'})")
+
+    def _lost(self, number: int | None, why: str) -> HostLost:
+        """What to raise for host *number* of the processes; None: nobody knows which it was."""
+        names, ranks = self._launch.hosts, () if number is None else tuple(self.hosts[number])
+        name = ", ".join(names) if number is None else names[number]
+        whose = f" ({ranks_in_words(ranks)})" if ranks else ""
+        lost = f"a host of {name} is lost" if number is None else f"the host {name}{whose} is lost"
+        return HostLost(
+            f"{lost}: {why}. Call close() and then fork() to go on; all Data keep their contents.",
+            name,
+            ranks,
+        )
 
     def release(self) -> None:
         super().release()

@@ -12,7 +12,7 @@ import numpy as np
 from ..ipc.descriptors import Descriptors
 from .dispatch import Dispatch
 from .hello import Hello
-from .orders import Begin, Begun
+from .orders import Begin, Begun, Silent
 from .questions import Clock, Distance, Distances, Echo, End, Reach, Sees
 from .wire import Nap, Wire, wait_until
 
@@ -66,7 +66,10 @@ class Gateway:
         if not self._leaders:
             self._main.send([])
         nap = Nap()
+        self._wire.live()
+        lost = False
         while True:
+            self._wire.beat()
             news = dispatch.step()
             while (message := self._wire.receive()) is not None:
                 news = True
@@ -77,6 +80,9 @@ class Gateway:
                         self._main.send([begun[leader] for leader in self._leaders])
                 else:
                     dispatch.hear(source, said)
+            if not lost and (host := self._wire.silent(begin.host_timeout)) is not None:
+                lost = True
+                self._main.send(Silent(host))
             if self._main.poll():
                 news = True
                 if not dispatch.heed():

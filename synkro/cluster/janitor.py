@@ -1,20 +1,27 @@
-"""A process that removes what another one leaves in /dev/shm, however that ends."""
+"""A process that says that another one has ended, and removes what it leaves in /dev/shm."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import socket
 from pathlib import Path
 
 from ..memory.segment import SHM_FOLDER
 
 
+ENDED = "Synkro: process {pid} of MPI's on {name} has ended"
+"""What is said on stderr: mpiexec reports the first of the processes, and not the first to end."""
+
+
 def watch(prefix: str) -> None:
-    """From now on the files of names with this *prefix* that are made here go when this process ends.
+    """When this process ends, however it does, that is said on stderr, and the files in /dev/shm go that
+    were made from now on with names of this *prefix*.
 
     Those that another process has mapped stay.  It has to be called before there are threads.
     """
+    line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
     there = _named(prefix)
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
     if os.fork():
@@ -24,9 +31,11 @@ def watch(prefix: str) -> None:
         os.close(held)
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        for standard in range(3):  # whoever reads what this process prints waits for the end of it
-            os.dup2(null, standard)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
         os.read(watched, 1)
+        os.write(2, line)
+        os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
         for path in _named(prefix) - there - _mapped():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

@@ -200,8 +200,10 @@ class Launch:
         ]
         raise SessionError(_listed(wrong))
 
-    def last_words(self) -> str:
-        """The end of what mpiexec has printed."""
+    def last_words(self, patience: float = 0.0) -> str:
+        """The end of what mpiexec has printed, after waiting *patience* seconds for its end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-_LAST_WORDS:]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -38,8 +39,10 @@ class Leader:
         """Serve a session until its end."""
         outpost = Outpost(self._wire, begin)
         nap = Nap()
+        self._wire.live()
         try:
             while True:
+                self._wire.beat()
                 news = outpost.step()
                 while (message := self._wire.receive()) is not None:
                     news = True
@@ -50,6 +53,10 @@ class Leader:
                             outpost.interrupt(ranks)
                         case End():
                             return
+                if self._wire.silent(begin.host_timeout) is not None:
+                    outpost.close()
+                    os.kill(os.getppid(), signal.SIGKILL)  # hydra's process, which hears nothing either
+                    os._exit(1)
                 nap.take(news, outpost.doze)
         finally:
             outpost.close()

@@ -10,6 +10,7 @@
     Standing      leader → gateway          what ranks do
     Printed       leader → gateway → main   what a worker has written to stdout or stderr
     Died          leader → gateway → main   a worker has ended
+    Silent        gateway → main            nothing is heard of a host any more
     Shown         between all               what the ranks of a host have shown the others
 """
 
@@ -30,12 +31,14 @@ class Begin(NamedTuple):
         hosts: the ranks of each process of MPI's.
         board: the bytes where ranks meet.
         environments: of the workers, by rank.
+        host_timeout: seconds after which a host of which nothing is heard is lost.
     """
 
     size: int
     hosts: tuple[range, ...]
     board: int
     environments: tuple[dict[str, str], ...]
+    host_timeout: float
 
 
 class Begun(NamedTuple):
@@ -91,6 +94,12 @@ class Died(NamedTuple):
     """A worker has ended."""
 
     ended: Ended
+
+
+class Silent(NamedTuple):
+    """Nothing is heard of a host any more."""
+
+    host: int
 
 
 class Shown(NamedTuple):

@@ -24,6 +24,7 @@ _CHUNK = 1 << 30  # bytes of one message at most: MPI counts them in 31 bits
 _DIGEST = "sha256"
 _DIGEST_BYTES = 32
 
+_BEAT = 1.0  # seconds
 _SPIN = 300e-6  # seconds to poll before the first nap
 _FIRST_NAP, _LAST_NAP = 20e-6, 1e-3
 
@@ -45,6 +46,9 @@ class Wire:
         self._key = key
         self._sending: list[tuple[Any, Any]] = []  # requests, and what they send
         self.number, self.count = self._comm.rank, self._comm.size
+        others = range(1, self.count) if self.number == GATEWAY else [GATEWAY]
+        self._heard = dict.fromkeys(others, 0.0)  # when something came last from those that beat
+        self._beaten = 0.0
         self._comm.Barrier()  # a host that cannot be reached shows here
 
     def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> None:
@@ -76,16 +80,42 @@ class Wire:
         source = status.Get_source()
         sealed = bytearray(status.Get_count(MPI.BYTE))
         self._comm.Recv([sealed, MPI.BYTE], source, _HEAD)
+        if source in self._heard:
+            self._heard[source] = time.monotonic()
+        if not sealed:
+            return self.receive()
         digest, payload = bytes(sealed[:_DIGEST_BYTES]), bytes(sealed[_DIGEST_BYTES:])
         if not hmac.compare_digest(digest, hmac.digest(self._key, payload, _DIGEST)):
             raise InternalError(f"a message that came as from host {source} is not from this session.")
         return source, pickle.loads(payload)
 
+    def live(self) -> None:
+        """From now on this process and those that it talks to have to hear of each other."""
+        self._heard = dict.fromkeys(self._heard, time.monotonic())
+
+    def beat(self) -> None:
+        """Let them hear of this process, each second."""
+        now = time.monotonic()
+        if now - self._beaten >= _BEAT:
+            self._beaten = now
+            for other in self._heard:
+                self._begin(memoryview(b""), other, _HEAD)
+
+    def silent(self, limit: float) -> int | None:
+        """Which of them has not been heard of for so many seconds; asked when all was received."""
+        now = time.monotonic()
+        return next((other for other, heard in self._heard.items() if now - heard > limit), None)
+
     def fill(self, source: int, bodies: Sequence[Buffer]) -> None:
         """Receive the bodies of the last message from *source* into memory of their sizes."""
         pieces = [piece for body in bodies for piece in _pieces(body)]
         requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces]
-        wait_until(lambda: bool(MPI.Request.Testall(requests)))
+
+        def done() -> bool:
+            self.beat()
+            return bool(MPI.Request.Testall(requests))
+
+        wait_until(done)
 
     def next(self) -> tuple[int, Any]:
         """As ``receive``, after waiting for a message."""
@@ -101,7 +131,12 @@ class Wire:
 
     def flush(self) -> None:
         """Wait until all messages are sent."""
-        wait_until(self.sent)
+
+        def done() -> bool:
+            self.beat()
+            return self.sent()
+
+        wait_until(done)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

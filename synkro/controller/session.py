@@ -106,6 +106,7 @@ class Session:
         verbose: bool = True,
         hosts: Any = None,
         launcher: str | None = None,
+        host_timeout: float = 10.0,
     ) -> None:
         """Start the workers; see ``fork``."""
         _check_place()
@@ -126,7 +127,7 @@ class Session:
         traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
-        several = None if hosts is None else launched(hosts, launcher, n_parallel)
+        several = None if hosts is None else launched(hosts, launcher, host_timeout, n_parallel)
         n_parallel = n_parallel if several is None else several.size
         placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
         count = len(placement.assignments)

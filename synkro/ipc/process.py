@@ -163,13 +163,13 @@ _HINTS: dict[int, str] = {
 }
 
 
-def worker_died(ended: Ended, stderr: str) -> WorkerDied:
-    """What to raise for the end of a process."""
+def worker_died(ended: Ended, stderr: str, host: str = "") -> WorkerDied:
+    """What to raise for the end of a process; on which *host* it ran is told if there are several."""
     rank, pid, status = ended
     how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
     hint = _HINTS.get(-status, "")
     ending = f" The end of its stderr:\n{stderr}" if stderr else ""
-    what = f"the worker of rank {rank} (pid {pid}) {how}"
+    what = f"the worker of rank {rank} (pid {pid}{f' on {host}' if host else ''}) {how}"
     return WorkerDied(
         f"{what}{hint}. Call close() and then fork() to go on; all Data keep their contents.{ending}",
         rank=rank,
@@ -177,6 +177,7 @@ def worker_died(ended: Ended, stderr: str) -> WorkerDied:
         exitcode=None if status < 0 else status,
         signal=-status if status < 0 else None,
         stderr=stderr,
+        host=host,
     )
 
 

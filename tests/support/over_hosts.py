@@ -23,4 +23,4 @@ def over(names, launcher, count):
     """So many workers on these hosts, the last of which have fewer; some may have none."""
     ranks = split(0, count, len(names))
     hosts = [f"{name}:{stop - start}" for name, (start, stop) in zip(names, ranks, strict=True)]
-    return launched([host for host in hosts if not host.endswith(":0")], launcher, count)
+    return launched([host for host in hosts if not host.endswith(":0")], launcher, 10.0, count)

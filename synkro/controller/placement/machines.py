@@ -48,7 +48,7 @@ def this_machine(count: int) -> Machines:
     return Machines(["localhost"], [range(count)], [available_cores()], Crew([range(count)]))
 
 
-def launched(hosts: Any, launcher: str | None, n_parallel: int | None) -> Machines:
+def launched(hosts: Any, launcher: str | None, host_timeout: float, n_parallel: int | None) -> Machines:
     """Those of ``hosts=``.
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if they cannot work together.
@@ -64,7 +64,8 @@ def launched(hosts: Any, launcher: str | None, n_parallel: int | None) -> Machin
         by_place = [range(0)] * len(launch.hosts)
         for place, each in zip(launch.places, ranks, strict=True):
             by_place[place] = each
-        return Machines([host.name for host in found], ranks, cores, ClusterCrew(launch, by_place))
+        crew = ClusterCrew(launch, by_place, host_timeout)
+        return Machines([host.name for host in found], ranks, cores, crew)
     except BaseException:
         launch.close()
         raise
