@@ -19,9 +19,22 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol, overload
 
 SPIN = 100e-6
 """Seconds to poll before sleeping: about what being woken costs."""
+
+
+class Words(Protocol):
+    """Words of shared memory: a memoryview of them, or what is used like one."""
+
+    @overload
+    def __getitem__(self, index: int, /) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> memoryview: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
 class Fence:
@@ -61,7 +74,7 @@ def spin(condition: Callable[[], bool], seconds: float = SPIN) -> bool:
 
 def sleep_until(
     condition: Callable[[], bool],
-    words: memoryview,
+    words: Words,
     sleeps: int,
     fence: Fence,
     doze: Callable[[], bool],
