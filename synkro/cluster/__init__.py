@@ -10,5 +10,6 @@
     hello      what a host says of itself, and where two differ
     wire       messages between them, by MPI
     janitor    removes what MPI leaves in /dev/shm
+    relay      passes on what ranks change in shared memory
     traffic    what a command reads and writes on the ranks of one host
 """
