@@ -15,6 +15,7 @@ from support.worlds import HostsWorld, serial
 from synkro.comms import hosts, meeting
 from synkro.comms.board import FOR, LEFT, LINE, SLEEPS
 from synkro.comms.journal import ENTRIES, ENTRY
+from synkro.comms.members import found, name, new_board
 from synkro.comms.ops import OPERATIONS
 from synkro.errors import CollectiveError
 from synkro.memory.arena import PART, Arena
@@ -40,6 +41,9 @@ except ImportError:  # those tests are skipped that have something drawn
 pytestmark = pytest.mark.counted_once
 
 SUM = OPERATIONS["sum"]
+
+TOO_DIFFERENT = [20_000, 50_000, 125_000, 300_000, 750_000, 1_900_000]
+"""Sizes of arrays of which one in turn never fits where another was."""
 
 
 # ── one batch ────────────────────────────────────────────────────────────────────────────────────────
@@ -159,15 +163,27 @@ def test_words_of_the_arena_reach_it_on_all_hosts(written):
     assert [written.seen(host, at, 800).view("u8")[7] for host in range(3)] == [70] * 3
 
 
+def test_members_are_seen_elsewhere_when_all_of_them_are_named(written):
+    board = new_board(written.arena, 3)
+    at = written.arena.locate(board)
+    name(written.journal.words(board.data.cast("B").cast("Q"), at), (0, 1, 2))
+    entries = written.mirrors.relays[0].outgoing()[1].entries
+    seen = []
+    for start in range(0, len(entries), ENTRY.size):
+        written.mirrors.relays[1].apply(entries[start : start + ENTRY.size], None)
+        seen.append(found(Arena(written.mirrors.files[1], 9), at, 1, []).ranks)
+    assert seen == [(), (), (), (0, 1, 2)]
+
+
 def test_what_is_given_back_is_given_back_in_the_mirrors(written):
-    before = [os.fstat(file).st_blocks for file in written.mirrors.files]
-    for turn in range(30):
-        array, at = written.array(turn, 100_000 * (1 + turn % 7))
+    before = written.mirrors.blocks()
+    for turn in range(40):
+        array, at = written.array(turn, TOO_DIFFERENT[turn % len(TOO_DIFFERENT)])
         written.journal.show(at, len(array))
         del array
         written.carry()
-        now = [os.fstat(file).st_blocks for file in written.mirrors.files]
-        assert all(blocks - first < 12_000 for blocks, first in zip(now, before, strict=True))
+        grown = written.mirrors.blocks() - before
+        assert 0 < grown.min() <= grown.max() < sum(TOO_DIFFERENT) / 512
 
 
 def test_who_sleeps_is_woken_by_what_it_may_wait_for(written):
@@ -390,23 +406,22 @@ def test_ranks_of_one_host_show_the_others_nothing():
 
 def test_memory_is_given_back_in_the_mirrors():
     world = HostsWorld((1, 2))
-    sizes = np.random.default_rng(0).integers(20_000, 1_000_000, (200, 3))
-    world.sizes = []
+    taken = []
 
     def body(comm):
-        for turn, size in enumerate(sizes):
-            mine = np.full(size[comm.place], turn % 100, np.uint8)
+        for turn in range(200):
+            size = TOO_DIFFERENT[turn % len(TOO_DIFFERENT)]
+            mine = comm.empty((size,), np.uint8)
+            mine[...] = turn % 100
             got = comm.all_gather([mine])[0]
-            assert len(got) == size.sum()
+            assert len(got) == 3 * size
             assert (got == turn % 100).all()
             if comm.place == 0:
-                blocks = [os.fstat(file).st_blocks for file in world.mirrors.files]
-                world.sizes.append(blocks)
+                taken.append(world.mirrors.blocks())
 
     try:
         good(world.run(body))
-        early, late = np.array(world.sizes[20:100]), np.array(world.sizes[100:])
-        assert (late.max(axis=0) < 1.25 * early.max(axis=0)).all()
+        assert (np.max(taken[100:], axis=0) < 1.25 * np.max(taken[:100], axis=0)).all()
     finally:
         world.close()
 
