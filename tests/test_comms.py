@@ -66,14 +66,17 @@ def check(got, want):
 class TestConformance:
     @pytest.mark.parametrize("op", OPERATIONS)
     def test_all_reduce(self, world, op):
-        for dtype, length in itertools.product(DTYPES, LENGTHS):
-            inputs = [values(rank, (length,), dtype) for rank in range(world.size)]
-            want = serial(op, inputs, [1] * world.size)
+        types = list(itertools.product(DTYPES, LENGTHS))
+        inputs = [
+            [values(rank, (length,), dtype) for dtype, length in types] for rank in range(world.size)
+        ]
 
-            def body(comm, inputs=inputs):
-                return comm.all_reduce([inputs[comm.place]], OPERATIONS[op], 1)[0]
+        def body(comm):
+            return [comm.all_reduce([array], OPERATIONS[op], 1)[0] for array in inputs[comm.place]]
 
-            for result in good(world.run(body)):
+        wants = [serial(op, arrays, [1] * world.size) for arrays in zip(*inputs, strict=True)]
+        for results in good(world.run(body)):
+            for result, want in zip(results, wants, strict=True):
                 check(result, want)
 
     @pytest.mark.parametrize("dtype", DTYPES)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.counted_once
 
 SUM = OPERATIONS["sum"]
 
-TOO_DIFFERENT = [20_000, 50_000, 125_000, 300_000, 750_000, 1_900_000]
+TOO_DIFFERENT = [20_000, 45_000, 100_000, 220_000, 480_000, 1_040_000]
 """Sizes of arrays of which one in turn never fits where another was."""
 
 
@@ -487,7 +487,7 @@ def test_nobody_is_told_that_nothing_can_come_while_it_is_under_way(monkeypatch,
     pause = random.Random(0)
 
     def body(comm):
-        for turn in range(20):
+        for turn in range(12):
             if pause.random() < 0.1:
                 time.sleep(0.005)
             with comm.among(comm.split((comm.place + turn) % 2)):

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 from ..plan.split import Span, split
 from ..values.arrays import Array
+from ..values.cache import Cache
 from .board import board_bytes
 from .journal import Journal
 from .ops import OPERATIONS, Operation, reduce_share
@@ -60,15 +60,14 @@ class _Part(NamedTuple):
     stop: int
 
 
-@lru_cache(64)
-def _groups_of(ranks: tuple[int, ...], hosts: tuple[range, ...]) -> tuple[_Group, ...]:
-    """*ranks*, which are in order, by host."""
+def _by_host(ranks: tuple[int, ...], hosts: Sequence[range]) -> list[_Group]:
+    """*ranks*, which are in order, as those of each host."""
     found: list[_Group] = []
     for place, rank in enumerate(ranks):
-        host = next(number for number, each in enumerate(hosts) if rank in each)
+        host = bisect_right(hosts, rank, key=lambda each: each.start) - 1
         start = found.pop().start if found and found[-1].host == host else place
         found.append(_Group(host, start, place + 1))
-    return tuple(found)
+    return found
 
 
 def _parts(record: Record, count: int, first: int, last: int) -> list[_Part]:
@@ -109,11 +108,16 @@ class HostsCommunicator(ShmCommunicator):
         *hosts* are the ranks of each host, *wake_relay* is the eventfd of this host's relay.
         """
         self._journal = Journal(file, board_bytes(size), rank, hosts, wake_relay)
+        self._known: Cache[tuple[int, ...], list[_Group]] = Cache()
         super().__init__(rank, size, file, wakes, answered, self._journal)
 
-    def _groups(self) -> tuple[_Group, ...]:
+    def _groups(self) -> list[_Group]:
         """The ranks that meet, by host."""
-        return _groups_of(self._meeting.members.ranks, self._journal.hosts)
+        ranks = self._meeting.members.ranks
+        groups = self._known.get(ranks)
+        if groups is None:
+            groups = self._known[ranks] = _by_host(ranks, self._journal.hosts)
+        return groups
 
     def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
         if kind in _REDUCTIONS and sum(array.nbytes for array in arrays) > _WHOLE_UP_TO:
@@ -170,7 +174,8 @@ class HostsCommunicator(ShmCommunicator):
                 )
                 for values, array in zip(merged, arrays, strict=True)
             ]
-        # what others still read of this stage are their parts, so this rank's own part is free
+        # of this stage, ranks here and the other hosts may still read what they merge themselves: each
+        # other parts than this one, which nobody but this rank has read since the step
         for part, values in zip(parts, merged, strict=True):
             sources[part.vector][self.place][part.start : part.stop] = values
             for group in self._groups():
