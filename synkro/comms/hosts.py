@@ -174,8 +174,8 @@ class HostsCommunicator(ShmCommunicator):
                 )
                 for values, array in zip(merged, arrays, strict=True)
             ]
-        # of this stage, ranks here and the other hosts may still read what they merge themselves: each
-        # other parts than this one, which nobody but this rank has read since the step
+        # ranks of this host, and what is under way to others, may still read of this stage what other
+        # ranks merge; what this rank merges is read by nobody else since the step
         for part, values in zip(parts, merged, strict=True):
             sources[part.vector][self.place][part.start : part.stop] = values
             for group in self._groups():
