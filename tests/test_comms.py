@@ -1,23 +1,17 @@
 """One conformance class for every communicator: world sizes, dtypes, operations, odd lengths.
 
-A *world* is a set of ranks that run one body at the same time; ``World.run`` returns what each returned,
-or raises what the lowest rank raised.  Here the ranks are threads; the code under test cannot tell.
+The ranks are threads, over the memory of one host or of several; the code under test cannot tell.
 """
 
-import contextlib
-import functools
 import itertools
-import os
 
 import numpy as np
 import pytest
 
-from support.together import good, together
-from synkro.comms.board import board_bytes
+from support.together import good
+from support.worlds import HostsWorld, ShmWorld, serial
 from synkro.comms.ops import OPERATIONS
-from synkro.comms.shm import ShmCommunicator
 from synkro.errors import CollectiveError
-from synkro.memory.arena import arena_file
 from synkro.plan.split import split
 
 DTYPES = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -25,58 +19,29 @@ SIZES = [1, 2, 3, 4]
 LENGTHS = [0, 1, 2, 5, 64, 1000]
 
 
-class ShmWorld:
-    """Threads over shared memory."""
-
-    def __init__(self, size):
-        self.size = size
-        self.epoch = 0
-        with contextlib.ExitStack() as stack:
-            wakes = [os.eventfd(0) for _ in range(size)]
-            file = arena_file(board_bytes(size))
-            self.comms = [ShmCommunicator(rank, size, file, wakes) for rank in range(size)]
-            for fd in (file, *wakes):
-                stack.callback(os.close, fd)
-            self.closer = stack.pop_all()
-
-    def run(self, body, ranks=None):
-        """``body(comm)`` on all *ranks*: the results, or the exceptions that were raised, by rank."""
-        ranks = tuple(range(self.size)) if ranks is None else ranks
-        self.epoch += 1
-
-        def work(comm):
-            comm.begin(self.epoch, ranks)
-            failed = True
-            try:
-                result = body(comm)
-                failed = False
-                return result
-            finally:
-                comm.end(failed)
-
-        return together(*[functools.partial(work, self.comms[rank]) for rank in ranks])
-
-    def close(self):
-        del self.comms
-        self.closer.close()
+WORLDS = [(ShmWorld, size) for size in SIZES]
+WORLDS += [(HostsWorld, layout) for layout in [(1, 1), (2, 2), (3, 1), (1, 1, 2)]]
 
 
-WORLDS = {"shm": ShmWorld}
+def called(world):
+    """Its name in a test's."""
+    _, size = world
+    return f"{size} ranks" if isinstance(size, int) else "hosts of " + "+".join(map(str, size))
 
 
-@pytest.fixture(scope="module", params=[(name, size) for name in WORLDS for size in SIZES], ids=str)
+@pytest.fixture(scope="module", params=WORLDS, ids=called)
 def world(request):
-    name, size = request.param
-    world = WORLDS[name](size)
+    make, size = request.param
+    world = make(size)
     yield world
     world.close()
 
 
-@pytest.fixture(scope="module", params=[(name, size) for name in WORLDS for size in SIZES[1:]], ids=str)
+@pytest.fixture(scope="module", params=WORLDS[1:], ids=called)
 def several(request):
     """A world of more than one rank."""
-    name, size = request.param
-    world = WORLDS[name](size)
+    make, size = request.param
+    world = make(size)
     yield world
     world.close()
 
@@ -91,16 +56,6 @@ def values(rank, shape, dtype, seed=0):
     )
 
 
-def serial(operation, arrays, weights):
-    """The reduction as NumPy would do it, in the order of the ranks."""
-    operation = OPERATIONS[operation]
-    total = operation.lift(arrays[0], weights[0])
-    for array, weight in zip(arrays[1:], weights[1:], strict=True):
-        total = operation.merge(total, operation.lift(array, weight))
-    total = operation.finish(np.array(total), sum(weights))
-    return np.asarray(total).astype(operation.result_dtype(arrays[0].dtype))
-
-
 def check(got, want):
     assert got.dtype == want.dtype
     assert got.shape == want.shape
@@ -111,14 +66,17 @@ def check(got, want):
 class TestConformance:
     @pytest.mark.parametrize("op", OPERATIONS)
     def test_all_reduce(self, world, op):
-        for dtype, length in itertools.product(DTYPES, LENGTHS):
-            inputs = [values(rank, (length,), dtype) for rank in range(world.size)]
-            want = serial(op, inputs, [1] * world.size)
+        types = list(itertools.product(DTYPES, LENGTHS))
+        inputs = [
+            [values(rank, (length,), dtype) for dtype, length in types] for rank in range(world.size)
+        ]
 
-            def body(comm, inputs=inputs):
-                return comm.all_reduce([inputs[comm.place]], OPERATIONS[op], 1)[0]
+        def body(comm):
+            return [comm.all_reduce([array], OPERATIONS[op], 1)[0] for array in inputs[comm.place]]
 
-            for result in good(world.run(body)):
+        wants = [serial(op, arrays, [1] * world.size) for arrays in zip(*inputs, strict=True)]
+        for results in good(world.run(body)):
+            for result, want in zip(results, wants, strict=True):
                 check(result, want)
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -174,7 +132,7 @@ class TestConformance:
             comm.all_reduce_in_place([mine], OPERATIONS["sum"])
             return new, mine
 
-        want = serial("sum", inputs, [1] * world.size)
+        want = world.total("sum", inputs, [1] * world.size)
         for new, mine in good(world.run(body)):
             check(new, want)
             check(mine, want)
@@ -356,9 +314,10 @@ class TestConformance:
                 assert got.tolist() == list(range(len(ranks)))
 
 
-@pytest.fixture
-def pair():
-    world = ShmWorld(2)
+@pytest.fixture(params=[(ShmWorld, 2), (HostsWorld, (1, 1))], ids=called)
+def pair(request):
+    make, size = request.param
+    world = make(size)
     yield world
     world.close()
 

@@ -3,21 +3,20 @@
 The ranks are threads of this process; the board lies between them as between processes.
 """
 
-import contextlib
 import functools
-import os
 import random
 import threading
 import time
 
 import pytest
 
+from support.mirrors import Mirrors
 from support.together import good, together
 from support.waiting import Watch, wait_until
 from synkro.comms.board import KINDS, board_bytes
 from synkro.comms.meeting import Meeting
 from synkro.errors import CollectiveError
-from synkro.memory.arena import Arena, arena_file
+from synkro.memory.arena import Arena
 from synkro.memory.mapping import map_file
 from synkro.plan.call import Access
 
@@ -28,28 +27,23 @@ BOX = 8  # messages that may wait to be received
 
 
 class Board:
-    """The meetings of all ranks over one file.  *answered* as of ``Meeting``."""
+    """The meetings of all ranks over the files of hosts, with so many ranks each.
 
-    def __init__(self, size, answered=None):
-        self.size = size
+    *answered* as of ``Meeting``.
+    """
+
+    def __init__(self, layout, answered=None):
+        self.mirrors = Mirrors(layout)
+        self.size = size = self.mirrors.size
         self.epoch = 0
-        with contextlib.ExitStack() as stack:
-            wakes = [os.eventfd(0) for _ in range(size)]
-            file = arena_file(board_bytes(size))
-            for fd in (file, *wakes):
-                stack.callback(os.close, fd)
-            self.meetings = [
-                Meeting(
-                    map_file(file, board_bytes(size), Access.WRITE).data,
-                    rank,
-                    size,
-                    Arena(file, rank),
-                    wakes,
-                    answered,
-                )
-                for rank in range(size)
-            ]
-            self.closer = stack.pop_all()
+        self.meetings = []
+        for rank in range(size):
+            host = self.mirrors.host_of(rank)
+            file, wakes = self.mirrors.files[host], self.mirrors.wakes[host]
+            board = map_file(file, board_bytes(size), Access.WRITE).data
+            journal = self.mirrors.journal(rank) if len(layout) > 1 else None
+            arena = Arena(file, rank, journal and journal.forget)
+            self.meetings.append(Meeting(board, rank, size, arena, wakes, answered, journal))
 
     def call(self, body, ranks=None):
         """``body(meeting)`` on all *ranks* at once, as in one call: results or exceptions, by place."""
@@ -74,16 +68,23 @@ class Board:
 
     def close(self):
         del self.meetings
-        self.closer.close()
+        self.mirrors.close()
 
 
-@pytest.fixture
-def board():
+LAYOUTS = {  # by the number of hosts: so many ranks on each
+    "one host": lambda size: [size],
+    "two hosts": lambda size: [size - size // 2, size // 2] if size > 1 else [1],
+    "a host each": lambda size: [1] * size,
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def board(request):
     """``board(size)``: a board that is closed after the test."""
     boards = []
 
-    def make(*arguments):
-        boards.append(Board(*arguments))
+    def make(size, *arguments):
+        boards.append(Board(LAYOUTS[request.param](size), *arguments))
         return boards[-1]
 
     yield make
@@ -193,11 +194,11 @@ def test_who_is_ahead_and_who_behind(board):
             assert looked.wait(20)
         else:
             assert marked.wait(20)
-            assert meeting.overtaken()
+            assert wait_until(meeting.overtaken)
             meeting.mark()
             assert not meeting.overtaken()
             looked.set()
-        assert meeting.behind() == []
+        assert wait_until(lambda: meeting.behind() == [])
         meeting.part()
 
     good(board(2).call(body))

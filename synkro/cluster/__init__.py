@@ -18,4 +18,5 @@
     hello      what a host says of itself, and where two differ
     wire       messages between them, by MPI
     janitor    removes what MPI leaves in /dev/shm
+    relay      what the ranks of a host show those of others
 """

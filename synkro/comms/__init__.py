@@ -7,6 +7,8 @@
     direct     from GPU to GPU: agreed upon through shared memory, moved by NCCL
     links      which ranks NCCL connects
     shm        through shared memory, for workers on CPUs
+    hosts      the same where the ranks are on several hosts
+    journal    what a rank changes in shared memory, for the mirrors on other hosts
     agreement  how the ranks check that all are in the same collective
     records    what a rank shows the others when it enters a collective
     meeting    where the ranks of a call meet

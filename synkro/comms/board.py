@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ipc.waiting import Fence
+from ..ipc.waiting import Fence, Words
 from ..memory.arena import Arena
 from .members import Members, found
 
@@ -33,6 +33,7 @@ RECV, SEND = KINDS.index("recv"), KINDS.index("send")
 
 LINE = 16  # words of a rank's line: two cache lines
 EPOCH, LEFT, SLEEPS, DOES, FOR, AMONG = range(6)
+UNAWAITED = (SLEEPS, DOES, FOR, AMONG)  # which nobody sleeps for
 MEMBER = 6  # where its line as a member of all ranks of a call begins
 STEPS = 4  # of REACHED, a collective
 RETURNED, FAILED = 1, 2  # LEFT of a rank that has ended its function
@@ -60,7 +61,7 @@ class Board:
 
     def __init__(
         self,
-        words: memoryview,
+        words: Words,
         size: int,
         arena: Arena,
         fence: Fence,
@@ -110,7 +111,13 @@ class Board:
     # ── standstill ───────────────────────────────────────────────────────────────────────────────
 
     def standstill(self) -> bool:
-        """Whether nothing can change any more: all ranks have left, or wait for what cannot come."""
+        """Whether nothing can change any more: all ranks have left, or wait for what cannot come.
+
+        A rank on another host is seen as it was some time ago, each at another time: that does no harm.
+        What ranks wait for are words that only grow, and ranks that have left.  Assume that all wait as
+        they are seen here, and think of the first that then goes on.  It has seen no other further than
+        is seen here, so what it waited for is seen here, too, and it is not one that waits.
+        """
         before = self._seen()
         stuck = all(self.left(rank) or self._waits(rank) for rank in self.all.ranks)
         return stuck and self._seen() == before

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..errors import CollectiveError, UsageError
-from ..ipc.waiting import Fence, sleep_until, spin
+from ..ipc.waiting import Fence, Words, sleep_until, spin
 from ..memory.arena import Arena
 from ..values.arrays import Array
 from ..values.cache import Cache
@@ -59,7 +59,8 @@ from .board import (
     STEPS,
     Board,
 )
-from .members import REACHED, Members, OwnRecord, found, name, new_board
+from .journal import Journal
+from .members import REACHED, Members, OwnRecord, board_words, found, name, new_board
 
 _NONE = (1 << 64) - 1  # the number of no message
 
@@ -81,10 +82,16 @@ class Meeting:
         arena: Arena,
         wakes: Sequence[int],
         answered: Callable[[int, int], bool] | None,
+        journal: Journal | None = None,
     ) -> None:
-        """*answered(rank, epoch)* tells whether a rank has replied to the command of that call."""
+        """*answered(rank, epoch)* tells whether a rank has replied to the command of that call.
+
+        A *journal* is for sessions on several hosts, where *wakes* count for the ranks of this one.
+        """
         self.rank = rank
-        self._words = board.cast("Q")
+        self._journal = journal
+        self._near = range(size) if journal is None else journal.near
+        self._words = self._shared(board.cast("Q"), 0)
         self._line = rank * LINE
         self._arena = arena
         self._wakes = wakes
@@ -95,6 +102,7 @@ class Meeting:
         self._board.begin(0, self.members)
         self._parted: set[Members] = set()  # in this call
         self._boards: list[Array] = []  # of members whose first rank this is; others may read them
+        self._blank: Array | None = None  # offered in vain: it can be offered again
         self._seen: Cache[tuple[int, int], memoryview] = Cache()
         self._answered = answered
         self._announced = False
@@ -223,12 +231,17 @@ class Meeting:
         lines = [rank * LINE + MEMBER for rank in ranks]
         return Members(self.rank, ranks, self._words, lines, self._own)
 
+    def _shared(self, memory: memoryview, at: int) -> Words:
+        return memory if self._journal is None else self._journal.words(memory, at)
+
     def _new_records(self) -> list[OwnRecord]:
-        return [OwnRecord(self._arena, 2048) for _ in range(2)]
+        return [OwnRecord(self._arena, 2048, self._journal) for _ in range(2)]
 
     def offer(self) -> int:
         """Memory for the lines of members whose first rank this one may be; returns where it lies."""
-        board = new_board(self._arena, len(self.members.ranks))
+        board, self._blank = self._blank, None
+        if board is None or len(board) < board_words(len(self.members.ranks)):
+            board = new_board(self._arena, len(self.members.ranks))
         self._boards.append(board)
         at = self._arena.locate(board)
         assert at is not None
@@ -240,13 +253,13 @@ class Meeting:
         This one is among them.  None if there are none.
         """
         if ranks[:1] == (self.rank,):
-            name(self._boards[-1], ranks)
+            name(self._shared(self._boards[-1].data.cast("B").cast("Q"), at), ranks)
         else:
-            self._boards.pop()
+            self._blank = self._boards.pop()
         self.part()
         if not ranks:
             return None
-        members = found(self._arena, at, self.rank, self._new_records())
+        members = found(self._arena, at, self.rank, self._new_records(), self._journal)
         self._parted.add(members)
         return members
 
@@ -350,7 +363,7 @@ class Meeting:
 
     def _rouse(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            if self._words[rank * LINE + SLEEPS] and rank != self.rank:
+            if self._words[rank * LINE + SLEEPS] and rank != self.rank and rank in self._near:
                 os.eventfd_write(self._wakes[rank], 1)
 
     def _arrived(self, target: int) -> bool:

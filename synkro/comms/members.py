@@ -6,6 +6,8 @@ that waits there can go on::
 
     header   how many they are, the number of each
     lines    REACHED, ·, RECORDS: a cache line for each of them
+
+On another host the header may be late: until it is there, they are none.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ranks_in_words
+from ..ipc.waiting import Words
 from ..memory.arena import Arena
 from ..values.arrays import Array
+from .journal import Journal
 
 REACHED = 0  # how far the rank has come, in steps
 _RECORDS = 2  # two, each an offset and a size: a rank that is ahead must not overwrite what others read
@@ -26,17 +30,21 @@ _LINE = 8  # words of a line, which is a cache line
 class OwnRecord:
     """Memory for a record of this rank, and the record that lies there."""
 
-    def __init__(self, arena: Arena, nbytes: int) -> None:
+    def __init__(self, arena: Arena, nbytes: int, journal: Journal | None) -> None:
         array = arena.empty((nbytes,), np.uint8)
         at = arena.locate(array)
         assert at is not None
         self.at = at
         self.memory = array.data
         self.payload = b""
+        self.journal = journal
 
     def write(self, payload: bytes) -> None:
-        """Show *payload* from now on."""
+        """Show *payload* from now on, to whichever ranks this one meets."""
+        self.payload = b""  # an interrupt may come before all is done
         self.memory[: len(payload)] = payload
+        if self.journal is not None:
+            self.journal.show(self.at, len(payload))
         self.payload = payload
 
 
@@ -57,7 +65,7 @@ class Members:
         self,
         rank: int,
         ranks: tuple[int, ...],
-        words: memoryview,
+        words: Words,
         lines: Sequence[int],
         own: list[OwnRecord],
         at: int = 0,
@@ -67,7 +75,7 @@ class Members:
         self.place = ranks.index(rank) if rank in ranks else -1
         self.at = at
         self.words, self.lines = words, lines
-        self.line = lines[self.place]
+        self.line = lines[self.place] if lines else -1
         self.others = [each for each in zip(ranks, lines, strict=True) if each[0] != rank]
         self.count = 0
         self._own = own
@@ -83,7 +91,7 @@ class Members:
         record = self._own[turn]
         if payload is not record.payload:
             if len(payload) > len(record.memory):
-                record = self._own[turn] = OwnRecord(arena, 2 * len(payload))
+                record = self._own[turn] = OwnRecord(arena, 2 * len(payload), record.journal)
             record.write(payload)
         word = self.line + _RECORDS + 2 * turn
         self.words[word], self.words[word + 1] = record.at, len(payload)
@@ -106,25 +114,36 @@ class Members:
         return f"the world of {ranks_in_words(self.ranks)}" if self.at else "this call"
 
 
+def board_words(size: int) -> int:
+    """The words of the header and the lines of *size* ranks."""
+    return _header(size) + _LINE * size
+
+
 def new_board(arena: Arena, size: int) -> Array:
-    """Memory for the header and the lines of up to *size* ranks; nobody has come anywhere yet."""
-    board = arena.empty((_header(size) + _LINE * size,), np.uint64)
-    board.fill(0)
-    return board
+    """Memory for the header and the lines of up to *size* ranks; nobody has come anywhere yet.
+
+    It is used once, as on another host the last words of ranks may come when all have long parted.
+    """
+    return arena.empty((board_words(size),), np.uint64, once=True)
 
 
-def name(board: Array, ranks: Sequence[int]) -> None:
-    """Write the header."""
-    board[: 1 + len(ranks)] = [len(ranks), *ranks]
+def name(words: Words, ranks: Sequence[int]) -> None:
+    """Write the header; the ranks before their number, which makes them count."""
+    for place, rank in enumerate(ranks, 1):
+        words[place] = rank
+    words[0] = len(ranks)
 
 
-def found(arena: Arena, at: int, rank: int, own: list[OwnRecord]) -> Members:
-    """The members whose header is *at*."""
+def found(
+    arena: Arena, at: int, rank: int, own: list[OwnRecord], journal: Journal | None = None
+) -> Members:
+    """The members whose header is *at*; none if it is not there yet."""
     size = int(arena.view(at, (1,), np.uint64)[0])
     start = _header(size)
-    words = arena.view(at, (start + _LINE * size,), np.uint64).data.cast("B").cast("Q")
-    ranks = tuple(words[1 : 1 + size])
-    return Members(rank, ranks, words, range(start, start + _LINE * size, _LINE), own, at)
+    memory = arena.view(at, (board_words(size),), np.uint64).data.cast("B").cast("Q")
+    ranks = tuple(memory[1 : 1 + size])
+    words = memory if journal is None else journal.words(memory, at)
+    return Members(rank, ranks, words, range(start, board_words(size), _LINE), own, at)
 
 
 def _header(size: int) -> int:

@@ -33,6 +33,7 @@ from ..values.arrays import Array, code_of
 from .agreement import Agreement
 from .base import MESSAGE, Communicator
 from .board import board_bytes
+from .journal import Journal
 from .meeting import Meeting
 from .members import Members
 from .ops import OPERATIONS, Operation, reduce_share
@@ -58,16 +59,18 @@ class ShmCommunicator(Communicator):
         file: int,
         wakes: Sequence[int],
         answered: Callable[[int, int], bool] | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """One of *size* ranks that share the sparse *file*; *wakes* are the eventfds they sleep on.
 
         *answered* tells whether a rank has ended the call of an epoch; None: ``end`` tells the others.
+        A *journal* is for sessions on several hosts (``hosts``).
         """
         self.rank = self.place = rank
         self.size = self.count = size
-        self._arena = Arena(file, rank)
+        self._arena = Arena(file, rank, None if journal is None else journal.forget)
         board = map_file(file, board_bytes(size), Access.WRITE)
-        self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered)
+        self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered, journal)
         self.agreement = Agreement(self._meeting)
         self._stage: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._sent: dict[int, deque[tuple[int, Array]]] = {}  # by receiver: messages it may still read
@@ -115,26 +118,11 @@ class ShmCommunicator(Communicator):
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
-        operation, layout = OPERATIONS[record.operation], layout_of(record)
-        vectors = self._staged(layout.vectors)
-        pack(record, arrays, vectors)
-        records = self.agreement.enter(record._replace(at=self._places_of(vectors)))
-        self.agreement.check_alike(records)
-        divisor = self.agreement.check_weights(records)
-        sources = [  # of each vector, by rank
-            [self._arena.view(each.at[index], *vector) for each in records]
-            for index, vector in enumerate(layout.vectors)
-        ]
+        operation = OPERATIONS[record.operation]
+        divisor, sources = self._entered(record, arrays)
         results = []
         if record.kind == "reduce_scatter":
-            self.agreement.check_rows(records)
-            for array, (vector, start, stop) in zip(arrays, layout.places, strict=True):
-                mine = [
-                    self.part_of(source[start:stop].reshape(array.shape)) for source in sources[vector]
-                ]
-                partial = self._new(mine[0].shape, mine[0].dtype)
-                reduce_share(operation, divisor, mine, [partial])
-                results.append(partial.astype(operation.result_dtype(array.dtype), copy=False))
+            results = self._rows_reduced(record, divisor, sources)
         else:
             for stages in sources:
                 reduce_share(operation, divisor, stages, [stages[self.place]], self.place, self.count)
@@ -142,6 +130,36 @@ class ShmCommunicator(Communicator):
             if record.root in (-1, self.place):
                 results = unpack(record, arrays, [self._collected(stages) for stages in sources])
         self._meeting.part()
+        return results
+
+    def _entered(self, record: Record, arrays: Sequence[Array]) -> tuple[float, list[list[Array]]]:
+        """Enter a reduction: what a mean divides by, and the partials of each vector, by place."""
+        layout = layout_of(record)
+        vectors = self._staged(layout.vectors)
+        pack(record, arrays, vectors)
+        at = self._places_of(vectors)
+        self._reveal(record.kind, record.root, vectors, at)
+        records = self.agreement.enter(record._replace(at=at))
+        self.agreement.check_alike(records)
+        divisor = self.agreement.check_weights(records)
+        if record.kind == "reduce_scatter":
+            self.agreement.check_rows(records)
+        return divisor, [
+            [self._arena.view(each.at[index], *vector) for each in records]
+            for index, vector in enumerate(layout.vectors)
+        ]
+
+    def _rows_reduced(
+        self, record: Record, divisor: float, sources: Sequence[Sequence[Array]]
+    ) -> list[Array]:
+        """This rank's rows of a ``reduce_scatter``."""
+        operation, results = OPERATIONS[record.operation], []
+        places = layout_of(record).places
+        for (shape, dtype), (vector, start, stop) in zip(record.given, places, strict=True):
+            mine = [self.part_of(source[start:stop].reshape(shape)) for source in sources[vector]]
+            partial = self._new(mine[0].shape, mine[0].dtype)
+            reduce_share(operation, divisor, mine, [partial])
+            results.append(partial.astype(operation.result_dtype(np.dtype(dtype)), copy=False))
         return results
 
     def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
@@ -175,6 +193,7 @@ class ShmCommunicator(Communicator):
     ) -> list[Array]:
         at = () if arrays is None else self._shown(arrays)
         record = Record(kind, root=root, given=given(arrays or ()), at=at)
+        self._reveal(kind, root, arrays or (), at)
         origin = self.agreement.enter(record)[root]
         if kind == "scatter":
             self.agreement.check_rows([origin])
@@ -189,6 +208,7 @@ class ShmCommunicator(Communicator):
         self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
     ) -> list[Array]:
         record = Record(kind, root=root, given=given(arrays), at=self._shown(arrays))
+        self._reveal(kind, root, arrays, record.at)
         records = self.agreement.enter(record)
         self.agreement.check_fit(records)
         results = []
@@ -213,8 +233,9 @@ class ShmCommunicator(Communicator):
         message[8 : 8 + len(head)] = memoryview(head)
         body: Array = np.ndarray(array.shape, array.dtype, buffer=message, offset=start)
         body[...] = array
-        (at,) = self._places_of([message])
-        sent.append((self._meeting.post(rank, at), message))
+        at = self._places_of([message])
+        self._reveal("send", to, [message], at)
+        sent.append((self._meeting.post(rank, *at), message))
 
     def recv(self, source: int, record: Record = MESSAGE) -> Array:
         rank, record = self._meeting.members.ranks[source], self.agreement.addressed(record)
@@ -228,6 +249,9 @@ class ShmCommunicator(Communicator):
         return result
 
     # ── showing and seeing ───────────────────────────────────────────────────────────────────────
+
+    def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
+        """Others will read *arrays*, which lie *at* these offsets: all of them can, on one host."""
 
     def _staged(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
         """Places for arrays of these shapes and dtypes, one behind the other, on this rank's stage."""

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol, overload
 
 SPIN = 100e-6
 """Seconds to poll before sleeping: about what being woken costs."""
@@ -27,6 +28,18 @@ SPIN = 100e-6
 def polling(size: int) -> float:
     """Seconds to poll: twice as many where *size* workers take turns on the cores."""
     return SPIN if size <= len(os.sched_getaffinity(0)) else 2 * SPIN
+
+
+class Words(Protocol):
+    """Words of shared memory: a memoryview of them, or what is used like one."""
+
+    @overload
+    def __getitem__(self, index: int, /) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> memoryview: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
 class Fence:
@@ -66,7 +79,7 @@ def spin(condition: Callable[[], bool], seconds: float = SPIN) -> bool:
 
 def sleep_until(
     condition: Callable[[], bool],
-    words: memoryview,
+    words: Words,
     sleeps: int,
     fence: Fence,
     doze: Callable[[], bool],

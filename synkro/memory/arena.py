@@ -17,6 +17,7 @@ import mmap
 import os
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -40,9 +41,10 @@ _VIEWS = 256  # blocks of other ranks that are kept mapped
 class _Piece:
     """A reserved part of the file, and its mapping in this process."""
 
-    def __init__(self, offset: int, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, offset: int, memory: NDArray[np.uint8], once: bool) -> None:
         self.offset = offset
         self.memory = memory
+        self.once = once
         self.nbytes = len(memory)
         self.address: int = memory.ctypes.data
 
@@ -53,22 +55,25 @@ class _Piece:
 class Arena:
     """One rank's part of the file, and its view of the others'."""
 
-    def __init__(self, fd: int, rank: int) -> None:
+    def __init__(self, fd: int, rank: int, forget: Callable[[int, int], None] | None = None) -> None:
+        """*forget* is told the offset and the size of each part of the file that is given back."""
         self._fd = fd
+        self._forget = forget
         self._next = (1 + rank) * PART
         self._live: list[_Piece] = []  # by address
         self._freed: dict[_Piece, object] = {}  # the keys are blocks whose array is gone
         self._spare: list[_Piece] = []  # the oldest first
         self._views: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
 
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, once: bool = False) -> Array:
         """An array of this rank's shared memory with arbitrary contents.
 
-        Its block is used again when no view of it is left.  Raises: SharedMemoryError.
+        Its block is used again when no view of it is left; with *once* it is used for this array only,
+        and holds zeros.  Raises: SharedMemoryError.
         """
         dtype = np.dtype(dtype)
         with atomic:
-            block = self._take(max(1, prod(shape) * dtype.itemsize))
+            block = self._take(max(1, prod(shape) * dtype.itemsize), once)
             insort(self._live, block)
             # an owner of its own: it goes with the last view of this array, not of the mapping
             owner = (ctypes.c_uint8 * block.nbytes).from_address(block.address)
@@ -116,30 +121,34 @@ class Arena:
     def _collect(self) -> None:
         for block in list(self._freed):
             del self._live[bisect_left(self._live, block)]
-            self._spare.append(block)
+            if block.once:
+                self._drop(block)
+            else:
+                self._spare.append(block)
             del self._freed[block]
 
     def _trim(self) -> None:
         while len(self._spare) > _SPARE or sum(block.nbytes for block in self._spare) > _SPARE_BYTES:
-            self._drop_oldest()
+            self._drop(self._spare.pop(0))
 
-    def _take(self, nbytes: int) -> _Piece:
+    def _take(self, nbytes: int, once: bool) -> _Piece:
         """A block with room for *nbytes*: a spare one that fits well, or a new one."""
         self._collect()
-        fitting = [b for b in self._spare if nbytes <= b.nbytes <= 2 * nbytes + mmap.PAGESIZE]
+        spare = () if once else self._spare
+        fitting = [b for b in spare if nbytes <= b.nbytes <= 2 * nbytes + mmap.PAGESIZE]
         if fitting:
             block = min(fitting, key=lambda b: b.nbytes)
             self._spare.remove(block)
             return block
         self._trim()
         try:
-            return self._reserve(nbytes)
+            return self._reserve(nbytes, once)
         except MemoryError:
             while self._spare:
-                self._drop_oldest()
-        return self._reserve(nbytes)
+                self._drop(self._spare.pop(0))
+        return self._reserve(nbytes, once)
 
-    def _reserve(self, nbytes: int) -> _Piece:
+    def _reserve(self, nbytes: int, once: bool) -> _Piece:
         """A new block.  Raises: SharedMemoryError."""
         require_memory(nbytes)
         unit = HUGE if nbytes >= HUGE else mmap.PAGESIZE
@@ -149,14 +158,15 @@ class Arena:
         try:
             take_huge_pages(self._fd, room, offset)
             os.posix_fallocate(self._fd, offset, room)
-            return _Piece(offset, map_file(self._fd, room, Access.WRITE, offset))
+            return _Piece(offset, map_file(self._fd, room, Access.WRITE, offset), once)
         except OSError as error:
             give_back(self._fd, offset, room)
             raise explained(error, nbytes) from None
 
-    def _drop_oldest(self) -> None:
-        block = self._spare.pop(0)
+    def _drop(self, block: _Piece) -> None:
         give_back(self._fd, block.offset, block.nbytes)
+        if self._forget is not None:
+            self._forget(block.offset, block.nbytes)
 
 
 def arena_file(nbytes: int) -> int:

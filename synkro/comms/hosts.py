@@ -1,0 +1,224 @@
+"""Collectives of ranks on several hosts: through shared memory that is mirrored (``journal``).
+
+A rank reads the arrays of another host's ranks in its own host's file, once its host has been shown
+them.  Each collective shows them to the hosts that read them, and no more of them than is read there.
+
+In a reduction of small arrays each rank reduces all elements, in rank order.  Large arrays are reduced
+on each host first, so that each element goes once from host to host, and so does its result::
+
+                    its part of its host's      its part of all             collected
+    host 0 ─┬─ rank 0  [ p0 p0 │  ·  ·  ] ─┐     [ r0 │  · │  · │  · ] ─┐
+            └─ rank 1  [  ·  · │ p1 p1  ] ─┤show [  · │ r1 │  · │  · ] ─┤show   [ r0 │ r1 │ r2 │ r3 ]
+    host 1 ─┬─ rank 2  [ q0 q0 │  ·  ·  ] ─┤ ──▶ [  · │  · │ r2 │  · ] ─┤ ──▶   on every rank
+            └─ rank 3  [  ·  · │ q1 q1  ] ─┘     [  · │  · │  · │ r3 ] ─┘
+
+Partials merge in rank order on a host, and then in the order of the hosts: the same way every time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+from ..plan.split import Span, split
+from ..values.arrays import Array
+from ..values.cache import Cache
+from .board import board_bytes
+from .journal import Journal
+from .ops import OPERATIONS, Operation, reduce_share
+from .records import Record, layout_of, unpack
+from .shm import ShmCommunicator
+
+_WHOLE_UP_TO = 1 << 14
+"""Bytes of the partials of a rank up to which each rank reduces all: one exchange instead of three."""
+
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+_TO_ROOT = ("reduce", "gather", "send")
+_BY_ROWS = ("scatter", "all_to_all")
+
+
+class _Group(NamedTuple):
+    """Those of the ranks that meet who are on one host: from place *start* to *stop*."""
+
+    host: int
+    start: int
+    stop: int
+
+    def shares(self, size: int) -> tuple[Span, ...]:
+        """Which elements of a vector of this *size* each of them reduces on their host."""
+        return split(0, size, self.stop - self.start)
+
+
+class _Part(NamedTuple):
+    """Some elements of a vector."""
+
+    vector: int
+    start: int
+    stop: int
+
+
+def _by_host(ranks: tuple[int, ...], hosts: Sequence[range]) -> list[_Group]:
+    """*ranks*, which are in order, as those of each host."""
+    found: list[_Group] = []
+    for place, rank in enumerate(ranks):
+        host = bisect_right(hosts, rank, key=lambda each: each.start) - 1
+        start = found.pop().start if found and found[-1].host == host else place
+        found.append(_Group(host, start, place + 1))
+    return found
+
+
+def _parts(record: Record, count: int, first: int, last: int) -> list[_Part]:
+    """What the ranks from place *first* to *last*, of *count*, reduce of what all hosts have.
+
+    For ``reduce_scatter``, of each array their rows, else of each vector as much as all others.
+    """
+    layout = layout_of(record)
+    whole = [(number, 0, size, 1) for number, ((size,), _) in enumerate(layout.vectors)]
+    if record.kind == "reduce_scatter":
+        shapes = [shape for shape, _ in record.given]
+        whole = [
+            (vector, start, shape[0], prod(shape[1:]))
+            for shape, (vector, start, _) in zip(shapes, layout.places, strict=True)
+        ]
+    parts = []
+    for vector, start, rows, row in whole:
+        spans = split(0, rows, count)
+        parts.append(_Part(vector, start + spans[first][0] * row, start + spans[last - 1][1] * row))
+    return parts
+
+
+class HostsCommunicator(ShmCommunicator):
+    """One rank's end."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        file: int,
+        wakes: Sequence[int],
+        answered: Callable[[int, int], bool] | None,
+        hosts: Sequence[range],
+        wake_relay: int,
+    ) -> None:
+        """As ``ShmCommunicator``; *file* is that of this host, and *wakes* count for its ranks only.
+
+        *hosts* are the ranks of each host, *wake_relay* is the eventfd of this host's relay.
+        """
+        self._journal = Journal(file, board_bytes(size), rank, hosts, wake_relay)
+        self._known: Cache[tuple[int, ...], list[_Group]] = Cache()
+        super().__init__(rank, size, file, wakes, answered, self._journal)
+
+    def _groups(self) -> list[_Group]:
+        """The ranks that meet, by host."""
+        ranks = self._meeting.members.ranks
+        groups = self._known.get(ranks)
+        if groups is None:
+            groups = self._known[ranks] = _by_host(ranks, self._journal.hosts)
+        return groups
+
+    def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
+        if kind in _REDUCTIONS and sum(array.nbytes for array in arrays) > _WHOLE_UP_TO:
+            return  # this host reduces them first
+        for group in self._groups():
+            if kind in _TO_ROOT and not group.start <= root < group.stop:
+                continue
+            for array, start in zip(arrays, at, strict=True):
+                low, high = 0, array.nbytes
+                if kind in _BY_ROWS and array.ndim:
+                    rows, row = split(0, len(array), self.count), prod(array.shape[1:]) * array.itemsize
+                    low, high = rows[group.start][0] * row, rows[group.stop - 1][1] * row
+                self._journal.show(start + low, high - low, [group.host])
+
+    # ── reductions ───────────────────────────────────────────────────────────────────────────────
+
+    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+        if len(self._groups()) == 1:
+            return super().reduced(record, arrays)
+        divisor, sources = self._entered(record, arrays)
+        results = []
+        if sum(stages[0].nbytes for stages in sources) > _WHOLE_UP_TO:
+            results = self._reduced_by_host(record, arrays, divisor, sources)
+        elif record.kind == "reduce_scatter":
+            results = self._rows_reduced(record, divisor, sources)
+        elif record.root in (-1, self.place):
+            vectors = [self._new(stages[0].shape, stages[0].dtype) for stages in sources]
+            for vector, stages in zip(vectors, sources, strict=True):
+                reduce_share(OPERATIONS[record.operation], divisor, stages, [vector])
+            results = unpack(record, arrays, vectors)
+        self._meeting.part()
+        return results
+
+    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+        return len(self._groups()) == 1 and super().reduced_in_place(arrays, operation)
+
+    def _reduced_by_host(
+        self,
+        record: Record,
+        arrays: Sequence[Array],
+        divisor: float,
+        sources: Sequence[Sequence[Array]],
+    ) -> list[Array]:
+        """The results of a large reduction; anything on a rank that gets none."""
+        operation = OPERATIONS[record.operation]
+        self._reduce_on_host(record, sources)
+        self._meeting.step()
+        parts = _parts(record, self.count, self.place, self.place + 1)
+        merged = [self._merged(operation, divisor, sources[part.vector], part) for part in parts]
+        if record.kind == "reduce_scatter":
+            return [
+                values.reshape(self.part_of(array).shape).astype(
+                    operation.result_dtype(array.dtype), copy=False
+                )
+                for values, array in zip(merged, arrays, strict=True)
+            ]
+        # ranks of this host, and what is under way to others, may still read of this stage what other
+        # ranks merge; what this rank merges is read by nobody else since the step
+        for part, values in zip(parts, merged, strict=True):
+            sources[part.vector][self.place][part.start : part.stop] = values
+            for group in self._groups():
+                if record.root == -1 or group.start <= record.root < group.stop:
+                    self._show(sources, part, group.host)
+        self._meeting.step()
+        if record.root not in (-1, self.place):
+            return []
+        return unpack(record, arrays, [self._collected(stages) for stages in sources])
+
+    def _reduce_on_host(self, record: Record, sources: Sequence[Sequence[Array]]) -> None:
+        """Reduce this rank's share of its host's partials, and show each other host what it merges."""
+        groups = self._groups()
+        own = next(group for group in groups if group.start <= self.place < group.stop)
+        place, count = self.place - own.start, own.stop - own.start
+        for stages in sources if count > 1 else ():
+            near = stages[own.start : own.stop]
+            reduce_share(OPERATIONS[record.operation], 1, near, [near[place]], place, count)
+        for group in groups:
+            for vector, start, stop in _parts(record, self.count, group.start, group.stop):
+                low, high = own.shares(sources[vector][0].size)[place]
+                part = _Part(vector, max(start, low), min(stop, high))  # which may be empty
+                self._show(sources, part, group.host)
+
+    def _merged(
+        self, operation: Operation, divisor: float, stages: Sequence[Array], part: _Part
+    ) -> Array:
+        """What all hosts have of *part*, merged; *stages* hold what each has reduced, share by share."""
+        groups, size = self._groups(), stages[0].size
+        starts = [[start for start, _ in group.shares(size)] for group in groups]
+        within = {edge for each in starts for edge in each if part.start < edge < part.stop}
+        merged = self._new((part.stop - part.start,), stages[0].dtype)
+        for low, high in pairwise(sorted({part.start, part.stop, *within})):
+            places = [
+                group.start + bisect_right(each, low) - 1
+                for group, each in zip(groups, starts, strict=True)
+            ]
+            sources = [stages[place][low:high] for place in places]
+            reduce_share(operation, divisor, sources, [merged[low - part.start : high - part.start]])
+        return merged
+
+    def _show(self, sources: Sequence[Sequence[Array]], part: _Part, host: int) -> None:
+        """Show *host* a part of what lies on this rank's stage."""
+        at = self.agreement.records[self.place].at[part.vector]
+        itemsize = sources[part.vector][0].itemsize
+        self._journal.show(at + part.start * itemsize, max(0, part.stop - part.start) * itemsize, [host])
