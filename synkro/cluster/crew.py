@@ -15,6 +15,7 @@ from ..ipc.process import worker_died
 from .janitor import ENDED
 from .launch import Launch
 from .orders import Begin, Begun, Died, Interrupt, Silent
+from .sharing import reserve
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
@@ -59,7 +60,8 @@ class ClusterCrew(Crew):
         except (EOFError, OSError):
             raise RuntimeError(self._launch.last_words()) from None
 
-    def share(self, descriptors: Sequence[int]) -> None:
+    def share(self, descriptors: Sequence[int], board: int) -> None:
+        reserve(descriptors, board, self.hosts, self.ranks)
         send_descriptors(
             self._launch.descriptors, [(-1 - place, fd) for place, fd in enumerate(descriptors)]
         )

@@ -26,8 +26,9 @@ from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .cargo import packed, unpacked
-from .orders import Answered, Begin, Died, Interrupt, Ordered, Printed, Standing
+from .orders import Answered, Begin, Died, Ended, Interrupt, Ordered, Printed, Shown, Standing
 from .questions import End
+from .sharing import Sharing
 from .stock import Stock
 from .traffic import Partial, Traffic
 from .wire import Wire
@@ -117,13 +118,13 @@ class Dispatch:
         self._printed = printed
         self._hosts = begin.hosts
         self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
-        shared = [descriptors.take(-1 - place) for place in range(3 + 2 * begin.size)]
+        shared = [descriptors.take(-1 - place) for place in range(4 + 2 * begin.size)]
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
         block, _, wake_workers, *wakes = shared
         memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
-        os.close(block)
         self._deputy = Deputy(memory, begin.size, remote, wakes[: begin.size], wake_workers)
         self._deputy.watch(main)
+        self._sharing = Sharing(wire, begin.hosts, shared, self._deputy.answered)
         self._segments = Segments(descriptors)
         self._versions: Array = np.zeros(1, np.uint64)  # until the session has some
         self._stocks = [Stock(self._version) for _ in begin.hosts]
@@ -143,10 +144,11 @@ class Dispatch:
         orders = list(self._deputy.orders())
         for order in orders:
             self._send(order)
+        shared = self._sharing.step(self._deputy.busy(self._hosts[0]))
         for number, pending in tuple(self._pending.items()):
             if not pending.waiting:
                 self._merge(number, pending)
-        return bool(orders)
+        return bool(orders) or shared
 
     def _send(self, order: Order) -> None:
         if order.housekeeping:
@@ -194,6 +196,10 @@ class Dispatch:
                 self._printed.send(tuple(message))
             case Died():
                 self._main.send(message)
+            case Shown():
+                self._sharing.take(host, message)
+            case Ended():  # of which the answers tell, too
+                return
             case _:
                 raise InternalError(f"host {host} says {message!r}.")
 
@@ -216,7 +222,7 @@ class Dispatch:
     def _merge(self, number: int, pending: _Pending) -> None:
         """All hosts have reduced their parts; if this one has, too, reduce the parts, and answer."""
         local = [rank for rank in self._deputy.lane(number) if self._host_of[rank] == 0]
-        if not all(self._deputy.answered(rank, number) for rank in local):
+        if any(self._deputy.answered(rank) != number for rank in local):
             return
         for region, (partial, parts) in pending.parts.items():
             target = self._segments.array(region)

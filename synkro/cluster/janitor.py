@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ..memory.segment import SHM_FOLDER
 
-
 ENDED = "Synkro: process {pid} of MPI's on {name} has ended"
 """What is said on stderr: mpiexec reports the first of the processes, and not the first to end."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
-from .orders import Begin, Interrupt, Ordered
+from .orders import Begin, Ended, Interrupt, Ordered, Shown
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
 from .wire import GATEWAY, Nap, Wire
@@ -49,6 +49,8 @@ class Leader:
                     match message[1]:
                         case Ordered() as ordered:
                             outpost.order(ordered)
+                        case Shown() | Ended() as shown:
+                            outpost.hear(message[0], shown)
                         case Interrupt(ranks):
                             outpost.interrupt(ranks)
                         case End():

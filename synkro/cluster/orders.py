@@ -12,13 +12,14 @@
     Died          leader → gateway → main   a worker has ended
     Silent        gateway → main            nothing is heard of a host any more
     Shown         between all               what the ranks of a host have shown the others
+    Ended         between all               which commands they have answered
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..ipc.process import Ended
+from ..ipc.process import ProcessEnd
 from .cargo import Cargo
 from .traffic import Partial
 
@@ -93,7 +94,7 @@ class Printed(NamedTuple):
 class Died(NamedTuple):
     """A worker has ended."""
 
-    ended: Ended
+    ended: ProcessEnd
 
 
 class Silent(NamedTuple):
@@ -103,6 +104,12 @@ class Silent(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A batch of the journal of a host's ranks."""
+    """A batch of the journals of a host's ranks (``relay``)."""
 
     entries: bytes
+
+
+class Ended(NamedTuple):
+    """Which command each of some ranks has answered last."""
+
+    numbers: dict[int, int]

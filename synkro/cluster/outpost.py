@@ -7,6 +7,7 @@ it.  In the place of the main process's segments there are mirrors.
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 import time
@@ -25,7 +26,8 @@ from ..values.cache import Cache
 from .cargo import Cargo, discarded, unpacked, whole
 from .cargo import packed as loaded
 from .mirrors import Mirrors
-from .orders import Answered, Begin, Begun, Died, Ordered, Printed, Standing
+from .orders import Answered, Begin, Begun, Died, Ended, Ordered, Printed, Shown, Standing
+from .sharing import Sharing, reserve
 from .traffic import Extent, Partial, Traffic
 from .wire import GATEWAY, Wire
 
@@ -66,13 +68,27 @@ class _Running:
         return answered
 
 
+class _LeaderCrew(Crew):
+    """The workers of a host, and what they share with its relay.
+
+    Attributes:
+        shared: duplicates of their descriptors.
+    """
+
+    shared: Sequence[int]
+
+    def share(self, descriptors: Sequence[int], board: int) -> None:
+        reserve(descriptors, board, self.hosts, self.ranks)
+        self.shared = list(map(os.dup, descriptors))
+
+
 class Outpost:
     """The workers of one host other than the main process's."""
 
     def __init__(self, wire: Wire, begin: Begin) -> None:
         self._wire = wire
         self._printed: deque[Printed] = deque()
-        self._crew = Crew(
+        self._crew = _LeaderCrew(
             begin.hosts, wire.number, lambda *printed: self._printed.append(Printed(*printed))
         )
         self._mirrors = Mirrors()
@@ -92,6 +108,8 @@ class Outpost:
         except (OSError, RuntimeError) as error:
             wire.send(GATEWAY, Begun((), str(error)))
         else:
+            shared = self._crew.shared
+            self._sharing = Sharing(wire, begin.hosts, shared, self._channel.answered)
             for sentinel in self._crew.sentinels:
                 self._ends.register(sentinel, select.POLLIN)
             wire.send(GATEWAY, Begun(self._crew.pids))
@@ -169,7 +187,7 @@ class Outpost:
 
     def step(self) -> bool:
         """Look at the workers, and tell the gateway what is new; returns whether something was."""
-        news = False
+        news = self._sharing.step(bool(self._running))
         for number, running in tuple(self._running.items()):
             news |= self._look(number, running)
         return news
@@ -183,6 +201,7 @@ class Outpost:
         return bool(answered)
 
     def _answer(self, number: int, running: _Running, ranks: Sequence[int]) -> None:
+        self._sharing.step(busy=True)  # what these ranks have shown goes before their answers
         payloads = dict(zip(running.lane.ranks, running.lane.replies(), strict=True))
         replies = {rank: self._loaded(payloads[rank]) for rank in ranks}
         written = list(self._traffic.writes(running.command, replies))
@@ -227,6 +246,13 @@ class Outpost:
             if news:
                 self._wire.send(GATEWAY, Standing(news))
 
+    def hear(self, source: int, message: Shown | Ended) -> None:
+        """Another host has something to show."""
+        if isinstance(message, Shown):
+            self._sharing.take(source, message)
+        else:
+            self._channel.note_answered(message.numbers)
+
     def _tell_what_was_printed(self) -> None:
         while self._printed:
             self._wire.send(GATEWAY, self._printed.popleft())
@@ -237,3 +263,4 @@ class Outpost:
         self._crew.close()
         self._tell_what_was_printed()
         self._mirrors.close()
+        self._sharing.close()

@@ -46,7 +46,7 @@ import itertools
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .block import (
     ANSWERED,
@@ -145,6 +145,15 @@ class Controller:
         for lane in self._lanes.values():
             lane.close()
         del self._block
+
+    def answered(self, rank: int) -> int:
+        """The number of the last command that a rank has answered."""
+        return self._block.words[self._block.lines[rank] + ANSWERED]
+
+    def note_answered(self, numbers: Mapping[int, int]) -> None:
+        """Ranks of other hosts have answered these commands, by rank: the workers here may look."""
+        for rank, number in numbers.items():
+            self._block.words[self._block.lines[rank] + ANSWERED] = number
 
     def expect(self, number: int | None = None, enough: int | None = None) -> None:
         """Have workers wake this process with the result of item *number*, and of items from *enough*

@@ -15,7 +15,7 @@ from .block import block_bytes
 from .channel import Controller
 from .descriptors import send_descriptors
 from .output import OutputPump, Sink
-from .process import Ended, WorkerProcess, occupy_standard_descriptors, worker_died
+from .process import ProcessEnd, WorkerProcess, occupy_standard_descriptors, worker_died
 
 SOCKET_PATIENCE = 5.0
 """Seconds that a socket may be full before its worker counts as stuck."""
@@ -53,10 +53,11 @@ class Crew:
         Raises: OSError, RuntimeError if they cannot be started.
         """
         occupy_standard_descriptors()
-        size = sum(map(len, self.hosts))
+        hosts = sorted(filter(None, self.hosts), key=lambda ranks: ranks.start)
+        size = sum(map(len, hosts))
         eventfds = []
         with uninterrupted():
-            for _ in range(1 + 2 * size):
+            for _ in range(2 + 2 * size):
                 eventfds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
                 self._resources.callback(os.close, eventfds[-1])
         self._resources.callback(self._pump.close, _LAST_WORDS)
@@ -64,12 +65,10 @@ class Crew:
         arena = arena_file(board)
         shared = (block.fd, arena, *eventfds)
         try:
-            self.share(shared)
+            self.share(shared, board)
             for rank, environment in zip(self.ranks, environments, strict=True):
                 with uninterrupted():
-                    worker = WorkerProcess(
-                        rank, size, list(filter(None, self.hosts)), shared, environment
-                    )
+                    worker = WorkerProcess(rank, size, hosts, shared, environment)
                     self._workers.append(worker)
                     self._resources.callback(worker.close)
                 self._pump.add(rank, worker.stdout, worker.stderr)
@@ -83,8 +82,9 @@ class Crew:
         self.sentinels = [worker.sentinel for worker in self._workers]
         return controller
 
-    def share(self, descriptors: Sequence[int]) -> None:
-        """The workers will get these *descriptors*: the block, the arena and all eventfds."""
+    def share(self, descriptors: Sequence[int], board: int) -> None:
+        """The workers will get these *descriptors*: the block, the arena, and all eventfds (one for all
+        workers, one for the main process by each rank, one by each rank, one for the host's relay)."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -121,11 +121,11 @@ class Crew:
         dead = self.end_of(sentinel)
         return worker_died(dead, self._pump.stderr_tail(dead.rank))
 
-    def end_of(self, sentinel: int) -> Ended:
+    def end_of(self, sentinel: int) -> ProcessEnd:
         """How the worker has ended whose *sentinel* is ready, after its last output has come."""
         dead = next(worker for worker in self._workers if worker.sentinel == sentinel)
         self._pump.await_end(dead.rank, _STDERR)
-        return Ended(dead.rank, dead.pid, dead.status())
+        return ProcessEnd(dead.rank, dead.pid, dead.status())
 
     def ended(self, patience: float) -> None:
         """Wait until all processes have ended, at most *patience* seconds."""

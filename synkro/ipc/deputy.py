@@ -109,9 +109,13 @@ class Deputy:
         """That of the last command of a rank."""
         return self._block.words[self._block.orders[rank] + COMMAND]
 
-    def answered(self, rank: int, number: int) -> bool:
-        """Whether a rank, of any host, has answered command *number*."""
-        return self._block.words[self._block.lines[rank] + ANSWERED] == number
+    def answered(self, rank: int) -> int:
+        """The number of the last command that a rank, of any host, has answered."""
+        return self._block.words[self._block.lines[rank] + ANSWERED]
+
+    def busy(self, ranks: Sequence[int]) -> bool:
+        """Whether one of *ranks* has not answered its last command."""
+        return any(self.answered(rank) != self.number(rank) for rank in ranks)
 
     def answer(self, number: int, replies: Mapping[int, bytes]) -> None:
         """Answer command *number* for some ranks."""

@@ -148,7 +148,7 @@ def spelled(hosts: str) -> list[range]:
     return [range(*map(int, ranks.split("-"))) for ranks in hosts.split(",")]
 
 
-class Ended(NamedTuple):
+class ProcessEnd(NamedTuple):
     """A process that has ended: *status* is its exit code, or minus the number of a signal."""
 
     rank: int
@@ -163,7 +163,7 @@ _HINTS: dict[int, str] = {
 }
 
 
-def worker_died(ended: Ended, stderr: str, host: str = "") -> WorkerDied:
+def worker_died(ended: ProcessEnd, stderr: str, host: str = "") -> WorkerDied:
     """What to raise for the end of a process; on which *host* it ran is told if there are several."""
     rank, pid, status = ended
     how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"

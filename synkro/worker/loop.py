@@ -18,6 +18,7 @@ from types import FrameType
 import cloudpickle
 
 from .. import here
+from ..comms.hosts import HostsCommunicator
 from ..comms.shm import ShmCommunicator
 from ..errors import CollectiveError, UsageError
 from ..ipc.block import AREA
@@ -51,7 +52,7 @@ def main(argument: str) -> None:
     """Be the worker that ``ipc.process`` has started with this *argument*."""
     *position, rest = argument.split(" ", 3)
     rank, size, hosts = int(position[0]), int(position[1]), spelled(position[2])
-    sock, lifeline, block, arena, wake_workers, *wakes = map(int, rest.split())
+    sock, lifeline, block, arena, wake_workers, *wakes, wake_relay = map(int, rest.split())
     hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
@@ -67,6 +68,9 @@ def main(argument: str) -> None:
     listener = Listener(memory, rank, size, wakes_main, wake_workers)
     descriptors = Descriptors(socket.socket(fileno=sock))
     comm = ShmCommunicator(rank, size, arena, wakes_ranks, listener.answered)
+    if len(hosts) > 1:
+        end = rank, size, arena, wakes_ranks, listener.answered
+        comm = HostsCommunicator(*end, hosts, wake_relay)
     Worker(Rank(rank, size, hosts, listener, descriptors, comm), listener).serve()
     descriptors.close()
 

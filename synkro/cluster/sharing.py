@@ -1,0 +1,86 @@
+"""What the ranks of this host show those of others, and the others these: a relay, and the wire.
+
+Whether a rank has answered a command is not in the journals: it says so in the block of its host.  Ranks
+that wait in a collective have to know.  So the hosts tell each other, when there is something in the
+journals at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from ..comms.journal import reserve_journals
+from .orders import Ended, Shown
+from .relay import Relay
+from .wire import Wire
+
+
+def by_rank(hosts: Sequence[range]) -> list[int]:
+    """The numbers of the *hosts* that have ranks, in the order of these."""
+    return sorted((n for n, ranks in enumerate(hosts) if ranks), key=lambda n: hosts[n].start)
+
+
+def reserve(descriptors: Sequence[int], board: int, hosts: Sequence[range], ranks: range) -> None:
+    """Make room for the journals of *ranks*, those of this host, in the arena of a crew."""
+    if ranks:
+        reserve_journals(descriptors[1], board, ranks, sum(map(len, hosts)))
+
+
+class Sharing:
+    """One host's end."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        hosts: Sequence[range],
+        shared: Sequence[int],
+        answered: Callable[[int], int],
+    ) -> None:
+        """*hosts* are the ranks of each process of MPI's; *shared* the descriptors of the crew of this
+        host, which this object closes; *answered* tells the last command that a rank has answered."""
+        self._wire = wire
+        size = sum(map(len, hosts))
+        _, arena, _, *wakes = self._shared = shared
+        self._numbers = by_rank(hosts)
+        self._ranks = hosts[wire.number]
+        self._answered = answered
+        self._told: dict[int, int] = {}
+        self._traffic = False
+        self._relay: Relay | None = None
+        if self._ranks:
+            here = self._numbers.index(wire.number)
+            ranges = [hosts[number] for number in self._numbers]
+            self._relay = Relay(arena, size, ranges, here, wakes[size : 2 * size], wakes[-1])
+
+    def step(self, busy: bool) -> bool:
+        """Pass on what is new; *busy* says whether a command goes on.  Returns whether something was."""
+        if self._relay is None:
+            return False
+        # read before the journals are: what a rank has written down comes before its answer
+        answered = {rank: self._answered(rank) for rank in self._ranks} if self._traffic else {}
+        passed = self._relay.outgoing()
+        for host, (entries, shown) in passed.items():
+            self._wire.send(self._numbers[host], Shown(entries), shown)
+            self._traffic = True
+        news = {rank: number for rank, number in answered.items() if self._told.get(rank) != number}
+        if news:
+            self._told |= news
+            for number in self._numbers:
+                if number != self._wire.number:
+                    self._wire.send(number, Ended(news))
+        if not (busy or passed or news):
+            self._traffic = False
+        return bool(passed or news)
+
+    def take(self, source: int, shown: Shown) -> None:
+        """What another host has passed on has come.  Raises: SharedMemoryError."""
+        self._traffic = True
+        if self._relay is not None:
+            self._relay.apply(shown.entries, lambda views: self._wire.fill(source, views))
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._relay = None
+        for fd in self._shared:
+            os.close(fd)
