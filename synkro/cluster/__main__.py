@@ -10,13 +10,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ..ipc.process import hold_on_to
-from .janitor import watch
+from .janitor import sweep, watch
 from .launch import KEY
+
+_MADE = "mpich_shm_"  # by MPICH, in /dev/shm
 
 
 def main(folder: str, stands: str) -> None:
     """Be the gateway, or the leader of a host."""
-    watch("mpich_shm_")
+    watch(_MADE)
     from . import wire  # noqa: PLC0415  which begins MPI
 
     try:
@@ -35,6 +37,7 @@ def _serve(folder: str, stands: str) -> None:
     from .leader import Leader  # noqa: PLC0415
 
     ends = wire.Wire(bytes.fromhex(text.strip()))
+    sweep(_MADE)
     own = hello(stands, wire.library())
     if ends.number != wire.GATEWAY:
         Leader(ends).serve(own)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..comms.journal import reserve_journals
 from ..errors import HostLost, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.crew import Crew
@@ -15,7 +16,6 @@ from ..ipc.process import worker_died
 from .janitor import ENDED
 from .launch import Launch
 from .orders import Begin, Begun, Died, Interrupt, Silent
-from .sharing import reserve
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
@@ -61,7 +61,7 @@ class ClusterCrew(Crew):
             raise RuntimeError(self._launch.last_words()) from None
 
     def share(self, descriptors: Sequence[int], board: int) -> None:
-        reserve(descriptors, board, self.hosts, self.ranks)
+        reserve_journals(descriptors[1], board, self.ranks, sum(map(len, self.hosts)))
         send_descriptors(
             self._launch.descriptors, [(-1 - place, fd) for place, fd in enumerate(descriptors)]
         )

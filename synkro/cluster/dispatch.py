@@ -26,7 +26,7 @@ from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .cargo import packed, unpacked
-from .orders import Answered, Begin, Died, Ended, Interrupt, Ordered, Printed, Shown, Standing
+from .orders import Answered, Begin, Died, Ended, GiveUp, Interrupt, Ordered, Printed, Shown, Standing
 from .questions import End
 from .sharing import Sharing
 from .stock import Stock
@@ -241,9 +241,12 @@ class Dispatch:
         said = self._main.recv()
         if isinstance(said, Interrupt):
             self.step()  # what is to be interrupted has been sent before
-            for host in {self._host_of[rank] for rank in said.ranks}:
-                ranks = tuple([rank for rank in said.ranks if self._host_of[rank] == host])
-                self._wire.send(host, Interrupt(ranks))
+            given_up: dict[tuple[int, int], list[int]] = {}
+            for rank in filter(self._deputy.unwanted, said.ranks):  # it may have a new command by now
+                key = self._host_of[rank], self._deputy.number(rank)
+                given_up.setdefault(key, []).append(rank)
+            for (host, number), ranks in given_up.items():
+                self._wire.send(host, GiveUp(number, tuple(ranks)))
         return not isinstance(said, End)
 
     def doze(self, seconds: float) -> None:

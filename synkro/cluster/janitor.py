@@ -42,6 +42,14 @@ def watch(prefix: str) -> None:
         os._exit(0)
 
 
+def sweep(prefix: str) -> None:
+    """Remove the names of files that this process has mapped: all that need them have them now."""
+    for path in _mapped_by("self"):
+        if os.path.basename(path).startswith(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
 def _named(prefix: str) -> set[str]:
     try:
         return {entry.path for entry in os.scandir(SHM_FOLDER) if entry.name.startswith(prefix)}
@@ -54,5 +62,9 @@ def _mapped() -> set[str]:
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # of another user, or gone
-            found |= set(re.findall(rf"{SHM_FOLDER}/\S+", (process / "maps").read_text()))
+            found |= _mapped_by(process.name)
     return found
+
+
+def _mapped_by(process: str) -> set[str]:
+    return set(re.findall(rf"{SHM_FOLDER}/\S+", Path("/proc", process, "maps").read_text()))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
-from .orders import Begin, Ended, Interrupt, Ordered, Shown
+from .orders import Begin, Ended, GiveUp, Ordered, Shown
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
 from .wire import GATEWAY, Nap, Wire
@@ -51,8 +51,8 @@ class Leader:
                             outpost.order(ordered)
                         case Shown() | Ended() as shown:
                             outpost.hear(message[0], shown)
-                        case Interrupt(ranks):
-                            outpost.interrupt(ranks)
+                        case GiveUp(number, ranks):
+                            outpost.interrupt(number, ranks)
                         case End():
                             return
                 if self._wire.silent(begin.host_timeout) is not None:

@@ -6,7 +6,8 @@
     Begun         … → main                  they have started, or why not
     Ordered       gateway → leader          a command, and what its ranks read of the main memory
     Answered      leader → gateway          replies to it, and what its ranks have written
-    Interrupt     main → gateway → leader   as Ctrl-C would
+    Interrupt     main → gateway            as Ctrl-C would
+    GiveUp        gateway → leader          the same, of one command
     Standing      leader → gateway          what ranks do
     Printed       leader → gateway → main   what a worker has written to stdout or stderr
     Died          leader → gateway → main   a worker has ended
@@ -72,8 +73,15 @@ class Answered(NamedTuple):
 
 
 class Interrupt(NamedTuple):
-    """Give up what *ranks* do."""
+    """Have *ranks* give up what they do, if the main process no longer wants it."""
 
+    ranks: tuple[int, ...]
+
+
+class GiveUp(NamedTuple):
+    """Have *ranks* give up command *number*."""
+
+    number: int
     ranks: tuple[int, ...]
 
 

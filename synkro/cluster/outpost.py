@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comms.journal import reserve_journals
 from ..errors import SharedMemoryError
 from ..ipc.channel import Lane
 from ..ipc.crew import Crew
@@ -27,7 +28,7 @@ from .cargo import Cargo, discarded, unpacked, whole
 from .cargo import packed as loaded
 from .mirrors import Mirrors
 from .orders import Answered, Begin, Begun, Died, Ended, Ordered, Printed, Shown, Standing
-from .sharing import Sharing, reserve
+from .sharing import Sharing
 from .traffic import Extent, Partial, Traffic
 from .wire import GATEWAY, Wire
 
@@ -78,7 +79,7 @@ class _LeaderCrew(Crew):
     shared: Sequence[int]
 
     def share(self, descriptors: Sequence[int], board: int) -> None:
-        reserve(descriptors, board, self.hosts, self.ranks)
+        reserve_journals(descriptors[1], board, self.ranks, sum(map(len, self.hosts)))
         self.shared = list(map(os.dup, descriptors))
 
 
@@ -174,14 +175,13 @@ class Outpost:
         self._sent |= dict.fromkeys(ordered.ranks, b"")
         self._wire.send(GATEWAY, Answered(ordered.number, replies, Cargo((), b""), ()))
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
-        """Have *ranks* give up what they do."""
-        for running in self._running.values():
-            late = [rank for rank in running.lane.unanswered() if rank in ranks]
-            if late:
-                running.lane.disclaim()
-                self._channel.wake_all()
-                self._crew.interrupt(late)
+    def interrupt(self, number: int, ranks: Sequence[int]) -> None:
+        """Have *ranks* give up command *number*."""
+        running = self._running.get(number)
+        if running is not None:
+            running.lane.disclaim()
+            self._channel.wake_all()
+            self._crew.interrupt([rank for rank in running.lane.unanswered() if rank in ranks])
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from ..comms.journal import reserve_journals
 from .orders import Ended, Shown
 from .relay import Relay
 from .wire import Wire
@@ -19,12 +18,6 @@ from .wire import Wire
 def by_rank(hosts: Sequence[range]) -> list[int]:
     """The numbers of the *hosts* that have ranks, in the order of these."""
     return sorted((n for n, ranks in enumerate(hosts) if ranks), key=lambda n: hosts[n].start)
-
-
-def reserve(descriptors: Sequence[int], board: int, hosts: Sequence[range], ranks: range) -> None:
-    """Make room for the journals of *ranks*, those of this host, in the arena of a crew."""
-    if ranks:
-        reserve_journals(descriptors[1], board, ranks, sum(map(len, hosts)))
 
 
 class Sharing:

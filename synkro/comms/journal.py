@@ -61,6 +61,8 @@ def reserve_journals(file: int, behind: int, ranks: range, size: int) -> None:
 
     The rings lie in *file* behind so many bytes.
     """
+    if not ranks:
+        return
     os.ftruncate(file, (1 + size) * PART)  # a hole: nothing that a rank may look at lies behind the end
     os.posix_fallocate(file, _page_up(behind), mmap.PAGESIZE)
     start = _ring_at(behind, ranks.start)

@@ -21,6 +21,7 @@ from .block import (
     REPLY_SIZE,
     SLEEPS,
     SLICE,
+    UNWANTED,
     Block,
 )
 
@@ -108,6 +109,11 @@ class Deputy:
     def number(self, rank: int) -> int:
         """That of the last command of a rank."""
         return self._block.words[self._block.orders[rank] + COMMAND]
+
+    def unwanted(self, rank: int) -> bool:
+        """Whether the main process no longer wants a rank's last command."""
+        order = self._block.orders[rank]
+        return self._block.words[order + UNWANTED] == self._block.words[order + COMMAND]
 
     def answered(self, rank: int) -> int:
         """The number of the last command that a rank, of any host, has answered."""

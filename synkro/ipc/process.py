@@ -169,7 +169,7 @@ def worker_died(ended: ProcessEnd, stderr: str, host: str = "") -> WorkerDied:
     how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
     hint = _HINTS.get(-status, "")
     ending = f" The end of its stderr:\n{stderr}" if stderr else ""
-    what = f"the worker of rank {rank} (pid {pid}{f' on {host}' if host else ''}) {how}"
+    what = f"the worker of rank {rank} (pid {pid}){f' on {host}' if host else ''} {how}"
     return WorkerDied(
         f"{what}{hint}. Call close() and then fork() to go on; all Data keep their contents.{ending}",
         rank=rank,
