@@ -116,10 +116,9 @@ def test_it_says_what_its_ranks_do(wire):
 
 def test_it_hears_what_it_watches(wire):
     read, write = os.pipe()
-    wire.deputy.watch(read)
     os.write(write, b"x")
     start = time.monotonic()
-    wire.deputy.doze(60)
+    wire.deputy.doze(60, [read])
     assert time.monotonic() - start < 30
     os.close(read)
     os.close(write)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import threading
 import time
 
@@ -202,7 +203,7 @@ def test_a_relay_that_sleeps_is_woken(written):
 
     def sleep():
         slept.set()
-        relay.wait(60)
+        relay.dozing(lambda: select.select([relay.wake], [], [], 60))
         return list(relay.outgoing())
 
     def write():
@@ -212,13 +213,6 @@ def test_a_relay_that_sleeps_is_woken(written):
 
     with Watch():
         assert good(together(sleep, write))[0] == [1, 2]
-
-
-def test_a_relay_sleeps_for_so_long_or_until_a_descriptor_is_ready(written):
-    with Watch():
-        written.mirrors.relays[0].wait(0.001)
-        os.eventfd_write(written.mirrors.beds[1], 1)
-        written.mirrors.relays[0].wait(60, [written.mirrors.beds[1]])
 
 
 def test_who_writes_down_more_than_is_read_waits(written):

@@ -123,7 +123,6 @@ class Dispatch:
         block, _, wake_workers, *wakes = shared
         memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
         self._deputy = Deputy(memory, begin.size, remote, wakes[: begin.size], wake_workers)
-        self._deputy.watch(main)
         self._sharing = Sharing(wire, begin.hosts, shared, self._deputy.answered)
         self._segments = Segments(descriptors)
         self._versions: Array = np.zeros(1, np.uint64)  # until the session has some
@@ -251,4 +250,4 @@ class Dispatch:
 
     def doze(self, seconds: float) -> None:
         """Sleep, until the main process has something to say, at most so long."""
-        self._deputy.doze(seconds)
+        self._sharing.dozing(lambda wakes: self._deputy.doze(seconds, [self._main, *wakes]))

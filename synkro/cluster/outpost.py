@@ -46,6 +46,10 @@ class _Running:
         self._told: set[int] = set()  # the ranks whose answers have been sent
         self._since: float | None = None  # when the first of the others was seen
 
+    def has_news(self) -> bool:
+        """Whether a rank has answered whose answer has not been sent."""
+        return len(self.lane.unanswered()) + len(self._told) < len(self.lane.ranks)
+
     @property
     def done(self) -> bool:
         """Whether no rank's answer is missing any more."""
@@ -175,6 +179,10 @@ class Outpost:
         self._sent |= dict.fromkeys(ordered.ranks, b"")
         self._wire.send(GATEWAY, Answered(ordered.number, replies, Cargo((), b""), ()))
 
+    def _has_news(self) -> bool:
+        """Whether a rank has answered of whom the gateway does not know."""
+        return any(running.has_news() for running in self._running.values())
+
     def interrupt(self, number: int, ranks: Sequence[int]) -> None:
         """Have *ranks* give up command *number*."""
         running = self._running.get(number)
@@ -230,7 +238,14 @@ class Outpost:
 
     def doze(self, seconds: float) -> None:
         """Sleep, until a worker has ended, at most so long; tell the gateway what is new."""
-        time.sleep(seconds)
+        lanes = [running.lane for running in self._running.values()]
+
+        def doze(wakes: list[int]) -> None:
+            self._channel.dozing(
+                lanes, self._has_news, lambda more: select.select([*wakes, *more], [], [], seconds)
+            )
+
+        self._sharing.dozing(doze)
         for sentinel, _ in self._ends.poll(0):
             self._ends.unregister(sentinel)
             ended = self._crew.end_of(sentinel)

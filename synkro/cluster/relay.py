@@ -6,9 +6,9 @@ another have to come in order; who carries them is not its business.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
-import select
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..comms.board import LINE, SLEEPS, UNAWAITED, board_bytes
 from ..comms.journal import ALL, ENTRY, FORGET, HOST, SHOW, WHAT, WORD, JournalReader, bed
-from ..ipc.waiting import Fence, sleep_until
+from ..ipc.waiting import Fence
 from ..memory.arena import Arena
 from ..memory.mapping import give_back, map_file
 from ..memory.segment import explained, require_memory
@@ -37,7 +37,11 @@ class Passed(NamedTuple):
 
 
 class Relay:
-    """One host's."""
+    """One host's.
+
+    Attributes:
+        wake: the eventfd that it sleeps on.
+    """
 
     def __init__(
         self,
@@ -50,13 +54,13 @@ class Relay:
     ) -> None:
         """*file* is the arena of this *host*, of *hosts* with *size* ranks in all.
 
-        *wakes* are the eventfds that its ranks sleep on, by rank, *wake* is the one of ``wait``.
+        *wakes* are the eventfds that its ranks sleep on, by rank, *wake* is its own.
         """
         self._file = file
         self._arena = Arena(file, size)  # for views of what all ranks have
         self._others = [number for number in range(len(hosts)) if number != host]
         self._ranks = hosts[host]
-        self._wakes, self._wake = wakes, wake
+        self._wakes, self.wake = wakes, wake
         behind = board_bytes(size)
         self._lines = size * LINE * _WORD
         self._board = map_file(file, behind, Access.WRITE).data.cast("Q")
@@ -80,22 +84,17 @@ class Relay:
             passed[host] = Passed(mine.tobytes(), [self._bytes(at, n) for _, at, n, _ in shown])
         return passed
 
-    def wait(self, seconds: float, descriptors: Sequence[int] = ()) -> None:
-        """Sleep until a rank writes something down, or a descriptor is readable, or time is over."""
-        poll = select.poll()
-        for fd in (self._wake, *descriptors):
-            poll.register(fd, select.POLLIN)
-
-        def doze() -> bool:
-            ready = [fd for fd, _ in poll.poll(1000 * seconds)]
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            return True
-
-        sleep_until(self._any, self._bed, 0, self._fence, doze)
-
-    def _any(self) -> bool:
-        return any(journal.any() for journal in self._journals)
+    def dozing(self, doze: Callable[[], object]) -> None:
+        """Do *doze*, which ends when ``wake`` is readable: a rank has written something down."""
+        self._bed[0] = 1
+        self._fence()  # "it sleeps" is stored before the loads of what was written down
+        try:
+            if not any(journal.any() for journal in self._journals):
+                doze()
+        finally:
+            self._bed[0] = 0
+            with contextlib.suppress(BlockingIOError):  # nobody has woken it
+                os.eventfd_read(self.wake)
 
     # ── what comes in ────────────────────────────────────────────────────────────────────────────
 

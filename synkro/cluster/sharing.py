@@ -72,6 +72,14 @@ class Sharing:
         if self._relay is not None:
             self._relay.apply(shown.entries, lambda views: self._wire.fill(source, views))
 
+    def dozing(self, doze: Callable[[list[int]], object]) -> None:
+        """Do *doze*, which ends when one of the descriptors that it gets is readable."""
+        if self._relay is None:
+            doze([])
+        else:
+            wake = self._relay.wake
+            self._relay.dozing(lambda: doze([wake]))
+
     def close(self) -> None:
         """Give the descriptors back."""
         self._relay = None

@@ -26,6 +26,7 @@ _DIGEST_BYTES = 32
 
 _BEAT = 1.0  # seconds
 _SPIN = 300e-6  # seconds to poll before the first nap
+_SHARE = 0.05  # of the time since something was new that a nap takes
 _FIRST_NAP, _LAST_NAP = 20e-6, 1e-3
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
@@ -151,21 +152,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class Nap:
-    """Between two looks of a process that serves: as ``wait_until``, for as long as nothing is new."""
+    """Between two looks of a process that serves: the longer nothing is new, the longer it sleeps."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
-        self._nap = _FIRST_NAP
 
     def take(self, news: bool, doze: Callable[[float], None]) -> None:
         """After a look that had *news*, or not: look again at once, or *doze* for so many seconds."""
+        now = time.perf_counter()
         if news:
-            self._since, self._nap = time.perf_counter(), _FIRST_NAP
-        elif time.perf_counter() - self._since < _SPIN:
+            self._since = now
+        elif now - self._since < _SPIN:
             os.sched_yield()
         else:
-            doze(self._nap)
-            self._nap = min(1.5 * self._nap, _LAST_NAP)
+            doze(min((now - self._since) * _SHARE, _LAST_NAP))
 
 
 def library() -> str:

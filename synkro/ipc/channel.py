@@ -150,6 +150,26 @@ class Controller:
         """The number of the last command that a rank has answered."""
         return self._block.words[self._block.lines[rank] + ANSWERED]
 
+    def dozing(
+        self, lanes: Sequence[Lane], news: Callable[[], bool], doze: Callable[[list[int]], object]
+    ) -> None:
+        """Do *doze*, unless there is *news*: it ends when one of the descriptors that it gets is
+        readable, as a rank of *lanes* has answered."""
+        words, firsts = self._block.words, [lane.ranks[0] for lane in lanes]
+        heads = [self._block.orders[first] for first in firsts]
+        wakes = [self._wakes_main[first] for first in firsts]
+        try:
+            for head in heads:
+                words[head + MAIN_SLEEPS] = 1
+            self._fence()  # "it sleeps" is stored before the loads of who has answered
+            if not news():
+                doze(wakes)
+        finally:
+            for head, wake in zip(heads, wakes, strict=True):
+                words[head + MAIN_SLEEPS] = 0
+                with contextlib.suppress(BlockingIOError):  # nobody has woken it
+                    os.eventfd_read(wake)
+
     def note_answered(self, numbers: Mapping[int, int]) -> None:
         """Ranks of other hosts have answered these commands, by rank: the workers here may look."""
         for rank, number in numbers.items():

@@ -61,11 +61,6 @@ class Deputy:
         self._wakes_main = wakes_main
         self._wakes = select.epoll()
         self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
-        self._watched: list[Any] = [self._wakes]
-
-    def watch(self, source: Any) -> None:
-        """End a doze, too, when *source*, which has a descriptor, is readable."""
-        self._watched.append(source)
 
     def orders(self) -> Iterator[Order]:
         """The commands that have come since the last look.
@@ -147,15 +142,17 @@ class Deputy:
         line = self._block.lines[rank]
         self._block.words[line + PHASE], self._block.words[line + SLICE] = phase, count
 
-    def doze(self, seconds: float) -> None:
-        """Sleep, until there is a command, or what is watched is readable, at most so long."""
+    def doze(self, seconds: float, others: Sequence[Any] = ()) -> None:
+        """Sleep, until there is a command, or one of *others*, which have descriptors, is readable."""
         words = self._block.words
         try:
             for _, _, line in self._places:
                 words[line + SLEEPS] = _DOZING
             self._fence()  # "they sleep" is stored before the commands are loaded
             if all(words[order + COMMAND] == self._heard[rank] for rank, order, _ in self._places):
-                ready, _, _ = select.select(self._watched, [], [], seconds)  # epoll naps a whole ms
+                ready, _, _ = select.select(
+                    [self._wakes, *others], [], [], seconds
+                )  # epoll naps a whole ms
                 if self._wakes in ready:
                     self._wakes.poll(0)
         finally:

@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import random
+import select
 import threading
 import time
 
@@ -52,10 +53,13 @@ class Mirrors:
 
             behind = board_bytes(self.size)
             self.files = [owned(arena_file(behind)) for _ in self.hosts]
-            self.beds = [owned(os.eventfd(0)) for _ in self.hosts]
+            self.beds = [owned(os.eventfd(0, os.EFD_NONBLOCK)) for _ in self.hosts]
             self._bells = [owned(os.eventfd(0, os.EFD_NONBLOCK)) for _ in self.hosts]
             self.wakes = [
-                [owned(os.eventfd(0)) if rank in ranks else -1 for rank in range(self.size)]
+                [
+                    owned(os.eventfd(0, os.EFD_NONBLOCK)) if rank in ranks else -1
+                    for rank in range(self.size)
+                ]
                 for ranks in self.hosts
             ]
             for file, ranks in zip(self.files, self.hosts, strict=True):
@@ -89,7 +93,8 @@ class Mirrors:
             for source in others:
                 moved = self._receive(self._links[source, here], relay) or moved
             if not moved:
-                relay.wait(_NAP, [self._bells[here]])
+                bells = [relay.wake, self._bells[here]]
+                relay.dozing(lambda: select.select(bells, [], [], _NAP))
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bells[here])
 
