@@ -257,6 +257,7 @@ def arena_bytes(pid):
 MEGABYTE = 1 << 20
 
 
+@pytest.mark.one_host
 @pytest.mark.parametrize(
     ("slices", "count", "megabytes"),
     [(1, 2, 80), (2, 16, 8)],
@@ -282,6 +283,7 @@ def test_dropped_handles_free_their_memory_at_the_next_command(own, slices, coun
     assert used() - before < 0.3 * (held - before)
 
 
+@pytest.mark.one_host
 def test_dropped_variables_free_their_memory_at_the_next_command(own):
     nothing = synk.function(lambda: None, outputs=[])
     nothing()

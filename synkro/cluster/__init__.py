@@ -14,6 +14,7 @@
     cargo      pieces of segments on their way
     traffic    what a command reads and writes on the ranks of one host
     orders     what they tell each other while a session lives
+    clocks     how far those of hosts are apart
     questions  what the main process asks them before
     hello      what a host says of itself, and where two differ
     wire       messages between them, by MPI

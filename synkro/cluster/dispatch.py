@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
@@ -26,7 +27,23 @@ from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .cargo import packed, unpacked
-from .orders import Answered, Begin, Died, Ended, GiveUp, Interrupt, Ordered, Printed, Shown, Standing
+from .clocks import Clocks
+from .orders import (
+    Answered,
+    Begin,
+    Died,
+    Ended,
+    GiveUp,
+    Interrupt,
+    Marks,
+    Ordered,
+    Printed,
+    Shown,
+    Standing,
+    Tick,
+    Tock,
+    Trace,
+)
 from .questions import End
 from .sharing import Sharing
 from .stock import Stock
@@ -132,6 +149,8 @@ class Dispatch:
         self._editions: dict[tuple[int, tuple[int, ...]], int] = {}
         self._pending: dict[int, _Pending] = {}
         self._last: dict[int, bytes] = {}  # replies, by rank
+        self._traced = False
+        self._clocks = Clocks()
 
     def _version(self, segment: int) -> int:
         return int(self._versions[segment % len(self._versions)])
@@ -141,6 +160,10 @@ class Dispatch:
     def step(self) -> bool:
         """Send the commands that have come to their hosts; returns whether there were some."""
         orders = list(self._deputy.orders())
+        if self._deputy.traced != self._traced:
+            self._traced = not self._traced
+            for host in range(1, len(self._hosts)):
+                self._wire.send(host, Trace(self._traced))
         for order in orders:
             self._send(order)
         shared = self._sharing.step(self._deputy.busy(self._hosts[0]))
@@ -188,6 +211,12 @@ class Dispatch:
         match message:
             case Answered():
                 self._answered(host, message)
+            case Marks(rank, marks):
+                ahead = self._clocks.ahead(host)
+                self._deputy.leave_marks(rank, [(at - ahead, phase, n) for at, phase, n in marks])
+            case Tock(sent, now):
+                if self._clocks.heard(host, sent, now):
+                    self._wire.send(host, Tick(time.perf_counter_ns()))
             case Standing():
                 for rank, phase, count in message.doing:
                     self._deputy.report(rank, phase, count)
@@ -247,6 +276,11 @@ class Dispatch:
             for (host, number), ranks in given_up.items():
                 self._wire.send(host, GiveUp(number, tuple(ranks)))
         return not isinstance(said, End)
+
+    def tick(self, hosts: Sequence[int]) -> None:
+        """Look at the clocks of other *hosts*."""
+        for host in hosts:
+            self._wire.send(host, Tick(time.perf_counter_ns()))
 
     def doze(self, seconds: float) -> None:
         """Sleep, until the main process has something to say, at most so long."""

@@ -69,13 +69,15 @@ class Gateway:
         self._wire.live()
         lost = False
         while True:
-            self._wire.beat()
+            if self._wire.beat():
+                dispatch.tick(list(begun))
             news = dispatch.step()
             while (message := self._wire.receive()) is not None:
                 news = True
                 source, said = message
                 if isinstance(said, Begun):
                     begun[source] = said
+                    dispatch.tick([source])
                     if len(begun) == len(self._leaders):
                         self._main.send([begun[leader] for leader in self._leaders])
                 else:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
-from .orders import Begin, Ended, GiveUp, Ordered, Shown
+from .orders import Begin, Ended, GiveUp, Ordered, Shown, Tick, Tock, Trace
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
 from .wire import GATEWAY, Nap, Wire
@@ -49,6 +49,10 @@ class Leader:
                     match message[1]:
                         case Ordered() as ordered:
                             outpost.order(ordered)
+                        case Trace(on):
+                            outpost.trace(on)
+                        case Tick(sent):
+                            self._wire.send(GATEWAY, Tock(sent, time.perf_counter_ns()))
                         case Shown() | Ended() as shown:
                             outpost.hear(message[0], shown)
                         case GiveUp(number, ranks):

@@ -11,6 +11,9 @@
     Standing      leader → gateway          what ranks do
     Printed       leader → gateway → main   what a worker has written to stdout or stderr
     Died          leader → gateway → main   a worker has ended
+    Trace         gateway → leader          have the workers leave marks
+    Marks         leader → gateway          they have
+    Tick, Tock    gateway → leader → …      what the clocks say
     Silent        gateway → main            nothing is heard of a host any more
     Shown         between all               what the ranks of a host have shown the others
     Ended         between all               which commands they have answered
@@ -109,6 +112,32 @@ class Silent(NamedTuple):
     """Nothing is heard of a host any more."""
 
     host: int
+
+
+class Trace(NamedTuple):
+    """Have the workers leave marks from now on, or no longer."""
+
+    on: bool
+
+
+class Marks(NamedTuple):
+    """Those that a rank has left: ns on the clock of its host, phase and count."""
+
+    rank: int
+    marks: tuple[tuple[int, int, int], ...]
+
+
+class Tick(NamedTuple):
+    """What does your clock say?  The gateway's says *sent*; ns."""
+
+    sent: int
+
+
+class Tock(NamedTuple):
+    """The answer: the clock of the leader's host says *now*; ns."""
+
+    sent: int
+    now: int
 
 
 class Shown(NamedTuple):

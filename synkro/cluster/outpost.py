@@ -27,7 +27,7 @@ from ..values.cache import Cache
 from .cargo import Cargo, discarded, unpacked, whole
 from .cargo import packed as loaded
 from .mirrors import Mirrors
-from .orders import Answered, Begin, Begun, Died, Ended, Ordered, Printed, Shown, Standing
+from .orders import Answered, Begin, Begun, Died, Ended, Marks, Ordered, Printed, Shown, Standing
 from .sharing import Sharing
 from .traffic import Extent, Partial, Traffic
 from .wire import GATEWAY, Wire
@@ -104,6 +104,7 @@ class Outpost:
         self._replies: Cache[bytes, Reply] = Cache()
         self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
         self._running: dict[int, _Running] = {}
+        self._marked: dict[int, int] = {}  # during a trace: by rank, how many marks have been told
         self._doing: dict[int, tuple[int, int]] = {}
         self._reported = 0.0
         self._ends = select.poll()
@@ -210,6 +211,7 @@ class Outpost:
 
     def _answer(self, number: int, running: _Running, ranks: Sequence[int]) -> None:
         self._sharing.step(busy=True)  # what these ranks have shown goes before their answers
+        self._tell_marks()
         payloads = dict(zip(running.lane.ranks, running.lane.replies(), strict=True))
         replies = {rank: self._loaded(payloads[rank]) for rank in ranks}
         written = list(self._traffic.writes(running.command, replies))
@@ -255,11 +257,24 @@ class Outpost:
         now = time.monotonic()
         if self._running and now - self._reported > _REPORT:
             self._reported = now
+            self._tell_marks()
             doing = {rank: self._channel.whereabouts(rank) for rank in self._crew.ranks}
             news = tuple((r, *what) for r, what in doing.items() if self._doing.get(r) != what)
             self._doing = doing
             if news:
                 self._wire.send(GATEWAY, Standing(news))
+
+    def trace(self, on: bool) -> None:
+        """Have the workers leave marks from now on, or no longer."""
+        self._channel.trace(on)
+        self._marked = {rank: self._channel.marked(rank) for rank in self._crew.ranks if on}
+
+    def _tell_marks(self) -> None:
+        """Tell the gateway of the marks that the ranks have left, during a trace."""
+        for rank, told in self._marked.items():
+            self._marked[rank] = self._channel.marked(rank)
+            if self._marked[rank] > told:
+                self._wire.send(GATEWAY, Marks(rank, tuple(self._channel.marks(rank, told))))
 
     def hear(self, source: int, message: Shown | Ended) -> None:
         """Another host has something to show."""

@@ -94,13 +94,15 @@ class Wire:
         """From now on this process and those that it talks to have to hear of each other."""
         self._heard = dict.fromkeys(self._heard, time.monotonic())
 
-    def beat(self) -> None:
-        """Let them hear of this process, each second."""
+    def beat(self) -> bool:
+        """Let them hear of this process, each second; returns whether one has passed."""
         now = time.monotonic()
-        if now - self._beaten >= _BEAT:
-            self._beaten = now
-            for other in self._heard:
-                self._begin(memoryview(b""), other, _HEAD)
+        if now - self._beaten < _BEAT:
+            return False
+        self._beaten = now
+        for other in self._heard:
+            self._begin(memoryview(b""), other, _HEAD)
+        return True
 
     def silent(self, limit: float) -> int | None:
         """Which of them has not been heard of for so many seconds; asked when all was received."""

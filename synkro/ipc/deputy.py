@@ -16,11 +16,15 @@ from .block import (
     FIRST,
     HOUSEKEEPING_SIZE,
     MAIN_SLEEPS,
+    MARK,
+    MARKED,
+    MARKS,
     PHASE,
     REPLY_EDITION,
     REPLY_SIZE,
     SLEEPS,
     SLICE,
+    TRACED,
     UNWANTED,
     Block,
 )
@@ -142,6 +146,23 @@ class Deputy:
         line = self._block.lines[rank]
         self._block.words[line + PHASE], self._block.words[line + SLICE] = phase, count
 
+    @property
+    def traced(self) -> bool:
+        """Whether the workers are to leave marks."""
+        return bool(self._block.words[TRACED])
+
+    def leave_marks(self, rank: int, marks: Sequence[tuple[int, int, int]]) -> None:
+        """Leave the next marks of a rank: ns, phase and count."""
+        words, place, memory = (
+            self._block.words,
+            self._block.lines[rank] + MARKED,
+            self._block.marks[rank],
+        )
+        for mark in marks:
+            number = words[place]
+            MARK.pack_into(memory, number % MARKS * MARK.size, *mark)
+            words[place] = number + 1
+
     def doze(self, seconds: float, others: Sequence[Any] = ()) -> None:
         """Sleep, until there is a command, or one of *others*, which have descriptors, is readable."""
         words = self._block.words
@@ -150,9 +171,7 @@ class Deputy:
                 words[line + SLEEPS] = _DOZING
             self._fence()  # "they sleep" is stored before the commands are loaded
             if all(words[order + COMMAND] == self._heard[rank] for rank, order, _ in self._places):
-                ready, _, _ = select.select(
-                    [self._wakes, *others], [], [], seconds
-                )  # epoll naps a whole ms
+                ready, _, _ = select.select([self._wakes, *others], [], [], seconds)
                 if self._wakes in ready:
                     self._wakes.poll(0)
         finally:

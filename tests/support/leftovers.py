@@ -49,8 +49,9 @@ def mappings(pid="self"):
         return sum("/dev/shm/" in line or "memfd:" in line for line in maps)
 
 
-OTHERS = ("joblib_", "psm_", "sem.")
-"""How files begin of joblib's and multiprocessing's, which tests in other processes use meanwhile."""
+OTHERS = ("joblib_", "psm_", "sem.", "mpich_shm_")
+"""How files begin of joblib's, multiprocessing's and MPICH's, which tests in other processes use
+meanwhile.  What sessions over several hosts leave there is in ``test_cluster``."""
 
 
 def shared_files():

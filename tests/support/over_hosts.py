@@ -1,4 +1,7 @@
-"""``pytest --over h1,h2 --launcher PROGRAM``: all sessions of the tests are over these hosts."""
+"""``pytest --over h1,h2 --launcher PROGRAM``: all sessions of the tests are over these hosts.
+
+Tests that are marked ``one_host`` are left out.
+"""
 
 import functools
 
@@ -17,6 +20,13 @@ def pytest_configure(config):
     if names != [""]:
         launcher = config.getoption("launcher")
         session.this_machine = functools.partial(over, names, launcher)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("over"):
+        left_out = [item for item in items if item.get_closest_marker("one_host") is not None]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def over(names, launcher, count):
