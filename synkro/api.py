@@ -40,6 +40,7 @@ from .worker.world import split as split_of
 
 if TYPE_CHECKING:
     from .controller.tracing.picture import Timeline  # noqa: F401
+    from .worker.rank import Rank
 
 teach_transfers()
 
@@ -155,9 +156,16 @@ def fork(*args: Any, **kwargs: Any) -> int:
         preallocate: the fraction of its GPU's memory, from 0 to 1, that each worker takes at once for
             CuPy's pool; None to take memory as it is needed.
         verbose: print status lines to stderr.
+        hosts: several machines: names, each perhaps with its number of ranks, as in
+            ``["h1", "h2:4"]``, the path of a hostfile, ``"slurm"`` or ``"pbs"`` in a job of theirs.
+            None for this machine.  Ranks fill the hosts in their order; *devices* are those of each.
+            It needs MPI (``pip install mpi4py mpich``), and the same environment on all hosts.
+        launcher: what reaches the hosts: ``"ssh"``, or the path of a program that is called as it is.
+        host_timeout: seconds after which a host of which nothing is heard is lost.
 
     Raises: UsageError if there is a session with other arguments already, or for arguments that cannot
-    be; WorkerDied if a worker ends while it starts; CallTimeout; NotAvailable.
+    be; WorkerDied if a worker ends while it starts; CallTimeout; NotAvailable; SessionError if hosts
+    cannot work together.
     """
     teach_transfers()
     signature = inspect.signature(fork)
@@ -297,6 +305,30 @@ def size() -> int:
     """
     group = _group()
     return current_session("size").n_parallel if group is None else group.in_call[1]
+
+
+def host() -> int:
+    """The number of this worker's host: its place in ``Session.hosts``, 0 where there is one."""
+    here_on = _worker("host")
+    return 0 if here_on is None else here_on.hosts.index(here_on.host)
+
+
+def local_rank() -> int:
+    """Which of its host's workers this is: 0 … ``local_size()`` - 1, whoever takes part in the call."""
+    here_on = _worker("local_rank")
+    return 0 if here_on is None else here_on.number - here_on.host.start
+
+
+def local_size() -> int:
+    """How many workers this worker's host has."""
+    here_on = _worker("local_size")
+    return 1 if here_on is None else len(here_on.host)
+
+
+def _worker(verb: str) -> Rank | None:
+    """The worker that runs the function; None in ``as_serial``.  Raises: UsageError outside of both."""
+    current_group(verb)
+    return here.rank
 
 
 def rng() -> np.random.Generator:

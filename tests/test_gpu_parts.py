@@ -251,7 +251,7 @@ class TestPlacement:
 
     def test_status_lines(self, three_gpus):
         placement = Placement(choose(None, "dev0->cuda0;dev1->cuda1", None), 0.7)
-        assert list(placement.before()) == [
+        assert list(placement.before(2)) == [
             "Synkro attempting to use 2 of 3 detected GPUs...",
             "Preallocating 101068/144384 MB (0.700) on cuda0",
             "Preallocating 101068/144384 MB (0.700) on cuda1",

@@ -19,5 +19,6 @@
     hello      what a host says of itself, and where two differ
     wire       messages between them, by MPI
     janitor    removes what MPI leaves in /dev/shm
-    relay      what the ranks of a host show those of others
+    sharing    what the ranks of a host show those of others, over the wire
+    relay      the same, without the wire
 """

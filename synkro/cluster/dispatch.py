@@ -42,7 +42,7 @@ from .orders import (
     Standing,
     Tick,
     Tock,
-    Trace,
+    Traced,
 )
 from .questions import End
 from .sharing import Sharing
@@ -163,7 +163,7 @@ class Dispatch:
         if self._deputy.traced != self._traced:
             self._traced = not self._traced
             for host in range(1, len(self._hosts)):
-                self._wire.send(host, Trace(self._traced))
+                self._wire.send(host, Traced(self._traced))
         for order in orders:
             self._send(order)
         shared = self._sharing.step(self._deputy.busy(self._hosts[0]))

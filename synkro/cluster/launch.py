@@ -136,6 +136,11 @@ class Launch:
             self._undo = undo.pop_all()
         self.seconds = time.monotonic() - start
 
+    @property
+    def way(self) -> str:
+        """How the hosts talk and were reached, in words."""
+        return f"{self.said[0].versions['MPI']} over {os.path.basename(self._launcher)}"
+
     def _start(self, mpiexec: str, folder: str, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         key, agent = Path(folder, "key"), Path(folder, "launcher")
         key.write_text(os.urandom(32).hex() + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
-from .orders import Begin, Ended, GiveUp, Ordered, Shown, Tick, Tock, Trace
+from .orders import Begin, Ended, GiveUp, Ordered, Shown, Tick, Tock, Traced
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
 from .wire import GATEWAY, Nap, Wire
@@ -49,7 +49,7 @@ class Leader:
                     match message[1]:
                         case Ordered() as ordered:
                             outpost.order(ordered)
-                        case Trace(on):
+                        case Traced(on):
                             outpost.trace(on)
                         case Tick(sent):
                             self._wire.send(GATEWAY, Tock(sent, time.perf_counter_ns()))

@@ -11,7 +11,7 @@
     Standing      leader → gateway          what ranks do
     Printed       leader → gateway → main   what a worker has written to stdout or stderr
     Died          leader → gateway → main   a worker has ended
-    Trace         gateway → leader          have the workers leave marks
+    Traced        gateway → leader          have the workers leave marks
     Marks         leader → gateway          they have
     Tick, Tock    gateway → leader → …      what the clocks say
     Silent        gateway → main            nothing is heard of a host any more
@@ -114,7 +114,7 @@ class Silent(NamedTuple):
     host: int
 
 
-class Trace(NamedTuple):
+class Traced(NamedTuple):
     """Have the workers leave marks from now on, or no longer."""
 
     on: bool

@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -25,8 +26,8 @@ from .calls.graphs import teach_transfers
 from .data import make_data
 from .engine.engine import Engine, State
 from .objects.objects import Objects
-from .placement.choice import VARIABLE, choose
-from .placement.machines import launched, this_machine
+from .placement.choice import VARIABLE
+from .placement.machines import machines_of
 from .placement.placement import Placement
 from .placement.targets import Targets
 from .progress import status_line
@@ -88,6 +89,7 @@ class Session:
     Attributes:
         master_rank: the root of collectives that have one.
         functions: its functions; for Synkro's own extensions.
+        hosts: the name and the ranks of each host.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Session:
         seed: int | None = None,
         preallocate: float | None = None,
         verbose: bool = True,
-        hosts: Any = None,
+        hosts: str | os.PathLike[str] | Sequence[str] | None = None,
         launcher: str | None = None,
         host_timeout: float = 10.0,
     ) -> None:
@@ -116,27 +118,24 @@ class Session:
             if devices is not None:
                 raise InvalidValue(f"use_gpu=False asks for CPUs, and devices={devices!r}: give one.")
             devices = "cpu"
-        if checked_bool(profile_workers, "profile_workers") and not os.access(os.curdir, os.W_OK):
-            raise InvalidValue(
-                f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot "
-                f"be written: change to another."
-            )
+        _check_profiled(profile_workers)
         seeded, seed = seed is not None, _seed(seed)
         start_timeout = checked_seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
-        several = None if hosts is None else launched(hosts, launcher, host_timeout, n_parallel)
-        n_parallel = n_parallel if several is None else several.size
-        placement = Placement(choose(n_parallel, devices, environment_value), preallocate, asked)
+        began = time.monotonic()
+        reached = hosts, launcher, checked_seconds(host_timeout, "host_timeout")
+        machines = machines_of(*reached, n_parallel, devices, environment_value)
+        self.hosts = machines.hosts
+        placement = Placement(machines.assignments, preallocate, asked)
         count = len(placement.assignments)
-        machines = several or this_machine(count)
         self.master_rank = checked_int(master_rank, "master_rank", 0, count - 1)
         if threads_per_worker is not None:
             threads_per_worker = checked_int(threads_per_worker, "threads_per_worker", 1)
         say = status_line(verbose)
-        for line in placement.before():
+        for line in placement.before(machines.cores):
             say(line)
         environments = machines.environments(placement, threads_per_worker)
         self._engine = Engine(machines.crew, environments, timeout, verbose, bool(placement.gpus))
@@ -148,7 +147,10 @@ class Session:
             self._engine.close()
             raise
         self._maps = Maps(self.functions)
-        for line in placement.after(self.master_rank, problem):
+        for line in (
+            *machines.lines(time.monotonic() - began),
+            *placement.after(self.master_rank, problem),
+        ):
             say(line)
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
@@ -404,6 +406,15 @@ class Session:
             )
         self._trace.fetch()
         return self._trace
+
+
+def _check_profiled(profile_workers: Any) -> None:
+    """Raises: InvalidType, InvalidValue where workers cannot write profiles."""
+    if checked_bool(profile_workers, "profile_workers") and not os.access(os.curdir, os.W_OK):
+        raise InvalidValue(
+            f"profile_workers= writes files to the working directory, {os.getcwd()}, which cannot be "
+            f"written: change to another."
+        )
 
 
 def _check_place() -> None:

@@ -6,7 +6,8 @@ Tests that are marked ``one_host`` are left out.
 import functools
 
 from synkro.controller import session
-from synkro.controller.placement.machines import launched
+from synkro.controller.placement.choice import choose
+from synkro.controller.placement.machines import Machines, machines_of
 from synkro.plan.split import split
 
 
@@ -19,7 +20,7 @@ def pytest_configure(config):
     names = config.getoption("over").split(",")
     if names != [""]:
         launcher = config.getoption("launcher")
-        session.this_machine = functools.partial(over, names, launcher)
+        session.machines_of = functools.partial(over, names, launcher)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -29,8 +30,14 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
 
 
-def over(names, launcher, count):
-    """So many workers on these hosts, the last of which have fewer; some may have none."""
-    ranks = split(0, count, len(names))
+def over(names, launcher, hosts, own_launcher, *rest):
+    """The machines of a session, as many workers as on one host: the last hosts have fewer, or none."""
+    host_timeout, n_parallel, devices, environment_value = rest
+    if hosts is not None:
+        return machines_of(hosts, own_launcher, *rest)
+    assignments = choose(n_parallel, devices, environment_value)
+    ranks = split(0, len(assignments), len(names))
     hosts = [f"{name}:{stop - start}" for name, (start, stop) in zip(names, ranks, strict=True)]
-    return launched([host for host in hosts if not host.endswith(":0")], launcher, 10.0, count)
+    found = [host for host in hosts if not host.endswith(":0")]
+    machines = machines_of(found, launcher, host_timeout, None, "cpu", None)
+    return Machines(machines.hosts, [1] * len(found), assignments, machines.crew)

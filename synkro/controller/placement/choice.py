@@ -37,12 +37,15 @@ class Assignment:
 
 
 def choose(
-    n_parallel: int | None, devices: str | Sequence[str] | None, environment_value: str | None
+    n_parallel: int | None,
+    devices: str | Sequence[str] | None,
+    environment_value: str | None,
+    cores: int | None = None,
 ) -> list[Assignment]:
     """One assignment a worker, in the order of ranks.
 
     *n_parallel* and *devices* are arguments of ``fork``.  If *devices* is None, *environment_value*, the
-    value of ``SYNKRO_DEVICES``, takes its place.
+    value of ``SYNKRO_DEVICES``, takes its place.  *cores* are those of another host.
 
     Raises: InvalidType, InvalidValue for a wrong number of workers or wrong devices, NotAvailable
     for GPUs that do not exist.
@@ -58,7 +61,7 @@ def choose(
     if devices is None and visible().gpus:
         devices, source = "cuda", "this machine"
     if devices is None or (isinstance(devices, str) and devices.strip() == "cpu"):
-        return [Assignment("cpu")] * _cpu_workers(count)
+        return [Assignment("cpu")] * _cpu_workers(count, cores or available_cores())
     if isinstance(devices, str) and devices.strip() == "cuda":
         devices = [f"cuda{gpu.index}" for gpu in _gpus(f"{source} asks for GPUs").gpus]
         if count is not None and count > len(devices):
@@ -80,8 +83,7 @@ def choose(
     return named[:count]
 
 
-def _cpu_workers(count: int | None) -> int:
-    cores = available_cores()
+def _cpu_workers(count: int | None, cores: int) -> int:
     if count is not None and count > cores:
         there = counted(cores, "available core")
         warn(f"{count} CPU workers on {there}: they will take turns.", RuntimeWarning)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...errors import InvalidType, InvalidValue, counted
-from ...machine import available_cores
 from .choice import Assignment
 from .gpus import Gpu, nccl_environment, visible, why_not_nccl
 
@@ -70,11 +69,10 @@ class Placement:
             for rank, gpu in enumerate(self.gpus)
         ]
 
-    def before(self) -> Iterator[str]:
-        """The status lines before the workers start."""
+    def before(self, cores: int) -> Iterator[str]:
+        """The status lines before the workers start; there are so many *cores*."""
         count = len(self.assignments)
         if not self.gpus:
-            cores = available_cores()
             if not self._asked and visible().installed:
                 yield f"Synkro uses CPUs, as {visible().reason}"
             workers, found = counted(count, "worker"), counted(cores, "detected CPU core")
