@@ -129,23 +129,23 @@ class Session:
         reached = hosts, launcher, checked_seconds(host_timeout, "host_timeout")
         machines = machines_of(*reached, n_parallel, devices, environment_value)
         self.hosts = machines.hosts
-        placement = Placement(machines.assignments, preallocate, asked)
-        count = len(placement.assignments)
-        self.master_rank = checked_int(master_rank, "master_rank", 0, count - 1)
-        if threads_per_worker is not None:
-            threads_per_worker = checked_int(threads_per_worker, "threads_per_worker", 1)
         say = status_line(verbose)
-        for line in placement.before(machines.cores):
-            say(line)
-        environments = machines.environments(placement, threads_per_worker)
-        self._engine = Engine(machines.crew, environments, timeout, verbose, bool(placement.gpus))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(machines.crew.close)
+            placement = Placement(machines.assignments, preallocate, asked)
+            last_rank = len(machines.assignments) - 1
+            self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
+            if threads_per_worker is not None:
+                threads_per_worker = checked_int(threads_per_worker, "threads_per_worker", 1)
+            for line in placement.before(machines.cores):
+                say(line)
+            environments = machines.environments(placement, threads_per_worker)
+            self._engine = Engine(machines.crew, environments, timeout, verbose, placement.on_gpus)
+            undo.callback(self._engine.close)
             self.functions, problem = self._begin(
                 placement, start_timeout, seed, seeded, profile_workers
             )
-        except BaseException:
-            self._engine.close()
-            raise
+            undo.pop_all()
         self._maps = Maps(self.functions)
         for line in (
             *machines.lines(time.monotonic() - began),

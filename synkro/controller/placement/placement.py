@@ -46,6 +46,11 @@ class Placement:
             self.problem = why_not_nccl(self.gpus, visible().nccl, os.environ)
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether the ranks compute on GPUs."""
+        return bool(self.gpus)
+
+    @property
     def linked(self) -> bool:
         """Whether NCCL is to connect the ranks."""
         return len(self.gpus) > 1 and not self.problem
