@@ -57,13 +57,13 @@ class _Pending:
     Attributes:
         waiting: these ranks.
         replies: of ranks whose answer waits until partial results are merged.
-        parts: of each target: the operation, and the part of each process of MPI's.
+        parts: of each target, by where it lies: what it is, and the part of each process of MPI's.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.waiting = set(ranks)
         self.replies: dict[int, bytes] = {}
-        self.parts: dict[Region, tuple[Partial, dict[int, Array]]] = {}
+        self.parts: dict[tuple[int, int], tuple[Partial, dict[int, Array]]] = {}
 
     def take(self, replies: dict[int, bytes]) -> None:
         """These ranks have answered."""
@@ -238,7 +238,8 @@ class Dispatch:
             target = self._segments.array(partial.target)
             part = np.empty(target.shape, target.dtype)
             self._wire.fill(host, [part])
-            pending.parts.setdefault(partial.target, (partial, {}))[1][host] = part
+            place = partial.target.segment, partial.target.offset
+            pending.parts.setdefault(place, (partial, {}))[1][host] = part
         for rank, payload in answered.replies.items():
             self._last[rank] = self._last[rank] if payload is None else payload
         pending.take({rank: self._last[rank] for rank in answered.replies})
@@ -252,8 +253,8 @@ class Dispatch:
         local = [rank for rank in self._deputy.lane(number) if self._host_of[rank] == 0]
         if any(self._deputy.answered(rank) != number for rank in local):
             return
-        for region, (partial, parts) in pending.parts.items():
-            target = self._segments.array(region)
+        for partial, parts in pending.parts.values():
+            target = self._segments.array(partial.target)
             if set(partial.owners).intersection(local):
                 parts[0] = target
             order = sorted(parts, key=lambda host: self._hosts[host].start)
