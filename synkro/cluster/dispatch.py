@@ -21,12 +21,13 @@ from ..errors import InternalError
 from ..ipc.deputy import Deputy, Order
 from ..ipc.descriptors import Descriptors
 from ..memory.mapping import map_file
-from ..messages import Attach, Command, Housekeeping, Start
+from ..messages import Attach, Command, Housekeeping, Phase, Start, Work
 from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .cargo import packed, unpacked
-from .orders import Answered, Begin, Died, Interrupt, Ordered, Printed, Standing
+from .orders import Answered, Begin, Died, Interrupt, Ordered, Printed, Results, Standing, Undone
+from .porter import Porter
 from .questions import End
 from .stock import Stock
 from .traffic import Partial, Traffic
@@ -132,6 +133,8 @@ class Dispatch:
         self._editions: dict[tuple[int, tuple[int, ...]], int] = {}
         self._pending: dict[int, _Pending] = {}
         self._last: dict[int, bytes] = {}  # replies, by rank
+        self._descriptors = descriptors
+        self._porters: dict[int, Porter] = {}  # by host, from the first map on
 
     def _version(self, segment: int) -> int:
         return int(self._versions[segment % len(self._versions)])
@@ -139,14 +142,20 @@ class Dispatch:
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> bool:
-        """Send the commands that have come to their hosts; returns whether there were some."""
+        """Send the commands that have come to their hosts, and what maps need; returns whether there
+        was something."""
         orders = list(self._deputy.orders())
         for order in orders:
             self._send(order)
+        news = bool(orders)
+        for porter in self._porters.values():
+            news |= porter.step()
+            if replies := porter.replies():
+                self._take(porter.number, replies)
         for number, pending in tuple(self._pending.items()):
             if not pending.waiting:
                 self._merge(number, pending)
-        return bool(orders)
+        return news
 
     def _send(self, order: Order) -> None:
         if order.housekeeping:
@@ -155,9 +164,13 @@ class Dispatch:
         if command is None:
             command = self._known[order.command] = pickle.loads(order.command)
         self._pending[order.number] = _Pending(order.ranks)
-        for host in sorted({self._host_of[rank] for rank in order.ranks}):
+        hosts = sorted({self._host_of[rank] for rank in order.ranks})
+        for host in hosts:
             ranks = tuple([rank for rank in order.ranks if self._host_of[rank] == host])
             self._send_to(host, ranks, order, command)
+        work = self._traffic.innermost(command)
+        if isinstance(work, Work):
+            self._begin_map(order.number, hosts, work)
         if isinstance(command, Start):
             self._segments.keep(command.outbox.segment)
             if command.versions is not None:
@@ -171,6 +184,16 @@ class Dispatch:
         self._editions[host, ranks] = order.edition
         payload = None if known else order.command
         self._wire.send(host, Ordered(order.number, ranks, payload, order.housekeeping, cargo), bodies)
+
+    def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
+        if not self._porters:
+            queue = [self._descriptors.take(descriptor) for descriptor in work.queue]
+            size = len(self._host_of)
+            for host in hosts:
+                ranks = self._hosts[host]
+                self._porters[host] = Porter(self._wire, host, ranks, size, self._deputy, queue)
+        for host in hosts:
+            self._porters[host].begin(number)
 
     def _keep_house(self, news: Housekeeping) -> None:
         for number in news.drop:
@@ -187,6 +210,10 @@ class Dispatch:
         match message:
             case Answered():
                 self._answered(host, message)
+            case Results():
+                self._porters[host].hear(message, lambda places: self._wire.fill(host, places))
+            case Undone():
+                self._porters[host].regain(message)
             case Standing():
                 for rank, phase, count in message.doing:
                     self._deputy.report(rank, phase, count)
@@ -207,11 +234,23 @@ class Dispatch:
             pending.parts.setdefault(partial.target, (partial, {}))[1][host] = part
         for rank, payload in answered.replies.items():
             self._last[rank] = self._last[rank] if payload is None else payload
-        pending.take({rank: self._last[rank] for rank in answered.replies})
+        replies = {rank: self._last[rank] for rank in answered.replies}
+        porter = self._porters.get(host)
+        if porter is not None and porter.number == answered.number:
+            porter.answered(replies)
+        else:
+            self._take(answered.number, replies)
+
+    def _take(self, number: int, replies: dict[int, bytes]) -> None:
+        """Ranks have answered command *number*, and what they have written is here."""
+        pending = self._pending[number]
+        pending.take(replies)
+        for rank in replies:
+            self._deputy.report(rank, Phase.WAITING, 0)
         if not pending.parts:
-            self._deputy.answer(answered.number, pending.hand_over())
+            self._deputy.answer(number, pending.hand_over())
             if not pending.waiting:
-                del self._pending[answered.number]
+                del self._pending[number]
 
     def _merge(self, number: int, pending: _Pending) -> None:
         """All hosts have reduced their parts; if this one has, too, reduce the parts, and answer."""
@@ -235,8 +274,9 @@ class Dispatch:
         said = self._main.recv()
         if isinstance(said, Interrupt):
             self.step()  # what is to be interrupted has been sent before
-            for host in {self._host_of[rank] for rank in said.ranks}:
-                ranks = tuple([rank for rank in said.ranks if self._host_of[rank] == host])
+            late = [rank for rank in said.ranks if self._deputy.unwanted(rank)]
+            for host in {self._host_of[rank] for rank in late}:
+                ranks = tuple([rank for rank in late if self._host_of[rank] == host])
                 self._wire.send(host, Interrupt(ranks))
         return not isinstance(said, End)
 

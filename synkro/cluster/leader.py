@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
-from .orders import Begin, Interrupt, Ordered
+from .orders import Begin, Interrupt, Items, Ordered, Recall
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
 from .wire import GATEWAY, Nap, Wire
@@ -46,6 +46,10 @@ class Leader:
                     match message[1]:
                         case Ordered() as ordered:
                             outpost.order(ordered)
+                        case Items() as items:
+                            outpost.accept(items)
+                        case Recall(number):
+                            outpost.recall(number)
                         case Interrupt(ranks):
                             outpost.interrupt(ranks)
                         case End():

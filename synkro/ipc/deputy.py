@@ -9,18 +9,22 @@ from typing import Any, NamedTuple
 
 from .block import (
     ANSWERED,
+    AWAITED,
     COMMAND,
     COMMAND_EDITION,
     COMMAND_SIZE,
     EACH,
+    ENOUGH,
     FIRST,
     HOUSEKEEPING_SIZE,
     MAIN_SLEEPS,
     PHASE,
+    READ,
     REPLY_EDITION,
     REPLY_SIZE,
     SLEEPS,
     SLICE,
+    UNWANTED,
     Block,
 )
 
@@ -109,6 +113,11 @@ class Deputy:
         """That of the last command of a rank."""
         return self._block.words[self._block.orders[rank] + COMMAND]
 
+    def unwanted(self, rank: int) -> bool:
+        """Whether the main process no longer wants the last command of a rank."""
+        words, order = self._block.words, self._block.orders[rank]
+        return words[order + UNWANTED] == words[order + COMMAND]
+
     def answered(self, rank: int, number: int) -> bool:
         """Whether a rank, of any host, has answered command *number*."""
         return self._block.words[self._block.lines[rank] + ANSWERED] == number
@@ -136,6 +145,21 @@ class Deputy:
         """Say what a rank does."""
         line = self._block.lines[rank]
         self._block.words[line + PHASE], self._block.words[line + SLICE] = phase, count
+
+    def expects(self, numbers: Sequence[int]) -> bool:
+        """Whether the main process waits for the result of one of these items, or will."""
+        words = self._block.words
+        return words[AWAITED] in numbers or max(numbers) >= words[ENOUGH]
+
+    def wake_main(self) -> None:
+        """Wake the main process, if it sleeps in the middle of a command."""
+        self._fence()  # what is there for it is stored before the load of whether it sleeps
+        if self._block.words[self._block.orders[0] + MAIN_SLEEPS]:
+            os.eventfd_write(self._wakes_main[0], 1)
+
+    def blocks_read(self, rank: int) -> int:
+        """How many blocks of a rank with results the main process has read."""
+        return self._block.words[self._block.lines[rank] + READ]
 
     def doze(self, seconds: float) -> None:
         """Sleep, until there is a command, or what is watched is readable, at most so long."""
