@@ -32,6 +32,7 @@ class Depot:
         self._wire = wire
         self._ranks = ranks
         self._channel = channel
+        self._lane = channel.lane(tuple(ranks))
         self._queue = Dispatcher(size)
         self.descriptors = self._queue.descriptors
         self._number = 0
@@ -71,8 +72,6 @@ class Depot:
             self._coming += [(n, (pickle.dumps(group[place], 5), (), False)) for n, place in pairs]
         if items.halt is Halt.STOP:
             self.stop()
-        elif items.halt is Halt.WITHDRAW:
-            self._withdraw()
         else:
             self._halt = items.halt
             self._put()
@@ -93,7 +92,11 @@ class Depot:
         self._queue.stop()
 
     def _withdraw(self) -> None:
-        """No other task begins."""
+        """No other task begins; but each worker begins one: what came for it counts as taken."""
+        for rank in self._lane.unanswered():
+            if self._channel.whereabouts(rank)[0] not in (Phase.TASK, Phase.TAKING):
+                return
+        self._halt = Halt.NOT
         self._coming.clear()
         self._queue.withdraw()
         self._channel.wake_sleepers()
@@ -110,7 +113,7 @@ class Depot:
                 queue.put(number, stored)
         except SharedMemoryError as error:
             self.problem = error
-            self._withdraw()
+            self._halt = Halt.WITHDRAW
         if len(waiting) > before:
             few = len(waiting) < _FEW * len(self._ranks)
             self._channel.expect(enough=0 if few else None)
@@ -120,7 +123,9 @@ class Depot:
                 queue.put(number, waiting[number])
                 queue.publish()
             self._channel.wake_sleepers()
-        if self._halt is Halt.END and not self._coming:
+        if self._halt is Halt.WITHDRAW:
+            self._withdraw()
+        elif self._halt is Halt.END and not self._coming:
             self._halt = Halt.NOT
             queue.end()
             self._channel.wake_sleepers()
@@ -138,7 +143,7 @@ class Depot:
         """Send the results that have come, unless too many are on their way; returns whether there
         were some."""
         news = self._unread <= _AHEAD and self._send()
-        if news and (self._coming or self._halt is Halt.END):
+        if self._halt or (news and self._coming):
             self._put()
         return news
 
