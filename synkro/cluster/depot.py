@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import SharedMemoryError
 from ..ipc.channel import Controller
-from ..ipc.queue import CAPACITY, SEVERAL, Dispatcher, Packed, Stored
+from ..ipc.queue import CAPACITY, GROUP, SEVERAL, Dispatcher, Packed, Stored
 from ..messages import Phase
 from .freight import Freight, loaded, unloaded, weight
 from .orders import Halt, Items, Results, Undone
@@ -111,6 +111,8 @@ class Depot:
                 waiting[number] = stored = queue.stored(value)
                 self._slots[queue.slot] = number
                 queue.put(number, stored)
+                if not queue.slot % GROUP:
+                    queue.publish()  # before there are more items than tickets
         except SharedMemoryError as error:
             self.problem = error
             self._halt = Halt.WITHDRAW

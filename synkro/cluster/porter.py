@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import SharedMemoryError
 from ..ipc.deputy import Deputy
 from ..ipc.queue import UNDONE, Packed, RemoteTaker
+from ..messages import Phase
 from .freight import Freight, loaded, unloaded, weight
 from .orders import Halt, Items, Recall, Results, Undone, refusal
 from .wire import Wire
@@ -106,12 +107,15 @@ class Porter:
         return taken
 
     def _is_stale(self) -> bool:
-        """Whether items wait for long there, while workers of others may have nothing to do."""
-        if len(self._sent) <= len(self._ranks) or self._taker.waiting:
+        """Whether items wait for long there, while workers of other hosts have nothing to do."""
+        if len(self._sent) <= len(self._ranks):
             return False
         now = time.perf_counter()
         since = max(self._latest, next(iter(self._sent.values())))
         if now - since < _STALE:
+            return False
+        others = [rank for rank in range(self._size) if rank not in self._ranks]
+        if all(self._deputy.phase(rank) != Phase.TAKING for rank in others):
             return False
         self._latest = now
         self._seconds = max(self._seconds, now - since)

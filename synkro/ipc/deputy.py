@@ -141,6 +141,10 @@ class Deputy:
             if words[head + MAIN_SLEEPS] and (words[head + EACH] or block.all_answered(number)):
                 os.eventfd_write(self._wakes_main[first], 1)
 
+    def phase(self, rank: int) -> int:
+        """What a rank, of any host, does."""
+        return self._block.words[self._block.lines[rank] + PHASE]
+
     def report(self, rank: int, phase: int, count: int) -> None:
         """Say what a rank does."""
         line = self._block.lines[rank]

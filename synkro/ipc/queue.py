@@ -474,7 +474,7 @@ class RemoteTaker(Taker):
 
     @property
     def waiting(self) -> int:
-        """How many items are published that nobody has taken, at most."""
+        """How many items are published after the last one that was taken here."""
         return max(0, self._table.words[_PUBLISHED] - self._ticket - 1)
 
     @property
