@@ -15,6 +15,9 @@ Tickets are issued before there are items for them.  One read of the pipe takes 
 two workers the same (pipe(7)), so there is no lock that a dead worker could hold.  Small items lie in
 their slots and small results in the pipe, larger ones in *blocks* of the file, which are used again when
 the other side has read them.
+
+For workers of another host a ``RemoteTaker`` draws tickets.  What it has taken, and nobody there has
+begun, it can give back: a record says so, and the main process publishes these items anew.
 """
 
 from __future__ import annotations
