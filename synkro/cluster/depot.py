@@ -12,7 +12,7 @@ from ..ipc.channel import Controller
 from ..ipc.queue import CAPACITY, GROUP, SEVERAL, Dispatcher, Packed, Stored
 from ..messages import Phase
 from .freight import Freight, loaded, unloaded, weight
-from .orders import Halt, Items, Results, Undone
+from .orders import Halt, Offered, Returned, Undone
 from .wire import GATEWAY, Wire
 
 _AHEAD = 1 << 26  # bytes of large results that may be on their way, beside the last ones
@@ -59,7 +59,7 @@ class Depot:
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
-    def accept(self, items: Items, fill: Callable[[Sequence[Any]], None]) -> None:
+    def accept(self, items: Offered, fill: Callable[[Sequence[Any]], None]) -> None:
         """Items have come, or the word that there will be no more."""
         alone = unloaded(items.alone, fill)
         if items.number != self._number:
@@ -171,5 +171,5 @@ class Depot:
             self._unread += weight(value)
             for item in items[-1]:
                 self._waiting.pop(item, None)
-        self._wire.send(GATEWAY, Results(self._number, tuple(freights), tuple(items)), bodies)
+        self._wire.send(GATEWAY, Returned(self._number, tuple(freights), tuple(items)), bodies)
         return True

@@ -26,7 +26,7 @@ from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .cargo import packed, unpacked
-from .orders import Answered, Begin, Died, Interrupt, Ordered, Printed, Results, Standing, Undone
+from .orders import Answered, Begin, Died, Interrupt, Ordered, Printed, Returned, Standing, Undone
 from .porter import Porter
 from .questions import End
 from .stock import Stock
@@ -210,7 +210,7 @@ class Dispatch:
         match message:
             case Answered():
                 self._answered(host, message)
-            case Results():
+            case Returned():
                 self._porters[host].hear(message, lambda places: self._wire.fill(host, places))
             case Undone():
                 self._porters[host].regain(message)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
-from .orders import Begin, Interrupt, Items, Ordered, Recall
+from .orders import Begin, Interrupt, Offered, Ordered, Recall
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
 from .wire import GATEWAY, Nap, Wire
@@ -46,7 +46,7 @@ class Leader:
                     match message[1]:
                         case Ordered() as ordered:
                             outpost.order(ordered)
-                        case Items() as items:
+                        case Offered() as items:
                             outpost.accept(items)
                         case Recall(number):
                             outpost.recall(number)

@@ -6,8 +6,8 @@
     Begun         … → main                  they have started, or why not
     Ordered       gateway → leader          a command, and what its ranks read of the main memory
     Answered      leader → gateway          replies to it, and what its ranks have written
-    Items         gateway → leader          items of a map, for whichever of its ranks is free
-    Results       leader → gateway          of these items
+    Offered       gateway → leader          items of a map, for whichever of its ranks is free
+    Returned      leader → gateway          of these items
     Recall        gateway → leader          give back the items that have not begun
     Undone        leader → gateway          these are they
     Interrupt     main → gateway → leader   as Ctrl-C would
@@ -85,7 +85,7 @@ class Halt(IntEnum):
     WITHDRAW = 3  # no other begins, as they have other things to do
 
 
-class Items(NamedTuple):
+class Offered(NamedTuple):
     """Items of command *number*.
 
     Attributes:
@@ -101,7 +101,7 @@ class Items(NamedTuple):
     halt: Halt
 
 
-class Results(NamedTuple):
+class Returned(NamedTuple):
     """Results of command *number*, and the numbers of the items that each of them is for."""
 
     number: int

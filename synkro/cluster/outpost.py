@@ -25,7 +25,7 @@ from .cargo import Cargo, discarded, unpacked, whole
 from .cargo import packed as loaded
 from .depot import Depot
 from .mirrors import Mirrors
-from .orders import Answered, Begin, Begun, Died, Items, Ordered, Printed, Standing, refusal
+from .orders import Answered, Begin, Begun, Died, Offered, Ordered, Printed, Standing, refusal
 from .traffic import Extent, Partial, Traffic
 from .wire import GATEWAY, Wire
 
@@ -173,7 +173,7 @@ class Outpost:
                 self._crew.pass_descriptors(rank, list(queue))
         self._depot.begin(number)
 
-    def accept(self, items: Items) -> None:
+    def accept(self, items: Offered) -> None:
         """Items of a map have come."""
         if self._depot is not None:
             self._depot.accept(items, self._fill)

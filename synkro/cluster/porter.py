@@ -14,7 +14,7 @@ from ..ipc.deputy import Deputy
 from ..ipc.queue import UNDONE, Packed, RemoteTaker
 from ..messages import Phase
 from .freight import Freight, loaded, unloaded, weight
-from .orders import Halt, Items, Recall, Results, Undone, refusal
+from .orders import Halt, Offered, Recall, Returned, Undone, refusal
 from .wire import Wire
 
 _AHEAD = 10e-3  # seconds of work that a host gets beyond an item for each worker
@@ -135,13 +135,13 @@ class Porter:
                 numbers.append(number)
                 places.append(place)
         several = tuple((stream, tuple(n), tuple(p)) for stream, n, p in groups.values())
-        items = Items(self.number, tuple(alone), several, self._nbytes, halt)
+        items = Offered(self.number, tuple(alone), several, self._nbytes, halt)
         self._wire.send(self._host, items, bodies)
         self._halted, self._nbytes = halt, 0
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
-    def hear(self, results: Results, fill: Callable[[Sequence[Any]], None]) -> None:
+    def hear(self, results: Returned, fill: Callable[[Sequence[Any]], None]) -> None:
         """Results have come."""
         values = unloaded(results.freights, fill)
         if results.number != self.number or not self._waiting:
