@@ -61,6 +61,27 @@ def test_a_command_comes_once_for_all_its_ranks(wire):
     assert lane.replies() == [b"mine", b"one", b"two"]
 
 
+def test_in_the_middle_of_a_command_it_knows_what_is_expected(wire):
+    wire.send(b"do")
+    wire.controller.expect(3, 10)
+    assert [wire.deputy.expects(numbers) for numbers in ([1, 2], [2, 3], [11])] == [False, True, True]
+    wire.controller.expect()
+    assert not wire.deputy.expects([3, 1000])
+    wire.controller.read_block(1)
+    assert wire.deputy.blocks_read(1) == 1
+    wire.listener.report(9, 0)
+    assert wire.deputy.phase(0) == 9
+
+
+def test_it_knows_whether_a_command_is_wanted(wire):
+    lane = wire.send(b"do")
+    assert not wire.deputy.unwanted(1)
+    lane.disclaim()
+    assert wire.deputy.unwanted(1)
+    wire.send(b"do")
+    assert not wire.deputy.unwanted(1)
+
+
 def test_the_same_command_again_has_the_edition_of_before_and_no_housekeeping(wire):
     command = b"do"
     lane = wire.send(command, b"news", (1, 2))

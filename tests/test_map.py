@@ -225,6 +225,7 @@ def test_common_arguments_are_shared(n):
     assert synk.map(look_up, range(3), common=common) == ["a2.0m", "b4.0m", "c6.0m"]
 
 
+@pytest.mark.one_host
 def test_an_array_in_common_is_one_memory_for_all(n):
     table = np.arange(1 << 20)
 
@@ -371,6 +372,7 @@ def test_large_results_do_not_pile_up(two):
     assert number == 199
 
 
+@pytest.mark.one_host
 def test_results_that_become_large_do_not_pile_up(two):
     """Many items are on their way when it turns out that their results are large."""
     results = synk.imap(lambda i: np.full(8 << 20, 1, np.uint8) if i > 1500 else i, itertools.count())

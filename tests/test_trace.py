@@ -406,6 +406,7 @@ def test_the_summary_of_a_trace_that_goes_on(current, capsys):
     assert int(row[3].rstrip("%")) > 20  # computing
 
 
+@pytest.mark.one_host
 def test_functions_of_one_name_are_told_apart_and_copies_are_transfer(current, capsys):
     def make(nap):
         def f(x):

@@ -12,6 +12,9 @@
     mirrors    its copies of the main process's segments
     stock      what a host has of them
     cargo      pieces of segments on their way
+    porter     items of a map to a host, and results from there
+    depot      where its workers take them
+    freight    pickled values on their way
     traffic    what a command reads and writes on the ranks of one host
     orders     what they tell each other while a session lives
     clocks     how far those of hosts are apart

@@ -22,7 +22,7 @@ from ..errors import InternalError
 from ..ipc.deputy import Deputy, Order
 from ..ipc.descriptors import Descriptors
 from ..memory.mapping import map_file
-from ..messages import Attach, Command, Housekeeping, Start
+from ..messages import Attach, Command, Housekeeping, Phase, Start, Work
 from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.cache import Cache
@@ -38,12 +38,15 @@ from .orders import (
     Marks,
     Ordered,
     Printed,
+    Returned,
     Shown,
     Standing,
     Tick,
     Tock,
     Traced,
+    Undone,
 )
+from .porter import Porter
 from .questions import End
 from .sharing import Sharing
 from .stock import Stock
@@ -151,6 +154,8 @@ class Dispatch:
         self._last: dict[int, bytes] = {}  # replies, by rank
         self._traced = False
         self._clocks = Clocks()
+        self._descriptors = descriptors
+        self._porters: dict[int, Porter] = {}  # by host, from the first map on
 
     def _version(self, segment: int) -> int:
         return int(self._versions[segment % len(self._versions)])
@@ -158,7 +163,8 @@ class Dispatch:
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> bool:
-        """Send the commands that have come to their hosts; returns whether there were some."""
+        """Send the commands that have come to their hosts, and what maps need; returns whether there
+        was something."""
         orders = list(self._deputy.orders())
         if self._deputy.traced != self._traced:
             self._traced = not self._traced
@@ -166,11 +172,15 @@ class Dispatch:
                 self._wire.send(host, Traced(self._traced))
         for order in orders:
             self._send(order)
-        shared = self._sharing.step(self._deputy.busy(self._hosts[0]))
+        news = self._sharing.step(self._deputy.busy(self._hosts[0])) or bool(orders)
+        for porter in self._porters.values():
+            news |= porter.step()
+            if replies := porter.replies():
+                self._take(porter.number, replies)
         for number, pending in tuple(self._pending.items()):
             if not pending.waiting:
                 self._merge(number, pending)
-        return bool(orders) or shared
+        return news
 
     def _send(self, order: Order) -> None:
         if order.housekeeping:
@@ -179,9 +189,13 @@ class Dispatch:
         if command is None:
             command = self._known[order.command] = pickle.loads(order.command)
         self._pending[order.number] = _Pending(order.ranks)
-        for host in sorted({self._host_of[rank] for rank in order.ranks}):
+        hosts = sorted({self._host_of[rank] for rank in order.ranks})
+        for host in hosts:
             ranks = tuple([rank for rank in order.ranks if self._host_of[rank] == host])
             self._send_to(host, ranks, order, command)
+        work = self._traffic.innermost(command)
+        if isinstance(work, Work):
+            self._begin_map(order.number, hosts, work)
         if isinstance(command, Start):
             self._segments.keep(command.outbox.segment)
             if command.versions is not None:
@@ -195,6 +209,16 @@ class Dispatch:
         self._editions[host, ranks] = order.edition
         payload = None if known else order.command
         self._wire.send(host, Ordered(order.number, ranks, payload, order.housekeeping, cargo), bodies)
+
+    def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
+        if not self._porters:
+            queue = [self._descriptors.take(descriptor) for descriptor in work.queue]
+            size = len(self._host_of)
+            for host in hosts:
+                ranks = self._hosts[host]
+                self._porters[host] = Porter(self._wire, host, ranks, size, self._deputy, queue)
+        for host in hosts:
+            self._porters[host].begin(number)
 
     def _keep_house(self, news: Housekeeping) -> None:
         for number in news.drop:
@@ -211,23 +235,33 @@ class Dispatch:
         match message:
             case Answered():
                 self._answered(host, message)
+            case Returned():
+                self._porters[host].hear(message, lambda places: self._wire.fill(host, places))
+            case Undone():
+                self._porters[host].regain(message)
+            case Shown():
+                self._sharing.take(host, message)
+            case Ended():  # of which the answers tell, too
+                return
+            case _:
+                self._hear_of_workers(host, message)
+
+    def _hear_of_workers(self, host: int, message: object) -> None:
+        """What they do, have done, print; and what their clock says."""
+        match message:
+            case Standing(doing):
+                for rank, phase, count in doing:
+                    self._deputy.report(rank, phase, count)
             case Marks(rank, marks):
                 ahead = self._clocks.ahead(host)
                 self._deputy.leave_marks(rank, [(at - ahead, phase, n) for at, phase, n in marks])
             case Tock(sent, now):
                 if self._clocks.heard(host, sent, now):
                     self._wire.send(host, Tick(time.perf_counter_ns()))
-            case Standing():
-                for rank, phase, count in message.doing:
-                    self._deputy.report(rank, phase, count)
             case Printed():
                 self._printed.send(tuple(message))
             case Died():
                 self._main.send(message)
-            case Shown():
-                self._sharing.take(host, message)
-            case Ended():  # of which the answers tell, too
-                return
             case _:
                 raise InternalError(f"host {host} says {message!r}.")
 
@@ -242,11 +276,23 @@ class Dispatch:
             pending.parts.setdefault(place, (partial, {}))[1][host] = part
         for rank, payload in answered.replies.items():
             self._last[rank] = self._last[rank] if payload is None else payload
-        pending.take({rank: self._last[rank] for rank in answered.replies})
+        replies = {rank: self._last[rank] for rank in answered.replies}
+        porter = self._porters.get(host)
+        if porter is not None and porter.number == answered.number:
+            porter.answered(replies)
+        else:
+            self._take(answered.number, replies)
+
+    def _take(self, number: int, replies: dict[int, bytes]) -> None:
+        """Ranks have answered command *number*, and what they have written is here."""
+        pending = self._pending[number]
+        pending.take(replies)
+        for rank in replies:
+            self._deputy.report(rank, Phase.WAITING, 0)
         if not pending.parts:
-            self._deputy.answer(answered.number, pending.hand_over())
+            self._deputy.answer(number, pending.hand_over())
             if not pending.waiting:
-                del self._pending[answered.number]
+                del self._pending[number]
 
     def _merge(self, number: int, pending: _Pending) -> None:
         """All hosts have reduced their parts; if this one has, too, reduce the parts, and answer."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .hello import Hello
-from .orders import Begin, Ended, GiveUp, Ordered, Shown, Tick, Tock, Traced
+from .orders import Begin, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
 from .wire import GATEWAY, Nap, Wire
@@ -55,6 +55,10 @@ class Leader:
                             self._wire.send(GATEWAY, Tock(sent, time.perf_counter_ns()))
                         case Shown() | Ended() as shown:
                             outpost.hear(message[0], shown)
+                        case Offered() as items:
+                            outpost.accept(items)
+                        case Recall(number):
+                            outpost.recall(number)
                         case GiveUp(number, ranks):
                             outpost.interrupt(number, ranks)
                         case End():

@@ -6,6 +6,10 @@
     Begun         … → main                  they have started, or why not
     Ordered       gateway → leader          a command, and what its ranks read of the main memory
     Answered      leader → gateway          replies to it, and what its ranks have written
+    Offered       gateway → leader          items of a map, for whichever of its ranks is free
+    Returned      leader → gateway          of these items
+    Recall        gateway → leader          give back the items that have not begun
+    Undone        leader → gateway          these are they
     Interrupt     main → gateway            as Ctrl-C would
     GiveUp        gateway → leader          the same, of one command
     Standing      leader → gateway          what ranks do
@@ -21,10 +25,15 @@
 
 from __future__ import annotations
 
+import pickle
+from enum import IntEnum
 from typing import NamedTuple
 
 from ..ipc.process import ProcessEnd
+from ..messages import Failed
+from ..packing.exceptions import kinds, packed
 from .cargo import Cargo
+from .freight import Freight
 from .traffic import Partial
 
 
@@ -73,6 +82,52 @@ class Answered(NamedTuple):
     replies: dict[int, bytes | None]
     cargo: Cargo
     partials: tuple[Partial, ...]
+
+
+class Halt(IntEnum):
+    """No more items come for the ranks of a host; each of these goes further than those before it."""
+
+    NOT = 0
+    END = 1  # they end when all that have come are done
+    STOP = 2  # no other begins: nobody wants results
+    WITHDRAW = 3  # no other begins, as they have other things to do
+
+
+class Offered(NamedTuple):
+    """Items of command *number*.
+
+    Attributes:
+        alone: each with its number.
+        groups: pickles of several each, the numbers of those that come, and their places among them.
+        read: bytes of large results that have been handed over.
+    """
+
+    number: int
+    alone: tuple[Freight, ...]
+    groups: tuple[tuple[bytes, tuple[int, ...], tuple[int, ...]], ...]
+    read: int
+    halt: Halt
+
+
+class Returned(NamedTuple):
+    """Results of command *number*, and the numbers of the items that each of them is for."""
+
+    number: int
+    freights: tuple[Freight, ...]
+    items: tuple[tuple[int, ...], ...]
+
+
+class Recall(NamedTuple):
+    """Others may take the items of command *number* that have not begun."""
+
+    number: int
+
+
+class Undone(NamedTuple):
+    """Items of command *number* have not begun, and will not here."""
+
+    number: int
+    items: tuple[int, ...]
 
 
 class Interrupt(NamedTuple):
@@ -150,3 +205,9 @@ class Ended(NamedTuple):
     """Which command each of some ranks has answered last."""
 
     numbers: dict[int, int]
+
+
+def refusal(problem: Exception) -> bytes:
+    """What a rank answers that has met this *problem*, or would have."""
+    summary = f"{type(problem).__name__}: {problem}"
+    return pickle.dumps(Failed(None, summary, b"", packed(problem), kinds(problem), True, False, None))

@@ -18,22 +18,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comms.journal import reserve_journals
-from ..errors import SharedMemoryError
+from ..errors import SessionError, SharedMemoryError, SynkroError
 from ..ipc.channel import Lane
 from ..ipc.crew import Crew
-from ..messages import Command, Failed, Housekeeping, Reduce, Reply, Start
-from ..packing.exceptions import kinds, packed
+from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
 from ..values.cache import Cache
 from .cargo import Cargo, discarded, unpacked, whole
 from .cargo import packed as loaded
+from .depot import Depot
 from .mirrors import Mirrors
-from .orders import Answered, Begin, Begun, Died, Ended, Marks, Ordered, Printed, Shown, Standing
+from .orders import (
+    Answered,
+    Begin,
+    Begun,
+    Died,
+    Ended,
+    Marks,
+    Offered,
+    Ordered,
+    Printed,
+    Shown,
+    Standing,
+    refusal,
+)
 from .sharing import Sharing
 from .traffic import Extent, Partial, Traffic
 from .wire import GATEWAY, Wire
 
 _PATIENCE = 5e-3  # seconds that ranks which have answered wait for the others of their host
 _GRACE = 1.0  # seconds in which workers can leave by themselves
+_LOOK = 5e-3  # seconds after which a leader that does not sleep looks around
 _REPORT = 50e-3  # seconds between two reports of what the ranks do
 
 
@@ -105,8 +119,9 @@ class Outpost:
         self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
         self._running: dict[int, _Running] = {}
         self._marked: dict[int, int] = {}  # during a trace: by rank, how many marks have been told
+        self._depot: Depot | None = None  # from the first map on
         self._doing: dict[int, tuple[int, int]] = {}
-        self._reported = 0.0
+        self._looked = self._reported = 0.0
         self._ends = select.poll()
         environments = [begin.environments[rank] for rank in self._crew.ranks]
         try:
@@ -149,6 +164,13 @@ class Outpost:
             self._mirrors.keep(command.outbox.segment)
             for _ in self._traffic.reads(command, ()):
                 pass
+        work = self._traffic.innermost(command)
+        if isinstance(work, Work):
+            try:
+                self._begin_map(ordered.number, work)
+            except SessionError as error:
+                self._refuse(ordered, error)
+                return
         lane = self._channel.lane(ordered.ranks)
         lane.send(payload, ordered.housekeeping, ordered.number)
         self._running[ordered.number] = _Running(lane, command)
@@ -172,11 +194,35 @@ class Outpost:
             if new:
                 self._crew.pass_descriptors(rank, new)
 
-    def _refuse(self, ordered: Ordered, problem: SharedMemoryError) -> None:
+    def _begin_map(self, number: int, work: Work) -> None:
+        """Open the queue of tasks.  Raises: SessionError."""
+        if self._depot is None:
+            ranks, size = self._crew.ranks, sum(map(len, self._crew.hosts))
+            try:
+                self._depot = Depot(self._wire, ranks, size, self._channel)
+            except OSError as error:
+                raise SessionError(
+                    f"the queue of tasks of ranks {ranks[0]} to {ranks[-1]} could not be made "
+                    f"({error}): raise the limit of open files there (ulimit -n)."
+                ) from None
+            for rank in ranks:
+                queue = zip(work.queue, self._depot.descriptors, strict=True)
+                self._crew.pass_descriptors(rank, list(queue))
+        self._depot.begin(number)
+
+    def accept(self, items: Offered) -> None:
+        """Items of a map have come."""
+        if self._depot is not None:
+            self._depot.accept(items, self._fill)
+
+    def recall(self, number: int) -> None:
+        """Items that no worker has begun may be taken by others."""
+        if self._depot is not None:
+            self._depot.recall(number)
+
+    def _refuse(self, ordered: Ordered, problem: SynkroError) -> None:
         """Answer for the ranks, which have not heard of the command."""
-        summary = f"{type(problem).__name__}: {problem}"
-        failed = Failed(None, summary, b"", packed(problem), kinds(problem), True, False, None)
-        replies: dict[int, bytes | None] = dict.fromkeys(ordered.ranks, pickle.dumps(failed))
+        replies: dict[int, bytes | None] = dict.fromkeys(ordered.ranks, refusal(problem))
         self._sent |= dict.fromkeys(ordered.ranks, b"")
         self._wire.send(GATEWAY, Answered(ordered.number, replies, Cargo((), b""), ()))
 
@@ -188,6 +234,8 @@ class Outpost:
         """Have *ranks* give up command *number*."""
         running = self._running.get(number)
         if running is not None:
+            if self._depot is not None:
+                self._depot.stop()
             running.lane.disclaim()
             self._channel.wake_all()
             self._crew.interrupt([rank for rank in running.lane.unanswered() if rank in ranks])
@@ -196,7 +244,10 @@ class Outpost:
 
     def step(self) -> bool:
         """Look at the workers, and tell the gateway what is new; returns whether something was."""
+        if time.monotonic() - self._looked > _LOOK:
+            self._look_around()
         news = self._sharing.step(bool(self._running))
+        news |= self._depot is not None and self._depot.step()
         for number, running in tuple(self._running.items()):
             news |= self._look(number, running)
         return news
@@ -206,6 +257,8 @@ class Outpost:
         if running.done:
             del self._running[number]
         if answered:
+            if self._depot is not None:
+                self._depot.flush()  # results of a map come before the answers
             self._answer(number, running, answered)
         return bool(answered)
 
@@ -221,6 +274,10 @@ class Outpost:
         for partial in partials:
             extent = whole(partial.target)
             bodies.append(self._mirrors.memory(extent.segment)[extent.start : extent.stop].data)
+        if self._depot is not None and self._depot.problem is not None:
+            payloads |= dict.fromkeys(ranks, refusal(self._depot.problem))
+        for rank in ranks:
+            self._doing.pop(rank, None)  # the gateway knows that they do nothing
         said = {rank: self._news(rank, payloads[rank]) for rank in ranks}
         self._wire.send(GATEWAY, Answered(number, said, cargo, tuple(partials)), bodies)
         if bodies:
@@ -248,19 +305,23 @@ class Outpost:
             )
 
         self._sharing.dozing(doze)
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """Tell the gateway who has ended, what was printed, and what the ranks do."""
+        self._looked = now = time.monotonic()
         for sentinel, _ in self._ends.poll(0):
             self._ends.unregister(sentinel)
             ended = self._crew.end_of(sentinel)
             self._tell_what_was_printed()
             self._wire.send(GATEWAY, Died(ended))
         self._tell_what_was_printed()
-        now = time.monotonic()
         if self._running and now - self._reported > _REPORT:
             self._reported = now
             self._tell_marks()
             doing = {rank: self._channel.whereabouts(rank) for rank in self._crew.ranks}
             news = tuple((r, *what) for r, what in doing.items() if self._doing.get(r) != what)
-            self._doing = doing
+            self._doing |= doing
             if news:
                 self._wire.send(GATEWAY, Standing(news))
 
@@ -291,6 +352,8 @@ class Outpost:
         """End the workers that have not ended, and give everything back."""
         self._crew.ended(_GRACE)
         self._crew.close()
+        if self._depot is not None:
+            self._depot.close()
         self._tell_what_was_printed()
         self._mirrors.close()
         self._sharing.close()

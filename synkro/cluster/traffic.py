@@ -127,6 +127,12 @@ class Traffic:
                 for rank in replies:
                     yield from _rows_between(command.region, rank, rank)
 
+    def innermost(self, command: Command) -> Command:
+        """The command itself, if *command* is that or says where it is."""
+        while isinstance(command, messages.Indirect):
+            command = self._inner(command)
+        return command
+
     def _inner(self, command: messages.Indirect | messages.Assign) -> Command:
         """The command that *command* stands before, or for."""
         if isinstance(command, messages.Assign):

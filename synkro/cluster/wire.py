@@ -54,6 +54,7 @@ class Wire:
 
     def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> None:
         """Send a message; *bodies* must not change before ``flush`` says that all is sent."""
+        self.sent()  # lets go of what is
         payload = pickle.dumps(head, 5)
         sealed = hmac.digest(self._key, payload, _DIGEST) + payload
         self._begin(sealed, to, _HEAD)

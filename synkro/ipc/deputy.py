@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from .block import (
     ANSWERED,
+    AWAITED,
     COMMAND,
     COMMAND_EDITION,
     COMMAND_SIZE,
     EACH,
+    ENOUGH,
     FIRST,
     HOUSEKEEPING_SIZE,
     MAIN_SLEEPS,
@@ -20,6 +22,7 @@ from .block import (
     MARKED,
     MARKS,
     PHASE,
+    READ,
     REPLY_EDITION,
     REPLY_SIZE,
     SLEEPS,
@@ -141,6 +144,10 @@ class Deputy:
             if words[head + MAIN_SLEEPS] and (words[head + EACH] or block.all_answered(number)):
                 os.eventfd_write(self._wakes_main[first], 1)
 
+    def phase(self, rank: int) -> int:
+        """What a rank, of any host, does."""
+        return self._block.words[self._block.lines[rank] + PHASE]
+
     def report(self, rank: int, phase: int, count: int) -> None:
         """Say what a rank does."""
         line = self._block.lines[rank]
@@ -153,15 +160,27 @@ class Deputy:
 
     def leave_marks(self, rank: int, marks: Sequence[tuple[int, int, int]]) -> None:
         """Leave the next marks of a rank: ns, phase and count."""
-        words, place, memory = (
-            self._block.words,
-            self._block.lines[rank] + MARKED,
-            self._block.marks[rank],
-        )
+        words, memory = self._block.words, self._block.marks[rank]
+        place = self._block.lines[rank] + MARKED
         for mark in marks:
             number = words[place]
             MARK.pack_into(memory, number % MARKS * MARK.size, *mark)
             words[place] = number + 1
+
+    def expects(self, numbers: Sequence[int]) -> bool:
+        """Whether the main process waits for the result of one of these items, or will."""
+        words = self._block.words
+        return words[AWAITED] in numbers or max(numbers) >= words[ENOUGH]
+
+    def wake_main(self) -> None:
+        """Wake the main process, if it sleeps in the middle of a command."""
+        self._fence()  # what is there for it is stored before the load of whether it sleeps
+        if self._block.words[self._block.orders[0] + MAIN_SLEEPS]:
+            os.eventfd_write(self._wakes_main[0], 1)
+
+    def blocks_read(self, rank: int) -> int:
+        """How many blocks of a rank with results the main process has read."""
+        return self._block.words[self._block.lines[rank] + READ]
 
     def doze(self, seconds: float, others: Sequence[Any] = ()) -> None:
         """Sleep, until there is a command, or one of *others*, which have descriptors, is readable."""

@@ -15,6 +15,9 @@ Tickets are issued before there are items for them.  One read of the pipe takes 
 two workers the same (pipe(7)), so there is no lock that a dead worker could hold.  Small items lie in
 their slots and small results in the pipe, larger ones in *blocks* of the file, which are used again when
 the other side has read them.
+
+For workers of another host a ``RemoteTaker`` draws tickets.  What it has taken, and nobody there has
+begun, it can give back: a record says so, and the main process publishes these items anew.
 """
 
 from __future__ import annotations
@@ -53,6 +56,9 @@ Stored = tuple[int, int, int, Any]
 SEVERAL = -1
 """The number of a record with several results: a list of their numbers, and one of their values."""
 
+UNDONE = -2
+"""The number of a record with a list of the numbers of items that were taken and have not begun."""
+
 CAPACITY = 1 << 13
 """How many items can be published that no worker has read."""
 
@@ -60,6 +66,7 @@ GROUP = 16
 """How many slots can have one pickle together: those from a multiple of it on."""
 
 _PUBLISHED, _END, _WANTED = 0, 8, 16  # words of the table, in lines of the cache of their own
+_WITHDRAWN = 9  # beside the end: whether nobody is to begin what was taken
 _HEAD = 24 * 8  # bytes before the slots
 _SLOT = 128
 _NEVER = (1 << 64) - 1
@@ -139,6 +146,7 @@ class Dispatcher:
         self._leaving = 0  # the handle of what is done when the reader is gone
         _dispatchers.add(self)
         self._rest = b""
+        self._own = -1  # a ticket that this end has drawn itself
 
     def _pipe(self) -> tuple[int, int]:
         ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -168,8 +176,8 @@ class Dispatcher:
         _chunks(self._tickets)
         _chunks(self._results)
         self._rest = b""
-        words[_PUBLISHED], words[_END] = self._published, _NEVER
-        self._issued = self._published
+        words[_PUBLISHED], words[_END], words[_WITHDRAWN] = self._published, _NEVER, 0
+        self._issued, self._own = self._published, -1
         self._issue()
 
     def disown(self) -> None:
@@ -254,9 +262,29 @@ class Dispatcher:
     def withdraw(self) -> list[int]:
         """Have them end it at once; returns the numbers of the items that nobody has taken."""
         data = b"".join(_chunks(self._tickets))
+        self._table.words[_WITHDRAWN] = 1
         self.end()
         drawn = [ticket for (ticket,) in _TICKET.iter_unpack(data) if ticket < self._published]
         return [self._number(ticket) for ticket in drawn]
+
+    def take_back(self) -> list[int]:
+        """The numbers of the items that nobody has drawn, and nobody will.
+
+        Where this draws a ticket too many, its item will come by ``taken``.
+        """
+        numbers: list[int] = []
+        with contextlib.suppress(BlockingIOError):
+            while self._own < 0:
+                (self._own,) = _TICKET.unpack(os.read(self._tickets, _TICKET.size))
+                numbers += self.taken()
+        return numbers
+
+    def taken(self) -> list[int]:
+        """The number of the item that this end has drawn, as soon as it is published."""
+        if not 0 <= self._own < self._published:
+            return []
+        ticket, self._own = self._own, -1
+        return [self._number(ticket)]
 
     def _number(self, ticket: int) -> int:
         """The number of the item that this ticket is for."""
@@ -343,21 +371,24 @@ class Taker:
             (ticket,) = _TICKET.unpack(os.read(self._tickets, 8))
         except BlockingIOError:  # they were withdrawn
             ticket = _NEVER
-        table = self._table
-        words, slots = table.words, table.slots
+        words = self._table.words
         if words[_PUBLISHED] <= ticket:
             self._ticket = ticket
             wait(self._is_decided)
             if words[_PUBLISHED] <= ticket:
                 return None
-        within = ticket % GROUP
+        return self._item(ticket)
+
+    def _item(self, ticket: int) -> tuple[int, Packed, int]:
+        """The published item that this ticket is for, as ``take`` returns it."""
+        table, within = self._table, ticket % GROUP
         if ticket - within != self._at:
             table.fence()  # the number is loaded before the slot
             self._look_at(ticket - within)
         if within < self._count:
             return self._first + within, self._group, within
         table.fence()
-        at = ticket % CAPACITY * _SLOT
+        at, slots = ticket % CAPACITY * _SLOT, table.slots
         number, place, nbytes, way = _RECORD.unpack_from(slots, at)
         if place == _INSIDE:
             begin = at + _RECORD.size
@@ -387,35 +418,91 @@ class Taker:
 
         Raises: SharedMemoryError.
         """
-        stream, buffers, own = result
-        if not buffers and len(stream) <= _SMALL:
-            data = _RECORD.pack(number, _INSIDE, len(stream), own) + stream
-        else:
-            data = self._in_block(number, result, read, rouse)
-        while True:
-            try:
-                os.write(self._results, data)
-                return
-            except BlockingIOError:
-                rouse()
-                self._room.poll()
-
-    def _in_block(
-        self, number: int, result: Packed, read: Callable[[], int], rouse: Callable[[], None]
-    ) -> bytes:
-        stream, buffers, own = result
-        nbytes = len(stream) + sum(map(len, buffers))
-        while True:
-            for _ in range(read() - self._read):
-                self._unread.popleft()
-                self._read += 1
-            if not self._unread or sum(map(len, self._unread)) + nbytes <= _AHEAD:
-                break
+        while (data := self._record(number, result, read())) is None:
             rouse()
             time.sleep(_PAUSE)
+        while not self._write(data):
+            rouse()
+            self._room.poll()
+
+    def _record(self, number: int, result: Packed, read: int) -> bytes | None:
+        """The record of a result, which lies in a block if it is large; None while too many blocks are
+        unread: all but *read*."""
+        stream, buffers, own = result
+        if not buffers and len(stream) <= _SMALL:
+            return _RECORD.pack(number, _INSIDE, len(stream), own) + stream
+        while self._read < read:
+            self._unread.popleft()
+            self._read += 1
+        nbytes = len(stream) + sum(map(len, buffers))
+        if self._unread and sum(map(len, self._unread)) + nbytes > _AHEAD:
+            return None
         block, place = _placed(self._arena, stream, buffers)
         self._unread.append(block)
         return _RECORD.pack(number, place, len(stream), len(buffers) << 1 | own)
+
+    def _write(self, record: bytes) -> bool:
+        try:
+            os.write(self._results, record)
+        except BlockingIOError:
+            return False
+        return True
+
+
+class RemoteTaker(Taker):
+    """The end for workers of another host, where items and results go on: nothing in it waits."""
+
+    def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
+        """Large results lie in the memory of *rank*, one of that host."""
+        super().__init__(rank, descriptors)
+        self._drawn = False  # whether the last ticket was drawn, and its item not taken
+        self._unwritten: bytes | None = None
+
+    def begin(self, read: int) -> None:
+        super().begin(read)
+        self._drawn, self._unwritten = False, None
+
+    def take_now(self) -> tuple[int, Packed, int] | None:
+        """The next item, as ``take`` returns it; None if there is none now."""
+        if not self._drawn:
+            try:
+                (self._ticket,) = _TICKET.unpack(os.read(self._tickets, 8))
+            except BlockingIOError:  # they were withdrawn
+                return None
+            self._drawn = True
+        if self._table.words[_PUBLISHED] <= self._ticket:
+            return None
+        self._drawn = False
+        return self._item(self._ticket)
+
+    @property
+    def waiting(self) -> int:
+        """How many items are published after the last one that was taken here."""
+        return max(0, self._table.words[_PUBLISHED] - self._ticket - 1)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether results are wanted."""
+        return bool(self._table.words[_WANTED])
+
+    @property
+    def ended(self) -> bool:
+        """Whether there will be no more items."""
+        return self._drawn and self._table.words[_END] <= self._ticket
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether nobody is to begin what was taken."""
+        return bool(self._table.words[_WITHDRAWN])
+
+    def give_now(self, number: int, result: Packed, read: int) -> bool:
+        """Hand a result over, if there is room for it; as ``give``, after *read* blocks were read."""
+        if self._unwritten is None:
+            self._unwritten = self._record(number, result, read)
+        if self._unwritten is None or not self._write(self._unwritten):
+            return False
+        self._unwritten = None
+        return True
 
 
 def _chunks(pipe: int) -> list[bytes]:

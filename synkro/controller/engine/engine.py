@@ -80,6 +80,7 @@ class Engine:
     Attributes:
         size: the number of workers.
         on_gpus: whether they compute on GPUs.
+        has_hosts: whether some are on other hosts.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         turns: of the operations on some ranks.  One on all of them has to ``land`` first.
@@ -108,6 +109,7 @@ class Engine:
         command."""
         self.size = len(environments)
         self.on_gpus = on_gpus
+        self.has_hosts = len(crew.hosts) > 1
         self.lock = threading.RLock()
         self.turns = Turns(self.lock, self.size, timeout)
         self.verbose, self.say = verbose, status_line(verbose)
@@ -131,7 +133,7 @@ class Engine:
             self.rouse = self.channel.rouse
             self.state = State.READY
             _engines.add(self)
-            if on_gpus or len(crew.hosts) > 1:
+            if on_gpus or self.has_hosts:
                 self.versions = Versions(self.allocate(Versions.NBYTES))
         except (OSError, RuntimeError) as error:
             self.close()

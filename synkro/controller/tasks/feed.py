@@ -70,6 +70,7 @@ class Feed:
         self._open = False  # whether the workers take items
         self._wanted: weakref.ref[object] | None = None
         self._back: list[int] = []  # the numbers of items that were withdrawn, or read when it was not
+        self._again: list[int] = []  # … that were taken and have not begun, and go back into the queue
         self._slots: list[int] = [-1] * CAPACITY  # the numbers of the items that were published there
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +118,7 @@ class Feed:
     def drop(self) -> None:
         """Nobody waits for results any more."""
         self.waiting.clear()
-        self._back = []
+        self._back, self._again = [], []
         self.exhausted, self.error = True, None
 
     def want(self, reader: object) -> None:
@@ -125,6 +126,11 @@ class Feed:
         self._wanted = weakref.ref(reader)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be put into the queue any more."""
+        return self.is_done if self._engine.has_hosts else self.exhausted
 
     def threshold(self, held: int) -> int | None:
         """The number from which on results mean that items should be read; None if there are none."""
@@ -134,8 +140,23 @@ class Feed:
             return 0
         return max(0, self._read - 1 - self._ahead // 2)
 
+    def put_again(self, numbers: Sequence[int]) -> None:
+        """These items were taken, and have not begun."""
+        self._again += [number for number in numbers if number in self.waiting]
+        if self._open:
+            self._put_those_again()
+        else:
+            self._back, self._again = [*self._again, *self._back], []
+
+    def _put_those_again(self) -> None:
+        while self._again and not self._is_slot_in_use():
+            self._put_stored(self._again.pop(0))
+        self._publish()
+
     def due(self, held: int) -> bool:
         """Whether to read items now, where results of *held* bytes wait for the program."""
+        if self._again and self._open:
+            self._put_those_again()
         if self.exhausted or self._is_full(held):
             return False
         for rank in range(self._size):
@@ -267,13 +288,17 @@ class Feed:
         self._queue.open(None if self._wanted is None else self._wanted())
         self._slots = [-1] * CAPACITY
         for number in self._back:
-            args, nbytes, stored = self.waiting[number]
-            if stored is None:
-                stored = self._queue.stored(self._packed(args))
-                self.waiting[number] = args, nbytes, stored
-            self._put(number, stored)
+            self._put_stored(number)
         self._queue.publish()
         self._back, self._open = [], True
+
+    def _put_stored(self, number: int) -> None:
+        """Put an item by itself into a slot, wherever it was before."""
+        args, nbytes, stored = self.waiting[number]
+        if stored is None:
+            stored = self._queue.stored(self._packed(args))
+            self.waiting[number] = args, nbytes, stored
+        self._put(number, stored)
 
     def close(self) -> None:
         """The workers take no more items, as all were read."""
@@ -286,7 +311,8 @@ class Feed:
         if self._open:
             self._queue.publish()  # what lies in slots and was not
         self._open = False
-        self._back = [*self._queue.withdraw(), *self._back]
+        self._back = [*self._again, *self._queue.withdraw(), *self._back]
+        self._again = []
         self._channel.wake_sleepers()
 
     def _packed(self, args: Arguments) -> Packed:

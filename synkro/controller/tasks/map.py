@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from ...errors import InternalError, OutputError, UsageError
-from ...ipc.queue import SEVERAL, Dispatcher
+from ...ipc.queue import SEVERAL, UNDONE, Dispatcher
 from ...messages import Failed
 from ...packing.refused import advice_on_loading
 from ..calls.carried import Carried
@@ -188,7 +188,7 @@ class Map:
         if self._open and not self._ending:
             failed = len(self._engine.everyone.unanswered()) < self._engine.size
             failed = failed or self._failure is not None
-            if failed or self._feed.exhausted:
+            if failed or self._feed.is_over:
                 self._end(at_once=failed)
 
     def _begin(self) -> None:
@@ -217,7 +217,7 @@ class Map:
         unanswered = len(self._engine.everyone.unanswered())
         if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
             return True
-        if self._failure is not None and not self._ending:
+        if not self._ending and (self._failure is not None or self._feed.is_over):
             return True
         return self._is_next_there() or (not self._ending and self._feed.due(self._held))
 
@@ -233,6 +233,9 @@ class Map:
         for number, rank, (stream, buffers, own) in self._queue.collect():
             if rank >= 0:
                 self._engine.channel.read_block(rank)
+            if number == UNDONE:
+                self._feed.put_again(pickle.loads(stream))
+                continue
             if number == SEVERAL:
                 numbers, values = pickle.loads(stream)
                 if self._ordered:
