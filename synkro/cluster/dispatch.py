@@ -7,6 +7,8 @@ here before the main process sees that they have answered.
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import mmap
 import os
 import pickle
@@ -87,6 +89,7 @@ class Segments:
         self._kept: set[int] = set()
         self._unmapped: dict[int, Attach] = {}
         self._memory: dict[int, NDArray[np.uint8]] = {}
+        self._files: set[int] = set()
 
     def attach(self, attach: Attach) -> None:
         """There is one, whose descriptor has been sent."""
@@ -104,6 +107,12 @@ class Segments:
         if self._unmapped.pop(number, None) is not None:
             self._descriptors.release(number)
         self._memory.pop(number, None)
+        self._files.discard(number)
+
+    def is_file(self, number: int) -> bool:
+        """Whether it is a file of the user's, which others may write to."""
+        self.memory(number)
+        return number in self._files
 
     def memory(self, number: int) -> NDArray[np.uint8]:
         """All of a segment."""
@@ -112,6 +121,8 @@ class Segments:
             fd = self._descriptors.descriptor(number)
             access = Access.WRITE if attach.access is Access.WRITE else Access.READ
             self._memory[number] = map_file(fd, attach.nbytes, access)
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+                self._files.add(number)
             self._descriptors.release(number)
         return self._memory[number]
 
@@ -153,11 +164,14 @@ class Dispatch:
         self._pending: dict[int, _Pending] = {}
         self._last: dict[int, bytes] = {}  # replies, by rank
         self._traced = False
+        self._unknown = itertools.count(-1, -1)  # versions that were never there
         self._clocks = Clocks()
         self._descriptors = descriptors
         self._porters: dict[int, Porter] = {}  # by host, from the first map on
 
     def _version(self, segment: int) -> int:
+        if self._segments.is_file(segment):
+            return next(self._unknown)
         return int(self._versions[segment % len(self._versions)])
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,70 @@
+"""The tests of one host, with workers on several, which are not always the main program's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.hosts import Hosts
+
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once, pytest.mark.timeout(400)]
+ROOT = Path(__file__).resolve().parents[1]
+
+RUNS = [
+    ("h1,h2", "test_function", "test_data", "test_batches"),
+    ("h1,h2", "test_variables", "test_kept_outputs", "test_updates", "test_saving"),
+    ("h1,h2", "test_collectives", "test_collective_errors", "test_split"),
+    ("h1,h2", "test_map", "test_targets", "test_interrupts"),
+    ("h2,h1", "test_variable_collectives", "test_outputs"),
+    ("h3,h1,h2", "test_collectives", "test_function"),
+    ("h2,h3", "test_exact"),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2", "h3"])
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
+
+
+@pytest.mark.parametrize(("over", "files"), [(over, files) for over, *files in RUNS], ids=str)
+def test_the_tests_pass_over(hosts, over, files):
+    """The main program runs on h1."""
+    paths = [ROOT / "tests" / f"{file}.py" for file in files]
+    options = ["--over", over, "--launcher", hosts.launcher, "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-m", "pytest", *options, *paths),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_workers_are_on_hosts_of_their_own(hosts):
+    code = (
+        "import socket, sys\nimport synkro as synk\n"
+        "synk.fork(hosts=['h1:1', 'h2:2'], devices='cpu', launcher=sys.argv[1])\n"
+        "where = synk.function(lambda: (socket.gethostname(), synk.host(), synk.local_rank()), "
+        "outputs=None)\nprint(where())"
+    )
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-c", code, hosts.launcher),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "[('h1', 0, 0), ('h2', 1, 0), ('h2', 1, 1)]\n"
+    assert "Synkro: 2 hosts by MPICH" in done.stderr
+    assert "over shell: h1 (rank 0), h2 (ranks 1, 2), ready in " in done.stderr
+    assert "trusted networks only" in done.stderr
