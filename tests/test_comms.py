@@ -20,7 +20,8 @@ LENGTHS = [0, 1, 2, 5, 64, 1000]
 
 
 WORLDS = [(ShmWorld, size) for size in SIZES]
-WORLDS += [(HostsWorld, layout) for layout in [(1, 1), (2, 2), (3, 1), (1, 1, 2)]]
+LAYOUTS = [(1, 1), (2, 2), (3, 1), (1, 1, 2)]
+WORLDS += [pytest.param((HostsWorld, layout), marks=pytest.mark.hosts) for layout in LAYOUTS]
 
 
 def called(world):

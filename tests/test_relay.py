@@ -39,7 +39,7 @@ except ImportError:  # those tests are skipped that have something drawn
         return lambda test: test
 
 
-pytestmark = pytest.mark.counted_once
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 
 SUM = OPERATIONS["sum"]
 

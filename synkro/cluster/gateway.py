@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 import time
 from multiprocessing.connection import Connection
@@ -14,7 +16,7 @@ from .dispatch import Dispatch
 from .hello import Hello
 from .orders import Begin, Begun, Silent
 from .questions import Clock, Distance, Distances, Echo, End, Reach, Sees
-from .wire import Nap, Wire, wait_until
+from .wire import Nap, SilenceError, Wire, wait_until
 
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
@@ -43,7 +45,7 @@ class Gateway:
         self._main.send([said[number] for number in range(self._wire.count)])
         while not isinstance(question := self._heard(), End):
             if isinstance(question, Begin):
-                self._work(question)
+                self._work_until_silence(question)
                 break
             self._main.send(self._answer(question))
         for leader in self._leaders:
@@ -57,6 +59,16 @@ class Gateway:
 
     # ── a session ────────────────────────────────────────────────────────────────────────────────
 
+    def _work_until_silence(self, begin: Begin) -> None:
+        """Serve a session until its end, or until a host is lost: then all is up to the main process."""
+        try:
+            self._work(begin)
+        except SilenceError as error:
+            self._main.send(Silent(error.host))
+            with contextlib.suppress(EOFError, OSError):
+                self._main.recv()
+            os._exit(1)  # MPI would wait for the host
+
     def _work(self, begin: Begin) -> None:
         """Serve a session until its end."""
         for leader in self._leaders:
@@ -66,8 +78,7 @@ class Gateway:
         if not self._leaders:
             self._main.send([])
         nap = Nap()
-        self._wire.live()
-        lost = False
+        self._wire.live(begin.host_timeout)
         while True:
             if self._wire.beat():
                 dispatch.tick(list(begun))
@@ -82,9 +93,6 @@ class Gateway:
                         self._main.send([begun[leader] for leader in self._leaders])
                 else:
                     dispatch.hear(source, said)
-            if not lost and (host := self._wire.silent(begin.host_timeout)) is not None:
-                lost = True
-                self._main.send(Silent(host))
             if self._main.poll():
                 news = True
                 if not dispatch.heed():

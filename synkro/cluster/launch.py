@@ -275,7 +275,7 @@ class Launch:
                 f"{host} has no {sys.executable}: install the same environment in the same place there."
             )
         if "Error: " in last:
-            return f"{host}: {last}: install the same packages there (pip install 'synkro[hosts]')."
+            return f"{host}: {last}: install the same packages there (pip install mpi4py mpich for MPI)."
         return (
             f"{host} cannot be reached by {os.path.basename(self._launcher)} ({last}): check its name, "
             f"and {check}."

@@ -13,7 +13,7 @@ from .hello import Hello
 from .orders import Begin, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Reach, Sees
-from .wire import GATEWAY, Nap, Wire
+from .wire import GATEWAY, Nap, SilenceError, Wire
 
 
 class Leader:
@@ -39,7 +39,7 @@ class Leader:
         """Serve a session until its end."""
         outpost = Outpost(self._wire, begin)
         nap = Nap()
-        self._wire.live()
+        self._wire.live(begin.host_timeout)
         try:
             while True:
                 self._wire.beat()
@@ -63,11 +63,10 @@ class Leader:
                             outpost.interrupt(number, ranks)
                         case End():
                             return
-                if self._wire.silent(begin.host_timeout) is not None:
-                    outpost.close()
-                    os.kill(os.getppid(), signal.SIGKILL)  # hydra's process, which hears nothing either
-                    os._exit(1)
                 nap.take(news, outpost.doze)
+        except SilenceError:
+            os.kill(os.getppid(), signal.SIGKILL)  # hydra's process, which hears nothing either
+            os._exit(1)  # which ends the workers
         finally:
             outpost.close()
 

@@ -8,6 +8,7 @@ MPI keeps the order of messages from one process to another, and loses none.
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import pickle
 import re
@@ -19,12 +20,13 @@ from mpi4py import MPI  # which begins MPI
 
 from ..errors import InternalError
 
-_HEAD, _BODY = 1, 2  # tags
-_CHUNK = 1 << 30  # bytes of one message at most: MPI counts them in 31 bits
+_HEAD, _BODY, _BEAT = 1, 2, 3  # tags
+_CHUNK = 1 << 26  # bytes of one message at most
 _DIGEST = "sha256"
 _DIGEST_BYTES = 32
 
-_BEAT = 1.0  # seconds
+_EACH = 1.0  # seconds from one beat to the next
+_LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 300e-6  # seconds to poll before the first nap
 _SHARE = 0.05  # of the time since something was new that a nap takes
 _FIRST_NAP, _LAST_NAP = 20e-6, 1e-3
@@ -33,6 +35,14 @@ Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
 
 GATEWAY = 0
 """The number of the process beside the main process."""
+
+
+class SilenceError(Exception):
+    """Nothing is heard of a *host* any more."""
+
+    def __init__(self, host: int) -> None:
+        super().__init__(f"nothing is heard of host {host}")
+        self.host = host
 
 
 class Wire:
@@ -49,7 +59,8 @@ class Wire:
         self.number, self.count = self._comm.rank, self._comm.size
         others = range(1, self.count) if self.number == GATEWAY else [GATEWAY]
         self._heard = dict.fromkeys(others, 0.0)  # when something came last from those that beat
-        self._beaten = 0.0
+        self._beaten = self._looked = 0.0
+        self._limit = math.inf
         self._comm.Barrier()  # a host that cannot be reached shows here
 
     def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> None:
@@ -82,33 +93,42 @@ class Wire:
         source = status.Get_source()
         sealed = bytearray(status.Get_count(MPI.BYTE))
         self._comm.Recv([sealed, MPI.BYTE], source, _HEAD)
-        if source in self._heard:
-            self._heard[source] = time.monotonic()
-        if not sealed:
-            return self.receive()
         digest, payload = bytes(sealed[:_DIGEST_BYTES]), bytes(sealed[_DIGEST_BYTES:])
         if not hmac.compare_digest(digest, hmac.digest(self._key, payload, _DIGEST)):
             raise InternalError(f"a message that came as from host {source} is not from this session.")
         return source, pickle.loads(payload)
 
-    def live(self) -> None:
-        """From now on this process and those that it talks to have to hear of each other."""
+    def live(self, limit: float) -> None:
+        """From now on this process, and those that it talks to, hear of each other every second.
+
+        If not for *limit* seconds, all that waits raises SilenceError.
+        """
         self._heard = dict.fromkeys(self._heard, time.monotonic())
+        self._limit = limit
 
     def beat(self) -> bool:
-        """Let them hear of this process, each second; returns whether one has passed."""
+        """Let them hear of this process, and hear of them; returns whether a second has passed.
+
+        Raises: SilenceError.
+        """
         now = time.monotonic()
-        if now - self._beaten < _BEAT:
+        if now - self._looked < _LOOK or self._limit == math.inf:
+            return False
+        self._looked = now
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, _BEAT, status):
+            source = status.Get_source()
+            self._comm.Recv([bytearray(), MPI.BYTE], source, _BEAT)
+            self._heard[source] = now
+        for other, heard in self._heard.items():
+            if now - heard > self._limit:
+                raise SilenceError(other)
+        if now - self._beaten < _EACH:
             return False
         self._beaten = now
         for other in self._heard:
-            self._begin(memoryview(b""), other, _HEAD)
+            self._begin(memoryview(b""), other, _BEAT)
         return True
-
-    def silent(self, limit: float) -> int | None:
-        """Which of them has not been heard of for so many seconds; asked when all was received."""
-        now = time.monotonic()
-        return next((other for other, heard in self._heard.items() if now - heard > limit), None)
 
     def fill(self, source: int, bodies: Sequence[Buffer]) -> None:
         """Receive the bodies of the last message from *source* into memory of their sizes."""

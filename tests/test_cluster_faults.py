@@ -1,0 +1,191 @@
+"""Faults of hosts, in every phase of a program: a named error, nothing left, and fork() works again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.hosts import Hosts
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+ROOT = Path(__file__).resolve().parents[1]
+SILENCE = 2  # host_timeout
+
+PROGRAM = """
+import json, sys, time
+import numpy as np
+import synkro as synk
+from synkro import here
+
+launcher, phase = sys.argv[1:]
+options = dict(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher, verbose=False,
+    host_timeout=SILENCE)
+
+
+def collective():
+    for _ in range(100_000):
+        synk.all_reduce(np.ones(3))
+
+
+def told(**what):
+    print(json.dumps(what), flush=True)
+
+
+synk.fork(**options)
+launch = here.session._engine._crew._launch
+told(worker=here.session.pids[1], leader=launch.said[1].pid, gateway=launch.said[0].pid,
+     mpiexec=launch._process.pid)
+data = synk.data(np.ones((1 << 13, 1 << 9)))
+call = synk.function(lambda: time.sleep(30), outputs=[])
+collective = synk.function(collective, outputs=[])
+rows = synk.function(lambda x: x.sum(), outputs="sum")
+try:
+    if phase == "idle":
+        sys.stdin.readline()
+    for _ in range(100_000):
+        if phase == "call":
+            call()
+        elif phase == "collective":
+            collective()
+        elif phase == "transfer":
+            data[:] += 1
+            rows(data)
+        else:
+            rows(np.ones(4))
+except BaseException as error:
+    told(error=type(error).__name__, text=str(error), host=getattr(error, "host", None))
+begun = time.monotonic()
+synk.close()
+told(closed=time.monotonic() - begun)
+sys.stdin.readline()
+synk.fork(**options)
+told(total=float(synk.function(lambda x: x.sum(), outputs="sum")(np.ones(7))))
+synk.close()
+""".replace("SILENCE", str(SILENCE))
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2"])
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
+
+
+class Program:
+    """It runs on h1, and has told which processes there are."""
+
+    def __init__(self, hosts, folder, phase):
+        command = hosts.on("h1", sys.executable, "-c", PROGRAM, hosts.launcher, phase)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.pids = self.hear()
+
+    def hear(self):
+        return json.loads(self.process.stdout.readline())
+
+    def go_on(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def on_hosts(folder):
+    """The processes of a program's clusters, and their workers, by what their environment has."""
+    found = set()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TMPDIR={folder}".encode() in environment.read_bytes():
+                found.add(int(environment.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def nothing_left(hosts, folder):
+    listed = [subprocess.run(hosts.on(name, "ls", "/dev/shm"), capture_output=True, check=True).stdout
+              for name in hosts.names]  # fmt: skip
+    return not on_hosts(folder) and not any(listed) and not list(Path(folder).iterdir())
+
+
+FAULTS = {
+    "worker killed": ("worker", signal.SIGKILL, "WorkerDied", "h2"),
+    "leader killed": ("leader", signal.SIGKILL, "HostLost", "h2"),
+    "gateway killed": ("gateway", signal.SIGKILL, "HostLost", "h1"),
+    "mpiexec killed": ("mpiexec", signal.SIGKILL, "HostLost", "h1, h2"),
+    "leader stopped": ("leader", signal.SIGSTOP, "HostLost", "h2"),
+    "gateway stopped": ("gateway", signal.SIGSTOP, "HostLost", None),
+}
+
+
+@pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
+    victim, number, kind, host = FAULTS[fault]
+    with Program(hosts, tmp_path, phase) as program:
+        time.sleep(0.3)  # in the middle of the phase
+        start = time.monotonic()
+        os.kill(program.pids[victim], number)
+        if phase == "idle":
+            program.go_on()
+        told = program.hear()
+        seconds = time.monotonic() - start
+        assert told["error"] == kind, told
+        assert told["host"] == host or host is None, told
+        assert "Call close() and then fork() to go on" in told["text"]
+        assert seconds < 30
+        assert program.hear()["closed"] < 10
+        program.go_on()
+        assert program.hear() == {"total": 7.0}
+        assert program.process.wait(30) == 0
+    assert wait_until(lambda: nothing_left(hosts, tmp_path), seconds=10), on_hosts(tmp_path)
+
+
+@pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
+def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
+    with Program(hosts, tmp_path, phase) as program:
+        time.sleep(0.3)
+        hosts.link("h2", up=False)
+        try:
+            if phase == "idle":
+                program.go_on()
+            told = program.hear()
+            assert (told["error"], told["host"]) == ("HostLost", "h2"), told
+            assert f"nothing was heard of it for {SILENCE} s" in told["text"]
+            assert program.hear()["closed"] < 10
+            assert wait_until(lambda: on_hosts(tmp_path) == {program.process.pid}, 10)
+        finally:
+            hosts.link("h2", up=True)
+        program.go_on()
+        assert program.hear() == {"total": 7.0}
+        assert program.process.wait(30) == 0
+    assert wait_until(lambda: nothing_left(hosts, tmp_path), seconds=10)
+
+
+@pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
+def test_a_main_program_that_is_killed_leaves_nothing(hosts, tmp_path, phase):
+    with Program(hosts, tmp_path, phase) as program:
+        time.sleep(0.3)
+        os.kill(program.process.pid, signal.SIGKILL)
+        program.process.wait(10)
+        assert wait_until(lambda: not on_hosts(tmp_path), seconds=10), on_hosts(tmp_path)
+    for name in hosts.names:
+        assert subprocess.run(hosts.on(name, "ls", "/dev/shm"), capture_output=True).stdout == b""
