@@ -4,7 +4,6 @@ The tests of maps themselves run over hosts by ``pytest --over localhost,localho
 """
 
 import collections
-import contextlib
 import itertools
 import os
 import signal
@@ -18,7 +17,6 @@ import synkro as synk
 from support.inside import in_phase, whereabouts
 from support.waiting import Watch, wait_until
 from synkro import CallTimeout, Session, WorkerDied, WorkerError
-from synkro.machine import available_cores
 from synkro.messages import Phase
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
@@ -27,9 +25,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 def over(*counts):
     """A session of so many workers on each host."""
     hosts = [f"localhost:{count}" for count in counts]
-    crowded = pytest.warns(RuntimeWarning, match="CPU workers on")
-    with crowded if sum(counts) > available_cores() else contextlib.nullcontext():
-        return Session(sum(counts), hosts=hosts, devices="cpu", verbose=False, timeout=60)
+    return Session(sum(counts), hosts=hosts, devices="cpu", verbose=False, timeout=60)
 
 
 @pytest.fixture(scope="module", params=[(1, 1), (1, 2), (1, 1, 2)], ids=str)

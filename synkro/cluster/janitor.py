@@ -33,7 +33,8 @@ def watch(prefix: str) -> None:
         os.dup2(null, 0)
         os.dup2(null, 1)
         os.read(watched, 1)
-        os.write(2, line)
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(2, line)
         os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
         for path in _named(prefix) - there - _mapped():
             with contextlib.suppress(FileNotFoundError):
