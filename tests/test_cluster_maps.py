@@ -28,7 +28,7 @@ def over(*counts):
     return Session(sum(counts), hosts=hosts, devices="cpu", verbose=False, timeout=60)
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (1, 2), (1, 1, 2)], ids=str)
+@pytest.fixture(scope="module", params=[(1, 2)], ids=str)
 def several(request):
     with over(*request.param) as session:
         yield session
