@@ -157,10 +157,13 @@ def fork(*args: Any, **kwargs: Any) -> int:
             CuPy's pool; None to take memory as it is needed.
         verbose: print status lines to stderr.
         hosts: several machines: names, each perhaps with its number of ranks, as in
-            ``["h1", "h2:4"]``, the path of a hostfile, ``"slurm"`` or ``"pbs"`` in a job of theirs.
-            None for this machine.  Ranks fill the hosts in their order; *devices* are those of each.
-            It needs MPI (``pip install mpi4py mpich``), and the same environment on all hosts.
-        launcher: what reaches the hosts: ``"ssh"``, or the path of a program that is called as it is.
+            ``["h1", "h2:4"]``, the path of a hostfile, ``"slurm"`` or ``"pbs"`` in a job of theirs,
+            or ``"mpi"`` if mpiexec or srun has started ``python -m synkro.cluster prog.py``.  None for
+            those that the environment variable SYNKRO_HOSTS names, or this machine.  Ranks fill the
+            hosts in their order; *devices* are those of each.  It needs MPI (``pip install mpi4py
+            mpich``), and the same environment on all hosts.
+        launcher: what reaches the hosts: ``"ssh"``, ``"slurm"``, or the path of a program that is called
+            as ssh is.
         host_timeout: seconds after which a host of which nothing is heard is lost.
 
     Raises: UsageError if there is a session with other arguments already, or for arguments that cannot

@@ -58,7 +58,7 @@ def shared(hosts, name):
 def processes():
     """The processes of clusters on this machine."""
     done = subprocess.run(
-        ["pgrep", "-f", "synkro.cluster|hydra_pmi_proxy|mpiexec"],
+        ["pgrep", "-f", "synkro.cluster|hydra_pmi_proxy|mpiexec|prterun|prted"],
         capture_output=True,
         text=True,
         check=False,
@@ -89,7 +89,7 @@ def test_doctor_looks_at_hosts(hosts, names):
     ]
     others = [name for name in names.split(",") if name not in ("h1", "localhost")]
     assert found["hosts"][1].startswith(", ".join(["h1", *others]))
-    assert "MPICH" in found["versions"][1]
+    assert "MPI" in found["versions"][1]
     assert all(f"to {name} " in found["latency"][1] for name in others)
     assert str(Path.cwd()) in found["shared file system"][1]
 
@@ -214,7 +214,9 @@ def test_the_key_is_in_no_command_line(hosts, tmp_path):
 
 def test_a_launcher_that_is_not_there(hosts):
     done = on(hosts, "h1", "-m", "synkro", "doctor", "--hosts", "h1,h2", "--launcher", "nosuchshell")
-    assert "there is no such program. Give 'ssh', or one that is called so" in done.stdout
+    assert (
+        "there is no such program. Give 'ssh', 'slurm', or one that is called as ssh is" in done.stdout
+    )
 
 
 def test_without_mpi(hosts, tmp_path):

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synkro.errors import InvalidType, InvalidValue
-from synkro.plan.hosts import Host, expanded, named, ranks_of
+from synkro.cluster.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
+from synkro.cluster.reached import reached
+from synkro.errors import InvalidType, InvalidValue, NotAvailable
+from synkro.plan.hosts import Host, copies, expanded, named, ranks_of
 
 pytestmark = pytest.mark.quick
 
@@ -123,6 +125,106 @@ def test_the_nodes_of_a_job_of_pbs(tmp_path):
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
     found = named("pbs", {"PBS_NODEFILE": str(tmp_path / "nodes")})
     assert found == (Host("n1"), Host("n2"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [
+        ({}, 1),
+        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, 3),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 1),  # in a batch script, which runs once
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, 4),
+        ({"PMI_SIZE": "?"}, 1),
+    ],
+)
+def test_copies_of_a_program(environment, count):
+    assert copies(environment) == count
+
+
+# ── launchers ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Have programs of these names on PATH alone, which print this text."""
+
+    def programs(*names, says=""):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+        for name in names:
+            (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+            (tmp_path / name).chmod(0o700)
+
+    return programs
+
+
+def test_what_reaches_hosts(programs):
+    programs("ssh")
+    assert [best_launcher(hosts) for hosts in (["h1"], "slurm", "pbs")] == ["ssh", "slurm", "ssh"]
+    programs("pbs_tmrsh")
+    assert best_launcher("pbs") == "pbs_tmrsh"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "there", "says"),
+    [
+        ("nowhere", [], "launcher='nowhere': there is no such program. Give 'ssh', 'slurm', or one"),
+        ("slurm", [], "launcher='slurm' calls srun, which is not here"),
+        ("slurm", ["srun"], "SLURM_JOB_ID is not set"),
+    ],
+)
+def test_what_reaches_no_hosts(programs, launcher, there, says):
+    programs(*there)
+    with pytest.raises(InvalidValue, match=re.escape(says)):
+        launcher_of(launcher, {})
+
+
+def test_the_key_is_in_no_agent(programs):
+    programs("srun", "ssh", "pbs_tmrsh")
+    for name in ("slurm", "ssh", "pbs_tmrsh"):
+        launcher = launcher_of(name, {"SLURM_JOB_ID": "7"})
+        handed_over = "< '/the folder'/key" in launcher.agent("/the folder")
+        assert handed_over == launcher.secret == (name != "pbs_tmrsh")
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        ("HYDRA build details:", None),
+        ("mpiexec (Open MPI) 5.0.11", None),
+        ("mpirun (Open MPI) 4.1.6", "is another one: it says 'mpirun (Open MPI) 4.1.6'"),
+        ("Something else 7", "is another one: it says 'Something else 7'"),
+    ],
+)
+def test_which_mpi(programs, monkeypatch, says, error):
+    programs("mpiexec", says=says)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    if error is None:
+        assert found_mpiexec().open_mpi == ("Open MPI" in says)
+        return
+    with pytest.raises(NotAvailable, match=re.escape(error)):
+        found_mpiexec()
+
+
+def test_what_a_launcher_told_one_process_is_passed_to_none():
+    told = {"PMI_RANK": "1", "PMIX_X": "", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    kept = {"PATH": "/bin", "SLURM_JOB_ID": "7", "OMPI_MCA_btl": "tcp,self"}
+    assert clean(told | kept) == kept
+
+
+def test_hosts_of_mpi_without_a_start(monkeypatch):
+    monkeypatch.delenv("SYNKRO_GATEWAY", raising=False)
+    with pytest.raises(InvalidValue, match=r"python -m synkro\.cluster prog\.py"):
+        reached("mpi", None)
+    with pytest.raises(InvalidValue, match="are there already"):
+        reached("mpi", "ssh")
+
+
+def test_copies_that_would_each_take_all_hosts(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(InvalidValue, match="has started 2 copies of this program"):
+        reached(["h1", "h2"], None)
 
 
 # ── ranks ────────────────────────────────────────────────────────────────────────────────────────────

@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checked.add_argument(
         "--hosts",
         metavar="LIST",
-        help="check, instead of this machine, hosts: h1,h2, a hostfile, slurm or pbs",
+        help="check, instead of this machine, hosts: h1,h2, a hostfile, slurm, pbs or mpi",
     )
-    checked.add_argument("--launcher", default="ssh", help="what reaches them; called as ssh is")
+    checked.add_argument("--launcher", help="what reaches them: ssh, slurm, or a program like ssh")
     commands.add_parser("bench", add_help=False, help="measure, against peers (--help)")
     options, rest = parser.parse_known_args(arguments)
     if options.command == "bench":

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from itertools import combinations
 
-from ..cluster.launch import Launch
+from ..cluster.cluster import Cluster
 from ..cluster.questions import Distance, Distances, Reach
+from ..cluster.reached import reached
 from ..errors import SynkroError
-from ..plan.hosts import named
 from .doctor import Finding
 
 _FAR = 1e-3  # seconds for a message from which on calls are slow
@@ -22,11 +22,10 @@ CHECKS = 8
 """The number of findings if all hosts are there."""
 
 
-def findings(hosts: str, launcher: str) -> Iterator[Finding]:
+def findings(hosts: str, launcher: str | None) -> Iterator[Finding]:
     """All checks, one after the other, for the *hosts* of ``fork(hosts=…)``, reached by *launcher*."""
     try:
-        names = [host.name for host in named(hosts, os.environ)]
-        launch = Launch(names, launcher)
+        launch, _ = reached(hosts, launcher)
     except SynkroError as error:
         yield Finding("hosts", "failure", str(error))
         return
@@ -35,7 +34,7 @@ def findings(hosts: str, launcher: str) -> Iterator[Finding]:
         yield Finding(
             "hosts",
             "ok",
-            f"{', '.join(launch.hosts)} by {os.path.basename(launcher)}, in {launch.seconds:.1f} s",
+            f"{', '.join(launch.hosts)} by {launch.way}, in {launch.seconds:.1f} s",
         )
         same = ", ".join(f"{name} {version}" for name, version in launch.said[0].versions.items())
         yield Finding("versions", "ok", f"the same on all: {same}")
@@ -58,7 +57,7 @@ def _file() -> Iterator[str]:
         yield next(iter(entry.path for entry in os.scandir(os.getcwd())), os.getcwd())
 
 
-def _ports(launch: Launch) -> Finding:
+def _ports(launch: Cluster) -> Finding:
     """Whether all hosts reach each other: the gateway has reached all of them, and they each other."""
     name = "ports"
     for one, other in combinations(range(1, len(launch.hosts)), 2):

@@ -2,8 +2,13 @@
 
 ::
 
-    __main__   is one of them
-    launch     starts the processes, from the main process
+    reached    which way the hosts of fork(hosts=…) are reached
+    cluster    the processes of MPI's, as the main process sees them
+    launch     starts them, from the main process
+    mpiexec    how that is called, and what it calls to reach hosts
+    joined     those that were there before: mpiexec or srun has started the program
+    __main__   starts a program beside one of them
+    process    is one of them
     crew       the workers of all hosts, as the main process sees them
     gateway    the process beside the main process
     dispatch   its part of a session: commands to the hosts, answers from them

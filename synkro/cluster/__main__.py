@@ -1,55 +1,97 @@
-"""``python -m synkro.cluster``: one process of MPI's, which ``cluster.launch`` has started."""
+"""``python -m synkro.cluster prog.py``: a program whose hosts mpiexec, or srun, has started.
+
+::
+
+    srun ─┬─ process 0, the gateway ── starts python prog.py ── fork(hosts="mpi")
+          │        └───────────────── socket ─────────────────────────┘
+          └─ process 1, the leader of the second host
+
+The program is a process of its own, outside of MPI.  It may open one session after the other.  Ctrl-C,
+and what else the launcher signals, reaches it by itself: it is in the process group of process 0, and
+mpiexec, srun and terminals signal whole groups.  So the processes of MPI's let SIGINT and SIGTERM pass.
+"""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
+import subprocess
 import sys
-import traceback
-from multiprocessing.connection import Connection
+import tempfile
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..ipc.process import hold_on_to
-from .janitor import sweep, watch
-from .launch import KEY
+from ..plan.hosts import copies
+from .janitor import watch
+from .joined import GATEWAY
+from .mpiexec import clean
+from .process import meet, work
 
-_MADE = "mpich_shm_"  # by MPICH, in /dev/shm
+if TYPE_CHECKING:
+    from .gateway import Gateway
+
+_GRACE = 5.0  # seconds in which the leaders can end their workers after the program
+
+USAGE = """usage: mpiexec -n HOSTS -ppn 1 python -m synkro.cluster PROGRAM.py [ARGUMENT ...]
+       srun --ntasks-per-node=1 python -m synkro.cluster PROGRAM.py [ARGUMENT ...]
+
+Runs PROGRAM.py once, on the first host; fork(hosts="mpi") in it starts workers on all hosts.
+In the place of PROGRAM.py stands whatever python takes: -m MODULE, -c CODE."""
 
 
-def main(folder: str, stands: str) -> None:
-    """Be the gateway, or the leader of a host."""
-    watch(_MADE)
-    from . import wire  # noqa: PLC0415  which begins MPI
+def main(arguments: list[str]) -> int:
+    """Be one of the processes; returns the exit status of the program, or 0."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, file=sys.stderr)
+        return 2
+    folder = tempfile.mkdtemp(prefix="synkro-")  # of mode 0700
+    watch(folder, say=False)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a handler, which unlike SIG_IGN no child inherits
+        signal.signal(number, lambda *_: None)
+    status = [0]
+    work(None, copies(os.environ), lambda gateway: status.append(_run(gateway, arguments, folder)))
+    return status[-1]
 
-    try:
-        _serve(folder, stands)
-    except BaseException:
-        traceback.print_exc()
-        wire.abort()
+
+def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
+    """Serve the program's sessions until it ends; returns its exit status."""
+    path = str(Path(folder, "gateway"))
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    from .wire import SilenceError  # noqa: PLC0415  which begins MPI
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen(1)
+        environment = clean(os.environ) | {GATEWAY: path}
+        program = subprocess.Popen([sys.executable, *flags, *arguments], env=environment)
+        ended = os.pidfd_open(program.pid)
+        threading.Thread(target=_bound, args=[program], daemon=True).start()
+        heard = [server.fileno(), ended]
+        try:
+            while ended not in select.select(heard, [], [])[0]:
+                connected, _ = server.accept()
+                meet(gateway, connected)
+        except SilenceError:
+            server.close()  # there can be no other session
+            program.wait()
+            os._exit(_status(program))  # MPI would wait for the host
+    return _status(program)
 
 
-def _serve(folder: str, stands: str) -> None:
-    text = os.environ.pop(KEY, "") or Path(folder, "key").read_text(encoding="ascii")
-    from ..ipc.descriptors import Descriptors  # noqa: PLC0415
-    from . import wire  # noqa: PLC0415
-    from .gateway import Gateway  # noqa: PLC0415
-    from .hello import hello  # noqa: PLC0415
-    from .leader import Leader  # noqa: PLC0415
+def _bound(program: subprocess.Popen[bytes]) -> None:
+    """However the other hosts do: end some seconds after the program, also where MPI holds on to all."""
+    program.wait()
+    signal.setitimer(signal.ITIMER_REAL, _GRACE)  # the kernel ends this process
 
-    ends = wire.Wire(bytes.fromhex(text.strip()))
-    sweep(_MADE)
-    own = hello(stands, wire.library())
-    if ends.number != wire.GATEWAY:
-        Leader(ends).serve(own)
-        return
-    with socket.socket(socket.AF_UNIX) as connected:
-        connected.connect(str(Path(folder, "gateway")))
-        _, (lifeline, printed, descriptors), *_ = socket.recv_fds(connected, 16, 3)
-        hold_on_to(lifeline)
-        main = Connection(connected.detach())
-        received = Descriptors(socket.socket(fileno=descriptors))
-        Gateway(ends, main, Connection(printed), received).serve(own)
+
+def _status(program: subprocess.Popen[bytes]) -> int:
+    """As a shell tells it."""
+    code = program.wait()
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -13,8 +13,8 @@ from ..ipc.channel import Controller
 from ..ipc.crew import Crew
 from ..ipc.descriptors import send_descriptors
 from ..ipc.process import worker_died
+from .cluster import Cluster
 from .janitor import ENDED
-from .launch import Launch
 from .orders import Begin, Begun, Died, Interrupt, Silent
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
@@ -24,7 +24,7 @@ _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
 class ClusterCrew(Crew):
     """Those of several hosts; all that is done to a rank reaches it where it is."""
 
-    def __init__(self, launch: Launch, hosts: Sequence[range], host_timeout: float) -> None:
+    def __init__(self, launch: Cluster, hosts: Sequence[range], host_timeout: float) -> None:
         """*hosts* are the ranks of each of the launched processes, the first of which is here.
 
         *host_timeout*: seconds after which a host of which nothing is heard is lost.

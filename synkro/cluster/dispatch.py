@@ -7,6 +7,7 @@ here before the main process sees that they have answered.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import mmap
@@ -168,6 +169,7 @@ class Dispatch:
         self._clocks = Clocks()
         self._descriptors = descriptors
         self._porters: dict[int, Porter] = {}  # by host, from the first map on
+        self._queue: list[int] = []  # its descriptors
 
     def _version(self, segment: int) -> int:
         if self._segments.is_file(segment):
@@ -226,7 +228,7 @@ class Dispatch:
 
     def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
         if not self._porters:
-            queue = [self._descriptors.take(descriptor) for descriptor in work.queue]
+            queue = self._queue = [self._descriptors.take(number) for number in work.queue]
             size = len(self._host_of)
             for host in hosts:
                 ranks = self._hosts[host]
@@ -278,6 +280,12 @@ class Dispatch:
                 self._main.send(message)
             case _:
                 raise InternalError(f"host {host} says {message!r}.")
+
+    def hear_late(self, message: object) -> None:
+        """A message of a leader's has come that is at its end."""
+        if isinstance(message, Printed):
+            with contextlib.suppress(OSError):  # the main process is gone
+                self._printed.send(tuple(message))
 
     def _answered(self, host: int, answered: Answered) -> None:
         pending = self._pending[answered.number]
@@ -346,3 +354,10 @@ class Dispatch:
     def doze(self, seconds: float) -> None:
         """Sleep, until the main process has something to say, at most so long."""
         self._sharing.dozing(lambda wakes: self._deputy.doze(seconds, [self._main, *wakes]))
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._deputy.close()
+        self._sharing.close()
+        for fd in self._queue:
+            os.close(fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import gc
 import statistics
 import time
 from multiprocessing.connection import Connection
@@ -13,10 +13,10 @@ import numpy as np
 
 from ..ipc.descriptors import Descriptors
 from .dispatch import Dispatch
-from .hello import Hello
+from .hello import Hello, hello
 from .orders import Begin, Begun, Silent
-from .questions import Clock, Distance, Distances, Echo, End, Reach, Sees
-from .wire import Nap, SilenceError, Wire, wait_until
+from .questions import Clock, Distance, Distances, Echo, End, Hail, Leave, Reach, Sees
+from .wire import Nap, SilenceError, Wire, library, wait_until
 
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
@@ -25,58 +25,73 @@ _BULK = 1 << 24  # bytes by which the bandwidth is measured
 class Gateway:
     """Stands between the main process and the leaders."""
 
-    def __init__(
-        self, wire: Wire, main: Connection, printed: Connection, descriptors: Descriptors
-    ) -> None:
-        """*printed* is where the main process hears what workers print, *descriptors* where it sends
-        those of its memory."""
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._main = main
-        self._printed = printed
-        self._descriptors = descriptors
         self._leaders = range(1, wire.count)
 
-    def serve(self, own: Hello) -> None:
-        """Tell the main process who is there; then do what it asks, until it has no more questions."""
-        said = {0: own}
-        for _ in self._leaders:
-            source, each = self._wire.next()
-            said[source] = each
-        self._main.send([said[number] for number in range(self._wire.count)])
-        while not isinstance(question := self._heard(), End):
-            if isinstance(question, Begin):
-                self._work_until_silence(question)
-                break
-            self._main.send(self._answer(question))
-        for leader in self._leaders:
-            self._wire.send(leader, End())
-        self._wire.flush()
+    def serve(self, main: Connection, printed: Connection, descriptors: Descriptors) -> None:
+        """Do what the main process asks, until it has no more questions, or is gone.
 
-    def _heard(self) -> Any:
+        *printed* is where it hears what workers print, *descriptors* where it sends those of its memory.
+
+        Raises: SilenceError if a host is lost: the main process knows that, and has hung up.
+        """
+        with (
+            contextlib.closing(descriptors),
+            printed,
+            main,
+            contextlib.suppress(EOFError, ConnectionError),
+        ):
+            while not isinstance(question := self._heard(main), End):
+                if isinstance(question, Begin):
+                    self._work_until_silence(question, main, printed, descriptors)
+                    break
+                main.send(self._answer(question))
+        gc.collect()  # the main process's memory, which is mapped here
+
+    def end(self) -> None:
+        """End the leaders."""
+        for leader in self._leaders:
+            self._wire.send(leader, Leave())
+        self._wire.part()
+
+    @staticmethod
+    def _heard(main: Connection) -> Any:
         """The next question."""
-        wait_until(self._main.poll)
-        return self._main.recv()
+        wait_until(main.poll)
+        return main.recv()
 
     # ── a session ────────────────────────────────────────────────────────────────────────────────
 
-    def _work_until_silence(self, begin: Begin) -> None:
+    def _work_until_silence(
+        self, begin: Begin, main: Connection, printed: Connection, descriptors: Descriptors
+    ) -> None:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
-            self._work(begin)
+            self._work(begin, main, printed, descriptors)
         except SilenceError as error:
-            self._main.send(Silent(error.host))
             with contextlib.suppress(EOFError, OSError):
-                self._main.recv()
-            os._exit(1)  # MPI would wait for the host
+                main.send(Silent(error.host))
+                main.recv()
+            raise
 
-    def _work(self, begin: Begin) -> None:
+    def _work(
+        self, begin: Begin, main: Connection, printed: Connection, descriptors: Descriptors
+    ) -> None:
         """Serve a session until its end."""
-        for leader in self._leaders:
-            self._wire.send(leader, begin)
-        dispatch = Dispatch(self._wire, self._main, self._printed, self._descriptors, begin)
+        with contextlib.closing(Dispatch(self._wire, main, printed, descriptors, begin)) as dispatch:
+            for leader in self._leaders:
+                self._wire.send(leader, begin)
+            with contextlib.suppress(EOFError, ConnectionError):
+                self._pass_on(begin, main, dispatch)
+            for leader in self._leaders:
+                self._wire.send(leader, End())
+            self._wire.part(dispatch.hear_late)
+
+    def _pass_on(self, begin: Begin, main: Connection, dispatch: Dispatch) -> None:
         begun: dict[int, Begun] = {}
         if not self._leaders:
-            self._main.send([])
+            main.send([])
         nap = Nap()
         self._wire.live(begin.host_timeout)
         while True:
@@ -90,10 +105,10 @@ class Gateway:
                     begun[source] = said
                     dispatch.tick([source])
                     if len(begun) == len(self._leaders):
-                        self._main.send([begun[leader] for leader in self._leaders])
+                        main.send([begun[leader] for leader in self._leaders])
                 else:
                     dispatch.hear(source, said)
-            if self._main.poll():
+            if main.poll():
                 news = True
                 if not dispatch.heed():
                     return
@@ -103,10 +118,21 @@ class Gateway:
 
     def _answer(self, question: Any) -> Any:
         match question:
+            case Hail():
+                return self._hellos(question)
             case Distances(path):
                 return [self._distance(leader, path) for leader in self._leaders]
             case Reach(leader):
                 return self._asked(leader, question)
+
+    def _hellos(self, hail: Hail) -> list[Hello]:
+        for leader in self._leaders:
+            self._wire.send(leader, hail)
+        said = {0: hello(hail, library())}
+        while len(said) < self._wire.count:
+            source, each = self._wire.next()
+            said[source] = each
+        return [said[number] for number in range(self._wire.count)]
 
     def _distance(self, leader: int, path: str) -> Distance:
         """What lies between here and a host."""

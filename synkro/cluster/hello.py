@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from ..machine import available_cores, available_memory
+from .questions import Hail
 
 _COMPARED = ("synkro", "numpy", "cloudpickle")
 _MISSING = "none"
@@ -38,8 +39,11 @@ class Hello(NamedTuple):
     clock: float
 
 
-def hello(folder: str, mpi: str) -> Hello:
-    """This host's; *folder* is where the main process stands, *mpi* the library between the hosts."""
+def hello(hail: Hail, mpi: str) -> Hello:
+    """This host's, which from now on imports what the main process does; *mpi* is the library between
+    the hosts."""
+    folder = hail.folder
+    sys.path[:] = hail.path
     try:
         os.chdir(folder)
         stands = folder

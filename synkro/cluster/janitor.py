@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -14,14 +15,20 @@ ENDED = "Synkro: process {pid} of MPI's on {name} has ended"
 """What is said on stderr: mpiexec reports the first of the processes, and not the first to end."""
 
 
-def watch(prefix: str) -> None:
-    """When this process ends, however it does, that is said on stderr, and the files in /dev/shm go that
-    were made from now on with names of this *prefix*.
+_MADE = ("mpich_shm_", "sm_segment.", "ucx_shm_", "vader_segment.")
+"""How the names begin of what MPI makes in /dev/shm."""
 
-    Those that another process has mapped stay.  It has to be called before there are threads.
+_SHARED_AT_ONCE = "mpich_shm_"  # which all that need them have mapped when MPI has begun
+
+
+def watch(folder: str = "", say: bool = True) -> None:
+    """When this process ends, however it does, that is said on stderr, the files in /dev/shm go that MPI
+    has made from now on, and the *folder* goes.
+
+    Files that another process has mapped stay.  It has to be called before there are threads.
     """
     line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
-    there = _named(prefix)
+    there = _named()
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
     if os.fork():
         os.close(watched)
@@ -33,39 +40,53 @@ def watch(prefix: str) -> None:
         os.dup2(null, 0)
         os.dup2(null, 1)
         os.read(watched, 1)
-        with contextlib.suppress(OSError):  # nobody reads it any more
-            os.write(2, line)
+        if say:
+            with contextlib.suppress(OSError):  # nobody listens any more
+                os.write(2, line)
         os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
-        for path in _named(prefix) - there - _mapped():
+        mapped = _mapped()
+        for path in _named() - there:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                if _identity(path) not in mapped:
+                    os.unlink(path)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)
 
 
-def sweep(prefix: str) -> None:
-    """Remove the names of files that this process has mapped: all that need them have them now."""
-    for path in _mapped_by("self"):
-        if os.path.basename(path).startswith(prefix):
+def sweep() -> None:
+    """Remove the names of files that this process has mapped, where all that need them have them now."""
+    for path in _mapped_by("self").values():
+        if os.path.basename(path).startswith(_SHARED_AT_ONCE):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
 
-def _named(prefix: str) -> set[str]:
+def _named() -> set[str]:
     try:
-        return {entry.path for entry in os.scandir(SHM_FOLDER) if entry.name.startswith(prefix)}
+        return {entry.path for entry in os.scandir(SHM_FOLDER) if entry.name.startswith(_MADE)}
     except FileNotFoundError:
         return set()
 
 
+def _identity(path: str) -> str:
+    """A file's device and inode, as in /proc/PID/maps; in a container another file can have its name."""
+    found = os.stat(path)
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino}"
+
+
 def _mapped() -> set[str]:
-    """The files in /dev/shm that a process of this user has mapped."""
+    """The identities of the files in /dev/shm that a process of this user has mapped."""
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # of another user, or gone
-            found |= _mapped_by(process.name)
+            found |= _mapped_by(process.name).keys()
     return found
 
 
-def _mapped_by(process: str) -> set[str]:
-    return set(re.findall(rf"{SHM_FOLDER}/\S+", Path("/proc", process, "maps").read_text()))
+def _mapped_by(process: str) -> dict[str, str]:
+    """Its files in /dev/shm, by their identities."""
+    return dict(
+        re.findall(rf"(\w+:\w+ \d+) +({SHM_FOLDER}/\S+)", Path("/proc", process, "maps").read_text())
+    )

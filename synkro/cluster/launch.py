@@ -13,11 +13,9 @@ file that nobody else may read: it is in no command line and no environment of m
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import select
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,36 +24,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from ..errors import InvalidValue, NotAvailable, SessionError
+from ..errors import SessionError
 from ..machine import search_path
-from .hello import Hello, differences
+from .cluster import PATIENCE, Cluster, listed
+from .mpiexec import clean, found_mpiexec, launcher_of
 from .questions import End
 
-KEY = "SYNKRO_KEY"
-"""The environment variable by which processes on other hosts get the key."""
-
-_PATIENCE = 20.0  # seconds until all processes have begun MPI
 _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
 _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
-_INHERITED = (  # by a program that mpiexec or srun has started: they would confuse ours
-    *("PMI", "PMIX", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "OMPI_", "PRTE_"),
-    *("SLURM_PROCID", "SLURM_LOCALID"),
-)
-
-_SSH = """#!/bin/sh
-# Called as ssh is: hands the key over on the standard input of the real launcher.
-while case "$1" in -*) true ;; *) false ;; esac; do shift; done
-host=$1
-shift
-exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has to close with it
-exec {launcher} "$host" "IFS= read -r {key}; export {key}; exec $*" < {folder}/key
-"""
-
 _ASKED = "import synkro, numpy, cloudpickle, mpi4py"
 
 
@@ -85,76 +64,51 @@ def gateway_first(names: Sequence[str]) -> tuple[list[str], list[int]]:
     return [names[here], *others], places
 
 
-class Launch:
-    """The processes of MPI's, one on each of *hosts*, and the socket to the gateway.
-
-    Attributes:
-        hosts: those of the processes; the first is this machine.
-        places: which of them each is that was asked for.
-        said: what each has said of itself.
-        seconds: how long it took until all were there.
-        gateway: the connection to the gateway.
-        printed: the one by which it tells what workers print.
-        descriptors: the socket by which it gets descriptors.
-        sentinel: a descriptor that becomes readable when mpiexec ends.
-    """
+class Launch(Cluster):
+    """The processes of MPI's of one session, which are started for it, and end with it."""
 
     def __init__(self, hosts: Sequence[str], launcher: str = "ssh") -> None:
-        """Start them; *launcher* is a program that is called as ssh is.
+        """Start them; *launcher* is "ssh", "slurm", or a program that is called as ssh is.
 
-        Raises: NotAvailable if there is no MPI; SessionError for what is wrong with the hosts: all of
-        it, each with its cure.
+        Raises: InvalidValue if there is no such program; NotAvailable if there is no MPI; SessionError
+        for what is wrong with the hosts: all of it, each with its cure.
         """
         start = time.monotonic()
         self.hosts, self.places = gateway_first(hosts)
-        mpiexec = _mpiexec()
-        self._launcher = _found(launcher)
+        self._mpiexec = found_mpiexec()
+        self._launcher = launcher_of(launcher, os.environ)
         with contextlib.ExitStack() as undo:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="synkro-"))  # of mode 0700
             self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
             lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
-            printed, theirs = (Connection(each.detach()) for each in socket.socketpair())
-            self.descriptors, received = socket.socketpair()
-            self.printed = undo.enter_context(printed)
-            undo.enter_context(self.descriptors)
             try:
-                self._process = self._start(mpiexec, folder, undo)
+                self._process = self._start(folder, undo)
                 self.sentinel = os.pidfd_open(self._process.pid)
                 undo.callback(os.close, self.sentinel)
-                self.gateway = undo.enter_context(
-                    self._connected(folder, [lifeline, theirs.fileno(), received.fileno()])
-                )
+                self._meet(self._connected(folder), undo, [lifeline])
             finally:
                 os.close(lifeline)
-                theirs.close()
-                received.close()
-            self.said: list[Hello] = self._hear()
-            wrong = differences(self.hosts, self.said, os.getcwd())
-            if wrong:
-                raise SessionError(_listed(wrong))
+            self._compare()
             self._undo = undo.pop_all()
         self.seconds = time.monotonic() - start
 
     @property
     def way(self) -> str:
-        """How the hosts talk and were reached, in words."""
-        return f"{self.said[0].versions['MPI']} over {os.path.basename(self._launcher)}"
+        return f"{super().way} over {self._launcher.name}"
 
-    def _start(self, mpiexec: str, folder: str, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    def _start(self, folder: str, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         key, agent = Path(folder, "key"), Path(folder, "launcher")
         key.write_text(os.urandom(32).hex() + "\n")
         key.chmod(0o600)
-        agent.write_text(_SSH.format(launcher=shlex.quote(self._launcher), key=KEY, folder=folder))
+        agent.write_text(self._launcher.agent(folder))
         agent.chmod(0o700)
-        environment = {n: v for n, v in os.environ.items() if not n.startswith(_INHERITED)}
+        environment = clean(os.environ) | self._mpiexec.environment(str(agent), folder)
         environment["PYTHONPATH"] = os.pathsep.join(search_path())
+        secret = "secret" if self._launcher.secret else "agreed"
+        program = [sys.executable, "-m", "synkro.cluster.process", folder, str(len(self.hosts)), secret]
         process = subprocess.Popen(
-            [
-                *(mpiexec, "-launcher", "ssh", "-launcher-exec", str(agent)),
-                *("-hosts", ",".join(self.hosts), "-n", str(len(self.hosts)), "-ppn", "1"),
-                *("-wdir", "/", sys.executable, "-m", "synkro.cluster", folder, os.getcwd()),
-            ],
+            self._mpiexec.command(self.hosts, str(agent), program, environment),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -177,69 +131,46 @@ class Launch:
 
     # ── the gateway ──────────────────────────────────────────────────────────────────────────────
 
-    def _connected(self, folder: str, ends: Sequence[int]) -> Connection:
-        """The connection to the gateway, which gets its *ends* of the lifeline and of the sockets."""
+    def _connected(self, folder: str) -> socket.socket:
+        """The socket to the gateway."""
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(Path(folder, "gateway")))
             server.listen(1)
             self._await(server.fileno())
             gateway, _ = server.accept()
-        socket.send_fds(gateway, [b"ends"], ends)
-        return Connection(gateway.detach())
-
-    def _hear(self) -> list[Hello]:
-        self._await(self.gateway.fileno())
-        said: list[Hello] = self.gateway.recv()
-        return said
+        return gateway
 
     def _await(self, fd: int) -> None:
-        """Wait until *fd* is readable.  Raises: SessionError if mpiexec ends, or it takes too long."""
-        ready, _, _ = select.select([fd, self.sentinel], [], [], _PATIENCE)
+        ready, _, _ = select.select([fd, self.sentinel], [], [], PATIENCE)
         if fd in ready:
             return
         words = self.last_words()
-        how = "mpiexec ended" if ready else f"MPI did not begin within {_PATIENCE:g} s"
+        how = "mpiexec ended" if ready else f"MPI did not begin within {PATIENCE:g} s"
         wrong = self._asked_one_by_one() or [
             f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
             f"names that one of them does not know). The end of its output:\n{words}"
         ]
-        raise SessionError(_listed(wrong))
+        raise SessionError(listed(wrong))
 
     def last_words(self, patience: float = 0.0) -> str:
-        """The end of what mpiexec has printed, after waiting *patience* seconds for its end."""
+        """The end of what mpiexec has printed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-_LAST_WORDS:]
 
-    def ask(self, question: Any) -> Any:
-        """The gateway's answer.
-
-        Raises: TimeoutError; EOFError if the processes have ended.
-        """
-        self.gateway.send(question)
-        if not self.gateway.poll(_PATIENCE):
-            raise TimeoutError
-        return self.gateway.recv()
-
     def close(self) -> None:
-        """End the processes, and give everything back."""
         with contextlib.suppress(OSError):
             self.gateway.send(End())
         self._undo.close()
 
     def kill(self) -> None:
-        """End them at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """In a fork of the main process: the processes are the parent's; let go of their lifeline."""
-        self._undo.pop_all()
+        super().release()
         os.close(self._lifeline)
-        os.close(self.sentinel)
-        for connection in (self.gateway, self.printed, self.descriptors):
-            connection.close()
 
     # ── what is wrong ────────────────────────────────────────────────────────────────────────────
 
@@ -250,12 +181,12 @@ class Launch:
             return [wrong for wrong in pool.map(self._asked, others) if wrong]
 
     def _asked(self, host: str) -> str:
-        check = f"that '{self._launcher} {host} true' works without a question"
+        name = self._launcher.name
         paths = f"PYTHONPATH={os.pathsep.join(search_path())}"
         command = shlex.join(["env", paths, sys.executable, "-c", _ASKED])
         try:
             done = subprocess.run(
-                [self._launcher, host, command],
+                self._launcher.command(host, command),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -264,9 +195,7 @@ class Launch:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
-            return (
-                f"{host} did not answer within {_ASKING:g} s: check that {self._launcher} {host} works."
-            )
+            return f"{host} did not answer within {_ASKING:g} s: check that {name} {host} works."
         last = next(reversed(done.stderr.strip().splitlines()), f"it ended with {done.returncode}")
         if not done.returncode:
             return ""
@@ -276,31 +205,8 @@ class Launch:
             )
         if "Error: " in last:
             return f"{host}: {last}: install the same packages there (pip install mpi4py mpich for MPI)."
+        check = shlex.join(self._launcher.command(host, "true"))
         return (
-            f"{host} cannot be reached by {os.path.basename(self._launcher)} ({last}): check its name, "
-            f"and {check}."
+            f"{host} cannot be reached by {name} ({last}): check its name, and that '{check}' works "
+            f"without a question."
         )
-
-
-def _mpiexec() -> str:
-    """Raises: NotAvailable."""
-    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
-    if found is None or importlib.util.find_spec("mpi4py") is None:
-        missing = "mpi4py" if found else "mpiexec"
-        raise NotAvailable(f"hosts= needs MPI, and {missing} is not here: pip install mpi4py mpich.")
-    return found
-
-
-def _found(launcher: str) -> str:
-    """Raises: InvalidValue."""
-    found = shutil.which(launcher)
-    if found is None:
-        raise InvalidValue(
-            f"launcher={launcher!r}: there is no such program. Give 'ssh', or one that is called so."
-        )
-    return os.path.abspath(found)
-
-
-def _listed(wrong: Sequence[str]) -> str:
-    return "\n".join(["the hosts cannot work together:", *(f"- {each}" for each in wrong)])

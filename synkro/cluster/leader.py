@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import time
@@ -9,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .hello import Hello
+from .hello import hello
 from .orders import Begin, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
 from .outpost import Outpost
-from .questions import Clock, Echo, End, Reach, Sees
-from .wire import GATEWAY, Nap, SilenceError, Wire
+from .questions import Clock, Echo, End, Hail, Leave, Reach, Sees
+from .wire import GATEWAY, Nap, SilenceError, Wire, library
 
 
 class Leader:
@@ -22,18 +24,18 @@ class Leader:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    def serve(self, own: Hello) -> None:
-        """Say hello; then answer one message after the other, until the last."""
-        self._wire.send(GATEWAY, own)
+    def serve(self) -> None:
+        """Answer one message after the other, until the last."""
         while True:
             source, question = self._wire.next()
-            if isinstance(question, End):
+            if isinstance(question, Leave):
+                self._wire.part()
                 break
             if isinstance(question, Begin):
                 self._work(question)
-                break
-            self._answer(source, question)
-        self._wire.flush()
+                gc.collect()  # the mirrors
+            else:
+                self._answer(source, question)
 
     def _work(self, begin: Begin) -> None:
         """Serve a session until its end."""
@@ -62,16 +64,21 @@ class Leader:
                         case GiveUp(number, ranks):
                             outpost.interrupt(number, ranks)
                         case End():
+                            outpost.dismiss()
+                            self._wire.part()
                             return
                 nap.take(news, outpost.doze)
         except SilenceError:
-            os.kill(os.getppid(), signal.SIGKILL)  # hydra's process, which hears nothing either
+            with contextlib.suppress(PermissionError):  # of SLURM's, which sees the end of this one
+                os.kill(os.getppid(), signal.SIGKILL)  # mpiexec's, which hears nothing either
             os._exit(1)  # which ends the workers
         finally:
             outpost.close()
 
     def _answer(self, source: int, question: Any) -> None:
         match question:
+            case Hail():
+                self._wire.send(GATEWAY, hello(question, library()))
             case Clock():
                 self._wire.send(source, time.time())
             case Reach(_, other):

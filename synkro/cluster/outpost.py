@@ -122,6 +122,7 @@ class Outpost:
         self._depot: Depot | None = None  # from the first map on
         self._doing: dict[int, tuple[int, int]] = {}
         self._looked = self._reported = 0.0
+        self._dismissed = False
         self._ends = select.poll()
         environments = [begin.environments[rank] for rank in self._crew.ranks]
         try:
@@ -348,12 +349,19 @@ class Outpost:
         while self._printed:
             self._wire.send(GATEWAY, self._printed.popleft())
 
-    def close(self) -> None:
-        """End the workers that have not ended, and give everything back."""
+    def dismiss(self) -> None:
+        """End the workers that have not ended; the second time it does nothing."""
+        if self._dismissed:
+            return
+        self._dismissed = True
         self._crew.ended(_GRACE)
         self._crew.close()
         if self._depot is not None:
             self._depot.close()
         self._tell_what_was_printed()
+
+    def close(self) -> None:
+        """End the workers that have not ended, and give everything back."""
+        self.dismiss()
         self._mirrors.close()
         self._sharing.close()

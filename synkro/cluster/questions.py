@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class Hail(NamedTuple):
+    """Who are you?  The main process stands in *folder*, and imports from *path*."""
+
+    folder: str
+    path: tuple[str, ...]
+
+
 class Clock(NamedTuple):
     """What time is it?"""
 
@@ -30,6 +37,10 @@ class Reach(NamedTuple):
 
 class End(NamedTuple):
     """The session is over."""
+
+
+class Leave(NamedTuple):
+    """There will be no other session."""
 
 
 class Distances(NamedTuple):

@@ -14,7 +14,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI  # which begins MPI
 
@@ -25,6 +25,7 @@ _CHUNK = 1 << 26  # bytes of one message at most
 _DIGEST = "sha256"
 _DIGEST_BYTES = 32
 
+_PARTING = 10.0  # seconds of silence at least, in which the others can end their workers
 _EACH = 1.0  # seconds from one beat to the next
 _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 300e-6  # seconds to poll before the first nap
@@ -45,6 +46,10 @@ class SilenceError(Exception):
         self.host = host
 
 
+class Over(NamedTuple):
+    """Nothing of this session follows."""
+
+
 class Wire:
     """This process's end.
 
@@ -52,9 +57,10 @@ class Wire:
         number, count: which of the processes this is, and how many there are: one a host.
     """
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes | None) -> None:
+        """*key* is None if the processes have no other way to agree on one than MPI."""
         self._comm = MPI.COMM_WORLD
-        self._key = key
+        self._key = self._agreed() if key is None else key
         self._sending: list[tuple[Any, Any]] = []  # requests, and what they send
         self.number, self.count = self._comm.rank, self._comm.size
         others = range(1, self.count) if self.number == GATEWAY else [GATEWAY]
@@ -62,6 +68,11 @@ class Wire:
         self._beaten = self._looked = 0.0
         self._limit = math.inf
         self._comm.Barrier()  # a host that cannot be reached shows here
+
+    def _agreed(self) -> bytes:
+        key = bytearray(os.urandom(_DIGEST_BYTES))
+        self._comm.Bcast([key, MPI.BYTE], GATEWAY)
+        return bytes(key)
 
     def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> None:
         """Send a message; *bodies* must not change before ``flush`` says that all is sent."""
@@ -82,13 +93,13 @@ class Wire:
         self._sending = [each for each in self._sending if not each[0].Test()]
         return not self._sending
 
-    def receive(self) -> tuple[int, Any] | None:
-        """The head of the next message, and who sent it; None if there is none.
+    def receive(self, of: int = MPI.ANY_SOURCE) -> tuple[int, Any] | None:
+        """The head of the next message, *of* a process if given, and who sent it; None if there is none.
 
         Its bodies have to be received next, by ``fill``.
         """
         status = MPI.Status()
-        if not self._comm.Iprobe(MPI.ANY_SOURCE, _HEAD, status):
+        if not self._comm.Iprobe(of, _HEAD, status):
             return None
         source = status.Get_source()
         sealed = bytearray(status.Get_count(MPI.BYTE))
@@ -105,6 +116,44 @@ class Wire:
         """
         self._heard = dict.fromkeys(self._heard, time.monotonic())
         self._limit = limit
+
+    def part(self, hear: Callable[[Any], None] | None = None) -> None:
+        """End a session: nothing that the others have sent is left for the next; no beats any more.
+
+        *hear*, if given, gets the heads of the messages that come before the others are over, too;
+        bodies get lost.
+
+        Raises: SilenceError.
+        """
+        others = set(range(self.count)) - {self.number}
+        for other in others:
+            self.send(other, Over())
+        if self._limit < math.inf:
+            self.live(max(self._limit, _PARTING))
+
+        def parted() -> bool:
+            self.beat()
+            for source in tuple(others):  # those that are over may say what belongs to the next session
+                while source in others and (message := self.receive(source)) is not None:
+                    if isinstance(message[1], Over):
+                        others.remove(source)
+                    elif hear is not None:
+                        hear(message[1])
+                self._discard(source, _BODY)
+            return not others
+
+        wait_until(parted)
+        self.flush()
+        self._limit = math.inf
+        for source in self._heard:
+            self._discard(source, _BEAT)
+
+    def _discard(self, source: int, tag: int) -> None:
+        """Forget what has come from *source* with this *tag*."""
+        status = MPI.Status()
+        while self._comm.Iprobe(source, tag, status):
+            lost = bytearray(status.Get_count(MPI.BYTE))
+            self._comm.Recv([lost, MPI.BYTE], source, tag)
 
     def beat(self) -> bool:
         """Let them hear of this process, and hear of them; returns whether a second has passed.
@@ -191,6 +240,11 @@ class Nap:
             doze(min((now - self._since) * _SHARE, _LAST_NAP))
 
 
+def count() -> int:
+    """The number of processes that MPI sees."""
+    return int(MPI.COMM_WORLD.size)
+
+
 def library() -> str:
     """The MPI library and its version, in words."""
     first, *_ = MPI.Get_library_version().partition("\n")
@@ -200,6 +254,11 @@ def library() -> str:
 def _pieces(body: Buffer) -> list[memoryview]:
     view = memoryview(body).cast("B")
     return [view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK)]
+
+
+def end() -> None:
+    """End MPI, in which all processes take part."""
+    MPI.Finalize()
 
 
 def abort() -> None:

@@ -196,3 +196,7 @@ class Deputy:
         finally:
             for _, _, line in self._places:
                 words[line + SLEEPS] = 0
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._wakes.close()

@@ -29,8 +29,11 @@ class Descriptors:
         self._received: dict[int, int] = {}
 
     def close(self) -> None:
-        """Let go of the socket, when none will come any more."""
+        """Let go of the socket, when none will come any more, and of what was not released."""
         self._socket.close()
+        for fd in self._received.values():
+            os.close(fd)
+        self._received.clear()
 
     def descriptor(self, number: int) -> int:
         """The descriptor that was passed under *number*, open until ``release(number)``.

@@ -161,6 +161,15 @@ def _numbers(spans: str, nodes: str) -> Iterator[str]:
             yield str(number).zfill(len(first))
 
 
+_COPIES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+def copies(environment: Mapping[str, str]) -> int:
+    """How many processes like this one mpiexec or srun has started, if one of them has."""
+    found = [environment.get(name, "") for name in _COPIES]
+    return max([int(value) for value in found if value.isdecimal()], default=1)
+
+
 # ── ranks over hosts ─────────────────────────────────────────────────────────────────────────────────
 
 

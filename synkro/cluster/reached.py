@@ -1,0 +1,36 @@
+"""Which way the hosts of ``fork(hosts=…, launcher=…)`` are reached."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..errors import InvalidValue
+from ..plan.hosts import Host, copies, named
+from .cluster import Cluster
+from .joined import Joined
+from .launch import Launch
+from .mpiexec import best_launcher
+
+
+def reached(hosts: Any, launcher: str | None) -> tuple[Cluster, tuple[Host, ...]]:
+    """The processes of MPI's on the hosts, and who these are.
+
+    Raises: InvalidType, InvalidValue; NotAvailable; SessionError if they cannot work together.
+    """
+    if hosts == "mpi":
+        if launcher is not None:
+            raise InvalidValue(
+                f'hosts="mpi" are there already, and launcher={launcher!r} would start some: give one.'
+            )
+        joined = Joined()
+        return joined, tuple(map(Host, joined.hosts))
+    if (count := copies(os.environ)) > 1:
+        raise InvalidValue(
+            f"mpiexec, or srun, has started {count} copies of this program, and with hosts={hosts!r} "
+            f"each would start workers on all hosts. Start one copy; or the hosts themselves, by "
+            f'mpiexec -n HOSTS -ppn 1 python -m synkro.cluster prog.py, and say hosts="mpi".'
+        )
+    found = named(hosts, os.environ)
+    names = [host.name for host in found]
+    return Launch(names, launcher or best_launcher(hosts)), found

@@ -1,0 +1,347 @@
+"""Hosts of SLURM's and PBS's jobs, and programs that mpiexec or srun has started on all of them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.hosts import Hosts
+from support.programs import ROOT
+from support.schedulers import pbs, slurm
+from support.waiting import wait_until
+from synkro.cluster.mpiexec import found_mpiexec
+
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+
+MPIEXEC = found_mpiexec()
+SESSION = """
+import sys, os, socket, numpy as np, synkro as synk
+def where(**options):
+    with synk.Session(verbose=False, **options) as session:
+        total = session.function(lambda x: x.sum(), outputs="sum")(np.arange(10.0))
+        assert total == 45, total
+        return session.function(lambda: __import__("socket").gethostname(), outputs=None)()
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2", "h3"])
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(hosts, tmp_path):
+    yield
+    assert wait_until(lambda: not ours(hosts, tmp_path), seconds=10), ours(hosts, tmp_path)
+    for name in hosts.names:
+        assert subprocess.check_output(hosts.on(name, "ls", "/dev/shm")) == b""
+    assert not list(tmp_path.glob("synkro-*"))
+
+
+def ours(hosts, tmp_path):
+    """The processes on the hosts that belong to this test, by what its environment has."""
+    mark, found = f"TMPDIR={tmp_path}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def job(tmp_path):
+    """The folder of a job's programs."""
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+@pytest.fixture
+def start(hosts, tmp_path):
+    """Start a command line on h1, in whose environment are also *variables*."""
+    started = []
+
+    def start(*command, **variables):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **variables}
+        program = subprocess.Popen(
+            hosts.on("h1", *command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        started.append(program)
+        return program
+
+    yield start
+    for program in started:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
+
+
+@pytest.fixture
+def run(start):
+    """What becomes of a program of these lines on h1."""
+
+    def run(code, *arguments, **variables):
+        return finished(start(sys.executable, "-c", SESSION + code, *arguments, **variables))
+
+    return run
+
+
+def line(program):
+    """The next line that it prints."""
+    found = program.stdout.readline()
+    assert found, finished(program).stderr
+    return found
+
+
+def finished(program, stdin=""):
+    out, err = program.communicate(stdin, timeout=90)
+    return subprocess.CompletedProcess(program.args, program.returncode, out, err)
+
+
+# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ['hosts="slurm"', 'hosts=["h1", "h3"], launcher="slurm"'])
+def test_in_a_job_of_slurm(hosts, job, run, how):
+    done = run(f"print(sorted(set(where({how}))))", **slurm(hosts, job, "h[1,3]"))
+    assert done.stdout == "['h1', 'h3']\n", done.stderr
+
+
+def test_the_program_stands_outside_of_the_job_of_slurm(hosts, job, run):
+    done = run('print(sorted(set(where(hosts="slurm"))))', **slurm(hosts, job, "h[2-3]"))
+    assert done.stdout == "['h2', 'h3']\n", done.stderr
+
+
+def test_a_host_that_is_not_in_the_job_of_slurm(hosts, job, run):
+    done = run('where(hosts="h1,h2,h3", launcher="slurm")', **slurm(hosts, job, "h[1-2]"))
+    assert "h3 cannot be reached by srun" in done.stderr
+    assert "not in this job" in done.stderr
+
+
+def test_outside_of_jobs(hosts, job, run):
+    assert "SLURM_JOB_NODELIST is not set" in run('where(hosts="slurm")').stderr
+    assert "PBS_NODEFILE is not set" in run('where(hosts="pbs")').stderr
+    code = 'where(hosts=["h1", "h2"], launcher="slurm")'
+    assert "calls srun, which is not here" in run(code).stderr
+    path = slurm(hosts, job)["PATH"]
+    assert "SLURM_JOB_ID is not set: this is none" in run(code, PATH=path).stderr
+
+
+@pytest.mark.parametrize("tmrsh", [False, True], ids=["ssh", "pbs_tmrsh"])
+def test_in_a_job_of_pbs(hosts, job, run, tmrsh):
+    done = run('print(sorted(set(where(hosts="pbs"))))', **pbs(hosts, job, tmrsh=tmrsh))
+    assert done.stdout == "['h1', 'h2']\n", done.stderr
+
+
+def test_the_variable_names_hosts(hosts, job, run):
+    environment = {**pbs(hosts, job, tmrsh=False), "SYNKRO_HOSTS": "h1:1,h3:2"}
+    assert run("print(where())", **environment).stdout == "['h1', 'h3', 'h3']\n"
+    assert run('print(where(hosts="h1:2"))', **environment).stdout == "['h1', 'h1']\n"
+    assert run("print(len(where(n_parallel=2)))", SYNKRO_HOSTS="").stdout == "2\n"
+
+
+# ── programs that were started on all hosts ──────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["mpiexec", "srun"])
+def started(request, hosts, job, start):
+    """Start ``python …`` on all hosts."""
+
+    def started(*arguments, python=("-m", "synkro.cluster"), **variables):
+        program = [sys.executable, *python, *map(str, arguments)]
+        if request.param == "srun":
+            if MPIEXEC.open_mpi:
+                pytest.skip("the stand-in for srun offers MPI what MPICH asks for")
+            return start("srun", "--ntasks-per-node=1", *program, **slurm(hosts, job), **variables)
+        if MPIEXEC.open_mpi:
+            reach = ["--allow-run-as-root", "--prtemca", "plm_ssh_agent", hosts.launcher]
+            where = ["--host", "h1,h2,h3", "--map-by", "ppr:1:node", "--bind-to", "none"]
+            where += ["-x", "PYTHONPATH", "-x", "TMPDIR"]
+        else:
+            reach = ["-launcher", "ssh", "-launcher-exec", hosts.launcher]
+            where = ["-hosts", "h1,h2,h3", "-n", "3", "-ppn", "1"]
+        return start(MPIEXEC.path, *reach, *where, *program, **variables)
+
+    return started
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Write a program; returns its path."""
+
+    def program(code):
+        path = tmp_path / "program.py"
+        path.write_text(SESSION + code)
+        return path
+
+    return program
+
+
+def test_a_program_on_all_hosts(started, program, tmp_path):
+    path = program(
+        "print(__name__, sys.argv, sys.path[0], input(), flush=True)\n"
+        'for _ in range(3):\n    print(where(hosts="mpi")[::2], flush=True)\n'
+        "print(sorted(name for name in os.environ if name.startswith(('PMI', 'SLURM_PROCID'))))\n"
+        "sys.exit(3)"
+    )
+    done = finished(started(path, "a", "-b"), "to read\n")
+    assert done.stdout.splitlines() == [
+        f"__main__ ['{path}', 'a', '-b'] {tmp_path} to read",
+        *["['h1', 'h2', 'h3']"] * 3,
+        "[]",
+    ], done.stderr
+    assert done.returncode == 3
+
+
+def test_it_imports_what_lies_beside_it(started, program, tmp_path):
+    (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
+    done = finished(
+        started(
+            program(
+                "import beside\n"
+                'with synk.Session(hosts="mpi", verbose=False) as session:\n'
+                '    print(session.function(beside.double, outputs="gather")(np.arange(12)))\n'
+            )
+        )
+    )
+    assert done.stdout == "[ 0  2  4  6  8 10 12 14 16 18 20 22]\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_modules_and_code(started):
+    done = finished(started("-c", "import sys; print(sys.argv, __name__)", "a"))
+    assert done.stdout == "['-c', 'a'] __main__\n", done.stderr
+    done = finished(started("-m", "platform"))
+    assert done.stdout.startswith("Linux"), done.stderr
+
+
+def test_an_exception_in_it(started, program):
+    done = finished(started(program('synk.fork(hosts="mpi", verbose=False)\nraise KeyError("mine")')))
+    assert done.returncode == 1
+    assert "KeyError: 'mine'" in done.stderr
+
+
+def test_a_worker_dies_and_the_next_session_works(started, program):
+    code = """
+try:
+    with synk.Session(hosts="mpi", verbose=False) as session:
+        session.function(lambda: os._exit(7) if synk.rank() == 5 else None, outputs=[])()
+except synk.WorkerDied as error:
+    print(error.rank, error.exitcode)
+print(where(hosts="mpi")[::2])
+"""
+    done = finished(started(program(code)))
+    assert done.stdout == "5 7\n['h1', 'h2', 'h3']\n", done.stderr
+
+
+WAITING = """
+def sleep():
+    if synk.rank() == 0:
+        print("asleep", flush=True)
+    __import__("time").sleep(60)
+
+with synk.Session(hosts="mpi", verbose=False) as session:
+    print(os.getpid(), *session.pids, flush=True)
+    try:
+        session.function(sleep, outputs=[])()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    print(session.function(lambda: 1, outputs="sum")())
+    __import__("time").sleep({seconds})
+"""
+
+
+@pytest.mark.skipif(MPIEXEC.open_mpi, reason="Open MPI's mpiexec ends all processes at Ctrl-C")
+def test_ctrl_c(started, program):
+    running = started(program(WAITING.format(seconds=0)))
+    line(running)
+    assert line(running).endswith("asleep\n")
+    os.killpg(running.pid, signal.SIGINT)
+    done = finished(running)
+    assert done.stdout.endswith("interrupted\n6\n"), done.stderr  # mpiexec says something, too
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("victim", ["program", "gateway", "launcher", "worker"])
+def test_nothing_is_left_when_something_is_killed(started, program, victim):
+    running = started(program(WAITING.format(seconds=60)))
+    pid, *workers = map(int, line(running).split())
+    status = Path(f"/proc/{pid}/status").read_text()
+    gateway = int(re.search(r"PPid:\s*(\d+)", status)[1])
+    pids = {"program": pid, "gateway": gateway, "launcher": running.pid, "worker": workers[-1]}
+    os.kill(pids[victim], signal.SIGKILL)
+    done = finished(running)
+    assert done.returncode != 0
+    if victim == "program":
+        assert done.returncode == 137
+    if victim == "worker":
+        assert f"(pid {workers[-1]}) on h3 was killed by SIGKILL" in done.stderr
+
+
+def test_sigterm_reaches_it(started, program):
+    code = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(5)))
+print(os.getppid(), flush=True)
+time.sleep(60)
+"""
+    running = started(program(code))
+    os.killpg(int(line(running)), signal.SIGTERM)
+    done = finished(running)
+    assert (done.stdout, done.returncode) == ("saved\n", 5)
+
+
+def test_a_plain_start_of_copies_is_refused(started, program):
+    done = finished(started(program('where(hosts="h1,h2")'), python=()))
+    assert "has started 3 copies of this program, and with hosts='h1,h2'" in done.stderr
+
+
+# ── what does not fit ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_such_a_start(run):
+    done = run('where(hosts="mpi")')
+    assert "Start it by mpiexec -n HOSTS -ppn 1 python -m synkro.cluster prog.py" in done.stderr
+    assert "and launcher='ssh' would start some" in run('where(hosts="mpi", launcher="ssh")').stderr
+
+
+def test_one_session_at_a_time(start, program):
+    path = program('synk.fork(hosts="mpi", verbose=False)\nwhere(hosts="mpi")')
+    done = finished(start(sys.executable, "-m", "synkro.cluster", path))
+    assert "serves one session at a time, and this program has one: close() it first" in done.stderr
+
+
+def test_srun_without_mpi(hosts, job, start, program):
+    done = finished(
+        start(
+            *("srun", "--mpi=none", "--ntasks-per-node=1", sys.executable, "-m", "synkro.cluster"),
+            program("print('started')"),
+            **slurm(hosts, job),
+        )
+    )
+    assert done.returncode != 0
+    assert "started" not in done.stdout
+    assert "3 processes were started, but MPI sees 1 of them" in done.stderr
+
+
+def test_usage(start):
+    done = finished(start(sys.executable, "-m", "synkro.cluster"))
+    assert done.returncode == 2
+    assert "usage: mpiexec -n HOSTS" in done.stderr
