@@ -295,7 +295,7 @@ def test_nothing_is_left_when_something_is_killed(started, program, victim):
     done = finished(running)
     assert done.returncode != 0
     if victim == "program":
-        assert done.returncode == 137
+        assert done.returncode == 137, done.stderr
     if victim == "worker":
         assert f"(pid {workers[-1]}) on h3 was killed by SIGKILL" in done.stderr
 

@@ -53,7 +53,7 @@ class Gateway:
         """End the leaders."""
         for leader in self._leaders:
             self._wire.send(leader, Leave())
-        self._wire.part()
+        self._wire.leave()
 
     @staticmethod
     def _heard(main: Connection) -> Any:

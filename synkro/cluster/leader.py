@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,13 +23,14 @@ class Leader:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._parent = os.getppid()
 
     def serve(self) -> None:
         """Answer one message after the other, until the last."""
         while True:
             source, question = self._wire.next()
             if isinstance(question, Leave):
-                self._wire.part()
+                self._wire.leave()
                 break
             if isinstance(question, Begin):
                 self._work(question)
@@ -69,11 +70,16 @@ class Leader:
                             return
                 nap.take(news, outpost.doze)
         except SilenceError:
-            with contextlib.suppress(PermissionError):  # of SLURM's, which sees the end of this one
-                os.kill(os.getppid(), signal.SIGKILL)  # mpiexec's, which hears nothing either
-            os._exit(1)  # which ends the workers
+            self._give_up()
         finally:
             outpost.close()
+
+    def _give_up(self) -> NoReturn:
+        """End the host's part of it all: the gateway is not heard, and MPI would wait for it."""
+        if os.getppid() == self._parent:  # mpiexec's process on this host, which hears nothing either
+            with contextlib.suppress(PermissionError):  # SLURM's sees the end of this one
+                os.kill(self._parent, signal.SIGKILL)
+        os._exit(1)  # which ends the workers
 
     def _answer(self, source: int, question: Any) -> None:
         match question:

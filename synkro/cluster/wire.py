@@ -67,6 +67,7 @@ class Wire:
         self._heard = dict.fromkeys(others, 0.0)  # when something came last from those that beat
         self._beaten = self._looked = 0.0
         self._limit = math.inf
+        self._over: set[int] = set()  # those that are
         self._comm.Barrier()  # a host that cannot be reached shows here
 
     def _agreed(self) -> bytes:
@@ -107,7 +108,10 @@ class Wire:
         digest, payload = bytes(sealed[:_DIGEST_BYTES]), bytes(sealed[_DIGEST_BYTES:])
         if not hmac.compare_digest(digest, hmac.digest(self._key, payload, _DIGEST)):
             raise InternalError(f"a message that came as from host {source} is not from this session.")
-        return source, pickle.loads(payload)
+        head = pickle.loads(payload)
+        if isinstance(head, Over):  # perhaps before this process knows that the session ends
+            self._over.add(source)
+        return source, head
 
     def live(self, limit: float) -> None:
         """From now on this process, and those that it talks to, hear of each other every second.
@@ -125,28 +129,33 @@ class Wire:
 
         Raises: SilenceError.
         """
-        others = set(range(self.count)) - {self.number}
-        for other in others:
-            self.send(other, Over())
         if self._limit < math.inf:
             self.live(max(self._limit, _PARTING))
+        self._part(set(range(self.count)) - {self.number}, hear)
+        self._limit = math.inf
+
+    def leave(self) -> None:
+        """There will be no other session: the gateway and the leaders have nothing more to say."""
+        self._part(set(self._heard), None)
+        for source in self._heard:
+            self._discard(source, _BEAT)
+
+    def _part(self, others: set[int], hear: Callable[[Any], None] | None) -> None:
+        for other in others:
+            self.send(other, Over())
 
         def parted() -> bool:
             self.beat()
-            for source in tuple(others):  # those that are over may say what belongs to the next session
-                while source in others and (message := self.receive(source)) is not None:
-                    if isinstance(message[1], Over):
-                        others.remove(source)
-                    elif hear is not None:
+            for source in others - self._over:  # the rest may say what belongs to the next session
+                while source not in self._over and (message := self.receive(source)) is not None:
+                    if hear is not None:
                         hear(message[1])
                 self._discard(source, _BODY)
-            return not others
+            return others <= self._over
 
         wait_until(parted)
+        self._over -= others
         self.flush()
-        self._limit = math.inf
-        for source in self._heard:
-            self._discard(source, _BEAT)
 
     def _discard(self, source: int, tag: int) -> None:
         """Forget what has come from *source* with this *tag*."""
