@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from support.hosts import Hosts
+from support.hosts import processes_of
+from support.programs import ROOT
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
-ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2", "h3"])
-    try:
-        hosts.start()
-        yield hosts
-    finally:
-        hosts.stop()
+@pytest.fixture(autouse=True)
+def nothing_is_left(hosts, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    yield
+    assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
+    assert wait_until(lambda: not hosts.shared_files()), hosts.shared_files()
 
 
 def on(hosts, name, *command, **options):
@@ -47,28 +45,6 @@ def doctor(hosts, names, *options):
             check, _, text = says.partition(": ")
             found[check] = sign, text
     return done, found
-
-
-def shared(hosts, name):
-    """What lies in the /dev/shm of a host."""
-    command = hosts.on(name, "ls", "/dev/shm")
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def processes():
-    """The processes of clusters on this machine."""
-    done = subprocess.run(
-        ["pgrep", "-f", "synkro.cluster|hydra_pmi_proxy|mpiexec|prterun|prted"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    alive = set()
-    for pid in done.stdout.split():
-        state = Path(f"/proc/{pid}/stat")
-        if state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
-            alive.add(int(pid))
-    return alive
 
 
 def test_the_hosts_are_several(hosts):
@@ -149,8 +125,6 @@ def test_a_host_that_is_cut_off_is_named(hosts):
         hosts.link("h3", up=True)
     assert done.returncode == 1
     assert "FAILURE" in done.stdout
-    assert wait_until(lambda: not processes(), seconds=10)
-    assert wait_until(lambda: not shared(hosts, "h1") + shared(hosts, "h3"))
 
 
 def test_other_versions(hosts, tmp_path):
@@ -169,47 +143,41 @@ SLEEPS = """
 import os, time
 from synkro.cluster.launch import Launch
 launch = Launch(["h1", "h2", "h3"], {launcher!r})
-print(os.getpid(), [said.pid for said in launch.said], flush=True)
+gateway, leader, _ = [said.pid for said in launch.said]
+print(os.getpid(), gateway, leader, launch._process.pid, flush=True)
 time.sleep(100)
 """
 
 
+def sleeping(hosts):
+    """A program on h1 that has started a cluster."""
+    command = hosts.on("h1", sys.executable, "-c", SLEEPS.format(launcher=str(hosts.launcher)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
 @pytest.mark.parametrize("victim", ["main process", "gateway", "leader", "mpiexec"])
 def test_nothing_is_left_of_a_cluster_whose_process_was_killed(hosts, tmp_path, victim):
-    before = processes()
-    command = hosts.on("h1", sys.executable, "-c", SLEEPS.format(launcher=str(hosts.launcher)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
-        main, _, rest = program.stdout.readline().partition(" ")
-        gateway, leader, _ = (int(pid) for pid in rest.strip()[1:-1].split(", "))
-        pids = {"main process": int(main), "gateway": gateway, "leader": leader}
-        pids["mpiexec"] = min(processes() - before)
-        os.kill(pids[victim], signal.SIGKILL)
-        gone = {gateway, leader}
-        assert wait_until(lambda: not gone & processes(), seconds=10)
+    with sleeping(hosts) as program:
+        names = ["main process", "gateway", "leader", "mpiexec"]
+        pids = dict(zip(names, map(int, program.stdout.readline().split()), strict=True))
+        os.kill(pids.pop(victim), signal.SIGKILL)
+        gone = set(pids.values()) - {pids.get("main process")}
+        assert wait_until(lambda: not gone & processes_of(tmp_path), seconds=10)
         program.kill()
-    assert wait_until(lambda: processes() <= before, seconds=10)
-    for name in hosts.names:
-        assert (
-            subprocess.run(hosts.on(name, "ls", "/dev/shm"), capture_output=True, check=True).stdout
-            == b""
-        )
 
 
 def test_the_key_is_in_no_command_line(hosts, tmp_path):
-    command = hosts.on("h1", sys.executable, "-c", SLEEPS.format(launcher=str(hosts.launcher)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+    with sleeping(hosts) as program:
         program.stdout.readline()
         (key,) = tmp_path.glob("synkro-*/key")
         secret = key.read_text().strip()
         assert len(secret) == 64
         assert key.stat().st_mode & 0o77 == 0
         assert key.parent.stat().st_mode & 0o77 == 0
-        for pid in processes():
+        for pid in processes_of(tmp_path):
             assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
         program.kill()
-    assert wait_until(lambda: not processes(), seconds=10)
 
 
 def test_a_launcher_that_is_not_there(hosts):

@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from support.hosts import Hosts
+from support.hosts import processes_of
+from support.programs import ROOT
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
-ROOT = Path(__file__).resolve().parents[1]
 SILENCE = 2  # host_timeout
 
 PROGRAM = """
@@ -38,9 +37,9 @@ def told(**what):
 
 
 synk.fork(**options)
-launch = here.session._engine._crew._launch
-told(worker=here.session.pids[1], leader=launch.said[1].pid, gateway=launch.said[0].pid,
-     mpiexec=launch._process.pid)
+cluster = here.session._engine._crew._cluster
+told(worker=here.session.pids[1], leader=cluster.said[1].pid, gateway=cluster.said[0].pid,
+     mpiexec=cluster._process.pid)
 data = synk.data(np.ones((1 << 13, 1 << 9)))
 call = synk.function(lambda: time.sleep(30), outputs=[])
 collective = synk.function(collective, outputs=[])
@@ -68,16 +67,6 @@ synk.fork(**options)
 told(total=float(synk.function(lambda x: x.sum(), outputs="sum")(np.ones(7))))
 synk.close()
 """.replace("SILENCE", str(SILENCE))
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2"])
-    try:
-        hosts.start()
-        yield hosts
-    finally:
-        hosts.stop()
 
 
 class Program:
@@ -108,22 +97,9 @@ class Program:
         self.process.stdout.close()
 
 
-def on_hosts(folder):
-    """The processes of a program's clusters, and their workers, by what their environment has."""
-    found = set()
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"TMPDIR={folder}".encode() in environment.read_bytes():
-                found.add(int(environment.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def nothing_left(hosts, folder):
-    listed = [subprocess.run(hosts.on(name, "ls", "/dev/shm"), capture_output=True, check=True).stdout
-              for name in hosts.names]  # fmt: skip
-    return not on_hosts(folder) and not any(listed) and not list(Path(folder).iterdir())
+def left(hosts, folder):
+    """What is left of a program: processes, files in /dev/shm, files in its folder."""
+    return processes_of(folder), hosts.shared_files(), list(folder.iterdir())
 
 
 FAULTS = {
@@ -156,7 +132,7 @@ def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
         program.go_on()
         assert program.hear() == {"total": 7.0}
         assert program.process.wait(30) == 0
-    assert wait_until(lambda: nothing_left(hosts, tmp_path), seconds=10), on_hosts(tmp_path)
+    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
 @pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
@@ -171,13 +147,13 @@ def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
             assert (told["error"], told["host"]) == ("HostLost", "h2"), told
             assert f"nothing was heard of it for {SILENCE} s" in told["text"]
             assert program.hear()["closed"] < 10
-            assert wait_until(lambda: on_hosts(tmp_path) == {program.process.pid}, 10)
+            assert wait_until(lambda: processes_of(tmp_path) == {program.process.pid}, 10)
         finally:
             hosts.link("h2", up=True)
         program.go_on()
         assert program.hear() == {"total": 7.0}
         assert program.process.wait(30) == 0
-    assert wait_until(lambda: nothing_left(hosts, tmp_path), seconds=10)
+    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
 @pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
@@ -186,6 +162,42 @@ def test_a_main_program_that_is_killed_leaves_nothing(hosts, tmp_path, phase):
         time.sleep(0.3)
         os.kill(program.process.pid, signal.SIGKILL)
         program.process.wait(10)
-        assert wait_until(lambda: not on_hosts(tmp_path), seconds=10), on_hosts(tmp_path)
-    for name in hosts.names:
-        assert subprocess.run(hosts.on(name, "ls", "/dev/shm"), capture_output=True).stdout == b""
+        assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
+    assert not hosts.shared_files()
+
+
+FEW = """#!/bin/sh
+ulimit -n 48
+exec {launcher} "$@"
+"""
+
+TOO_MANY = """
+import sys
+import synkro as synk
+try:
+    synk.fork(hosts=["h1:1", "h2:16"], devices="cpu", launcher=sys.argv[1], verbose=False)
+except synk.SessionError as error:
+    print(error)
+synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=sys.argv[1], verbose=False)
+print(synk.function(lambda: 1, outputs="sum")())
+"""
+
+
+def test_workers_that_cannot_be_started_on_another_host(hosts, tmp_path):
+    launcher = tmp_path / "few"
+    launcher.write_text(FEW.format(launcher=hosts.launcher))
+    launcher.chmod(0o700)
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-c", TOO_MANY, launcher),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    error, one = done.stdout.splitlines()
+    assert "on h2: " in error
+    assert "Too many open files" in error
+    assert one == "2"
+    launcher.unlink()
+    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)

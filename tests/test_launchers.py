@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hosts import Hosts
+from support.hosts import processes_of
 from support.programs import ROOT
 from support.schedulers import pbs, slurm
 from support.waiting import wait_until
@@ -33,35 +33,12 @@ def where(**options):
 """
 
 
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2", "h3"])
-    try:
-        hosts.start()
-        yield hosts
-    finally:
-        hosts.stop()
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left(hosts, tmp_path):
     yield
-    assert wait_until(lambda: not ours(hosts, tmp_path), seconds=10), ours(hosts, tmp_path)
-    for name in hosts.names:
-        assert subprocess.check_output(hosts.on(name, "ls", "/dev/shm")) == b""
+    assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
+    assert not hosts.shared_files()
     assert not list(tmp_path.glob("synkro-*"))
-
-
-def ours(hosts, tmp_path):
-    """The processes on the hosts that belong to this test, by what its environment has."""
-    mark, found = f"TMPDIR={tmp_path}".encode(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" "))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture

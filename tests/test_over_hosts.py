@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from support.hosts import Hosts
+from support.programs import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once, pytest.mark.timeout(400)]
-ROOT = Path(__file__).resolve().parents[1]
 
 RUNS = [
     ("h1,h2", "test_function", "test_data", "test_batches"),
@@ -21,16 +19,6 @@ RUNS = [
     ("h3,h1,h2", "test_function"),
     ("h2,h3", "test_collectives"),
 ]
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2", "h3"])
-    try:
-        hosts.start()
-        yield hosts
-    finally:
-        hosts.stop()
 
 
 @pytest.mark.parametrize(("over", "files"), [(over, files) for over, *files in RUNS], ids=str)

@@ -14,6 +14,7 @@
     dispatch   its part of a session: commands to the hosts, answers from them
     leader     the process of another host
     outpost    its part of a session: the workers there
+    segments   the main process's, as the gateway sees them
     mirrors    its copies of the main process's segments
     stock      what a host has of them
     cargo      pieces of segments on their way

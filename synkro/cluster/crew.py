@@ -1,8 +1,9 @@
-"""The workers of all hosts, as the main process sees them: its own, and by the gateway the others."""
+"""The workers of several hosts, as the main process and as leaders see them."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from ..comms.journal import reserve_journals
 from ..errors import HostLost, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.crew import Crew
-from ..ipc.descriptors import send_descriptors
+from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.process import worker_died
 from .cluster import Cluster
 from .janitor import ENDED
@@ -21,51 +22,71 @@ _BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
 
 
-class ClusterCrew(Crew):
-    """Those of several hosts; all that is done to a rank reaches it where it is."""
+class _JournalingCrew(Crew):
+    """Those of one host, which write down what those of others have to know."""
 
-    def __init__(self, launch: Cluster, hosts: Sequence[range], host_timeout: float) -> None:
-        """*hosts* are the ranks of each of the launched processes, the first of which is here.
+    def share(self, inherited: Inherited, board: int) -> None:
+        reserve_journals(inherited.arena, board, self.ranks, sum(map(len, self.hosts)))
+
+
+class LeaderCrew(_JournalingCrew):
+    """Those of a leader's host.
+
+    Attributes:
+        inherited: duplicates of what they inherit.
+    """
+
+    inherited: Inherited
+
+    def share(self, inherited: Inherited, board: int) -> None:
+        super().share(inherited, board)
+        self.inherited = Inherited.of(list(map(os.dup, inherited.listed())))
+
+
+class ClusterCrew(_JournalingCrew):
+    """Those of all hosts: the main process's own, and by the gateway the others."""
+
+    def __init__(self, cluster: Cluster, hosts: Sequence[range], host_timeout: float) -> None:
+        """*hosts* are the ranks of each of the processes of MPI's, the first of which is here.
 
         *host_timeout*: seconds after which a host of which nothing is heard is lost.
         """
         super().__init__(hosts)
         self._host_timeout = host_timeout
-        self._launch = launch
-        self._resources.callback(launch.close)
+        self._cluster = cluster
+        self._resources.callback(cluster.close)
         self._pids: dict[int, int] = {}
         self._passed: Sequence[tuple[int, int]] = ()
         self._begin: Begin | None = None
 
     def start(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
-        launch = self._launch
+        cluster = self._cluster
         size = sum(map(len, self.hosts))
         self._begin = Begin(size, tuple(self.hosts), board, tuple(environments), self._host_timeout)
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
-        self._pump.hear(others, launch.printed)
+        self._pump.hear(others, cluster.printed)
         controller = super().start([environments[rank] for rank in self.ranks], board)
         begun: list[Begun] = self._heard()
-        for ranks, each in zip(self.hosts[1:], begun, strict=True):
+        for name, ranks, each in zip(cluster.hosts[1:], self.hosts[1:], begun, strict=True):
             if each.problem:
-                raise RuntimeError(each.problem)
+                raise RuntimeError(f"on {name}: {each.problem}")
             self._pids |= dict(zip(ranks, each.pids, strict=True))
-        self.sentinels += [launch.gateway.fileno(), launch.sentinel]
+        self.sentinels += [cluster.gateway.fileno(), cluster.sentinel]
         return controller
 
     def _heard(self) -> Any:
-        if not self._launch.gateway.poll(_BEGINNING):
+        if not self._cluster.gateway.poll(_BEGINNING):
             raise RuntimeError(f"the hosts took more than {_BEGINNING:g} s")
         try:
-            return self._launch.gateway.recv()
+            return self._cluster.gateway.recv()
         except (EOFError, OSError):
-            raise RuntimeError(self._launch.last_words()) from None
+            raise RuntimeError(self._cluster.last_words()) from None
 
-    def share(self, descriptors: Sequence[int], board: int) -> None:
-        reserve_journals(descriptors[1], board, self.ranks, sum(map(len, self.hosts)))
-        send_descriptors(
-            self._launch.descriptors, [(-1 - place, fd) for place, fd in enumerate(descriptors)]
-        )
-        self._launch.gateway.send(self._begin)
+    def share(self, inherited: Inherited, board: int) -> None:
+        super().share(inherited, board)
+        numbered = [(-1 - place, fd) for place, fd in enumerate(inherited.listed())]
+        send_descriptors(self._cluster.descriptors, numbered)
+        self._cluster.gateway.send(self._begin)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -77,11 +98,11 @@ class ClusterCrew(Crew):
         others = tuple(rank for rank in ranks if rank not in self.ranks)
         if others:
             with contextlib.suppress(OSError):
-                self._launch.gateway.send(Interrupt(others))
+                self._cluster.gateway.send(Interrupt(others))
 
     def kill(self) -> None:
         super().kill()
-        self._launch.kill()
+        self._cluster.kill()
 
     def pass_descriptors(self, rank: int, numbered: Sequence[tuple[int, int]]) -> None:
         if rank in self.ranks:
@@ -89,24 +110,24 @@ class ClusterCrew(Crew):
         elif numbered != self._passed:  # else the gateway has them, for another rank
             self._passed = numbered
             with contextlib.suppress(OSError):  # the gateway's end shows
-                send_descriptors(self._launch.descriptors, numbered)
+                send_descriptors(self._cluster.descriptors, numbered)
 
     def death(self, sentinel: int) -> WorkerDied:
-        launch = self._launch
-        if sentinel not in (launch.gateway.fileno(), launch.sentinel):
+        cluster = self._cluster
+        if sentinel not in (cluster.gateway.fileno(), cluster.sentinel):
             ended = self.end_of(sentinel)
-            return worker_died(ended, self._pump.stderr_tail(ended.rank), launch.hosts[0])
+            return worker_died(ended, self._pump.stderr_tail(ended.rank), cluster.hosts[0])
         with contextlib.suppress(EOFError, OSError):
-            said = launch.gateway.recv() if launch.gateway.poll() else None
+            said = cluster.gateway.recv() if cluster.gateway.poll() else None
             if isinstance(said, Died):
                 rank = said.ended.rank
                 at = next(n for n, ranks in enumerate(self.hosts) if rank in ranks)
-                return worker_died(said.ended, self._pump.stderr_tail(rank), launch.hosts[at])
+                return worker_died(said.ended, self._pump.stderr_tail(rank), cluster.hosts[at])
             if isinstance(said, Silent):
                 why = f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
                 return self._lost(said.host, why)
-        words = launch.last_words(_DYING)
-        ends = [words.find(ENDED.format(pid=said.pid, name=said.name)) for said in launch.said]
+        words = cluster.last_words(_DYING)
+        ends = [words.find(ENDED.format(pid=said.pid, name=said.name)) for said in cluster.said]
         number = min([n for n, at in enumerate(ends) if at >= 0], key=ends.__getitem__, default=None)
         how = re.search(r"EXIT STRING: (.*)", words)
         if number is None:
@@ -115,7 +136,7 @@ class ClusterCrew(Crew):
 
     def _lost(self, number: int | None, why: str) -> HostLost:
         """What to raise for host *number* of the processes; None: nobody knows which it was."""
-        names, ranks = self._launch.hosts, () if number is None else tuple(self.hosts[number])
+        names, ranks = self._cluster.hosts, () if number is None else tuple(self.hosts[number])
         name = ", ".join(names) if number is None else names[number]
         whose = f" ({ranks_in_words(ranks)})" if ranks else ""
         lost = f"a host of {name} is lost" if number is None else f"the host {name}{whose} is lost"
@@ -127,4 +148,4 @@ class ClusterCrew(Crew):
 
     def release(self) -> None:
         super().release()
-        self._launch.release()
+        self._cluster.release()

@@ -8,7 +8,6 @@ here before the main process sees that they have answered.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import mmap
 import os
@@ -18,15 +17,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..comms.ops import OPERATIONS, reduce_share
 from ..errors import InternalError
 from ..ipc.deputy import Deputy, Order
-from ..ipc.descriptors import Descriptors
-from ..memory.mapping import map_file
-from ..messages import Attach, Command, Housekeeping, Phase, Start, Work
-from ..plan.call import Access, Region
+from ..ipc.descriptors import Descriptors, Inherited
+from ..messages import Command, Housekeeping, Phase, Start, Work
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .cargo import packed, unpacked
@@ -51,6 +47,7 @@ from .orders import (
 )
 from .porter import Porter
 from .questions import End
+from .segments import Segments
 from .sharing import Sharing
 from .stock import Stock
 from .traffic import Partial, Traffic
@@ -82,58 +79,6 @@ class _Pending:
         return replies
 
 
-class Segments:
-    """The main process's segments, as the gateway sees them."""
-
-    def __init__(self, descriptors: Descriptors) -> None:
-        self._descriptors = descriptors
-        self._kept: set[int] = set()
-        self._unmapped: dict[int, Attach] = {}
-        self._memory: dict[int, NDArray[np.uint8]] = {}
-        self._files: set[int] = set()
-
-    def attach(self, attach: Attach) -> None:
-        """There is one, whose descriptor has been sent."""
-        if attach.segment not in self._memory:
-            self._unmapped[attach.segment] = attach
-
-    def keep(self, number: int) -> None:
-        """Keep a segment until the end: the ranks write to it although its number is gone."""
-        self._kept.add(number)
-
-    def drop(self, number: int) -> None:
-        """It is gone."""
-        if number in self._kept:
-            return
-        if self._unmapped.pop(number, None) is not None:
-            self._descriptors.release(number)
-        self._memory.pop(number, None)
-        self._files.discard(number)
-
-    def is_file(self, number: int) -> bool:
-        """Whether it is a file of the user's, which others may write to."""
-        self.memory(number)
-        return number in self._files
-
-    def memory(self, number: int) -> NDArray[np.uint8]:
-        """All of a segment."""
-        if number in self._unmapped:
-            attach = self._unmapped.pop(number)
-            fd = self._descriptors.descriptor(number)
-            access = Access.WRITE if attach.access is Access.WRITE else Access.READ
-            self._memory[number] = map_file(fd, attach.nbytes, access)
-            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
-                self._files.add(number)
-            self._descriptors.release(number)
-        return self._memory[number]
-
-    def array(self, region: Region) -> Array:
-        """The array that *region* describes."""
-        memory = self.memory(region.segment)
-        array: Array = np.ndarray(region.shape, region.dtype, memory, region.offset, region.strides)
-        return array
-
-
 class Dispatch:
     """From ``Begin`` to the end of a session."""
 
@@ -150,12 +95,13 @@ class Dispatch:
         self._printed = printed
         self._hosts = begin.hosts
         self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
-        shared = [descriptors.take(-1 - place) for place in range(4 + 2 * begin.size)]
+        places = range(Inherited.count(begin.size))
+        inherited = Inherited.of([descriptors.take(-1 - place) for place in places])
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
-        block, _, wake_workers, *wakes = shared
-        memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
-        self._deputy = Deputy(memory, begin.size, remote, wakes[: begin.size], wake_workers)
-        self._sharing = Sharing(wire, begin.hosts, shared, self._deputy.answered)
+        memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
+        wakes = inherited.wakes_main, inherited.wake_workers
+        self._deputy = Deputy(memory, begin.size, remote, *wakes)
+        self._sharing = Sharing(wire, begin.hosts, inherited, self._deputy.answered)
         self._segments = Segments(descriptors)
         self._versions: Array = np.zeros(1, np.uint64)  # until the session has some
         self._stocks = [Stock(self._version) for _ in begin.hosts]
@@ -188,7 +134,7 @@ class Dispatch:
                 self._wire.send(host, Traced(self._traced))
         for order in orders:
             self._send(order)
-        news = self._sharing.step(self._deputy.busy(self._hosts[0])) or bool(orders)
+        news = self._sharing.step(lambda: self._deputy.busy(self._hosts[0])) or bool(orders)
         for porter in self._porters.values():
             news |= porter.step()
             if replies := porter.replies():
@@ -204,6 +150,8 @@ class Dispatch:
         command = self._known.get(order.command)
         if command is None:
             command = self._known[order.command] = pickle.loads(order.command)
+        if isinstance(command, Start):
+            self._begin(command)
         self._pending[order.number] = _Pending(order.ranks)
         hosts = sorted({self._host_of[rank] for rank in order.ranks})
         for host in hosts:
@@ -212,10 +160,12 @@ class Dispatch:
         work = self._traffic.innermost(command)
         if isinstance(work, Work):
             self._begin_map(order.number, hosts, work)
-        if isinstance(command, Start):
-            self._segments.keep(command.outbox.segment)
-            if command.versions is not None:
-                self._versions = self._segments.array(command.versions)
+
+    def _begin(self, start: Start) -> None:
+        self._traffic.begin(start)
+        self._segments.keep(start.outbox.segment)
+        if start.versions is not None:
+            self._versions = self._segments.array(start.versions)
 
     def _send_to(self, host: int, ranks: tuple[int, ...], order: Order, command: Command) -> None:
         read = self._traffic.reads(command, ranks)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .hello import hello
-from .orders import Begin, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
+from .orders import Begin, Begun, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Hail, Leave, Reach, Sees
 from .wire import GATEWAY, Nap, SilenceError, Wire, library
@@ -40,39 +40,47 @@ class Leader:
 
     def _work(self, begin: Begin) -> None:
         """Serve a session until its end."""
-        outpost = Outpost(self._wire, begin)
-        nap = Nap()
         self._wire.live(begin.host_timeout)
         try:
-            while True:
+            outpost = Outpost(self._wire, begin)
+        except (OSError, RuntimeError) as error:
+            self._wire.send(GATEWAY, Begun((), str(error)))
+            self._wire.part()
+            return
+        self._wire.send(GATEWAY, Begun(outpost.pids))
+        nap = Nap()
+        try:
+            while not outpost.over:
                 self._wire.beat()
                 news = outpost.step()
                 while (message := self._wire.receive()) is not None:
                     news = True
-                    match message[1]:
-                        case Ordered() as ordered:
-                            outpost.order(ordered)
-                        case Traced(on):
-                            outpost.trace(on)
-                        case Tick(sent):
-                            self._wire.send(GATEWAY, Tock(sent, time.perf_counter_ns()))
-                        case Shown() | Ended() as shown:
-                            outpost.hear(message[0], shown)
-                        case Offered() as items:
-                            outpost.accept(items)
-                        case Recall(number):
-                            outpost.recall(number)
-                        case GiveUp(number, ranks):
-                            outpost.interrupt(number, ranks)
-                        case End():
-                            outpost.dismiss()
-                            self._wire.part()
-                            return
+                    self._heed(outpost, *message)
                 nap.take(news, outpost.doze)
+            self._wire.part()
         except SilenceError:
             self._give_up()
         finally:
             outpost.close()
+
+    def _heed(self, outpost: Outpost, source: int, message: object) -> None:
+        match message:
+            case Ordered():
+                outpost.order(message)
+            case Traced(on):
+                outpost.trace(on)
+            case Tick(sent):
+                self._wire.send(GATEWAY, Tock(sent, time.perf_counter_ns()))
+            case Shown() | Ended():
+                outpost.hear(source, message)
+            case Offered():
+                outpost.accept(message)
+            case Recall(number):
+                outpost.recall(number)
+            case GiveUp(number, ranks):
+                outpost.interrupt(number, ranks)
+            case End():
+                outpost.dismiss()
 
     def _give_up(self) -> NoReturn:
         """End the host's part of it all: the gateway is not heard, and MPI would wait for it."""

@@ -7,7 +7,6 @@ it.  In the place of the main process's segments there are mirrors.
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import time
@@ -17,20 +16,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comms.journal import reserve_journals
 from ..errors import SessionError, SharedMemoryError, SynkroError
 from ..ipc.channel import Lane
-from ..ipc.crew import Crew
 from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
 from ..values.cache import Cache
 from .cargo import Cargo, discarded, unpacked, whole
 from .cargo import packed as loaded
+from .crew import LeaderCrew
 from .depot import Depot
 from .mirrors import Mirrors
 from .orders import (
     Answered,
     Begin,
-    Begun,
     Died,
     Ended,
     Marks,
@@ -87,27 +84,18 @@ class _Running:
         return answered
 
 
-class _LeaderCrew(Crew):
-    """The workers of a host, and what they share with its relay.
+class Outpost:
+    """The workers of one host other than the main process's.
 
     Attributes:
-        shared: duplicates of their descriptors.
+        over: whether they have been dismissed.
     """
 
-    shared: Sequence[int]
-
-    def share(self, descriptors: Sequence[int], board: int) -> None:
-        reserve_journals(descriptors[1], board, self.ranks, sum(map(len, self.hosts)))
-        self.shared = list(map(os.dup, descriptors))
-
-
-class Outpost:
-    """The workers of one host other than the main process's."""
-
     def __init__(self, wire: Wire, begin: Begin) -> None:
+        """Raises: OSError, RuntimeError if they cannot be started."""
         self._wire = wire
         self._printed: deque[Printed] = deque()
-        self._crew = _LeaderCrew(
+        self._crew = LeaderCrew(
             begin.hosts, wire.number, lambda *printed: self._printed.append(Printed(*printed))
         )
         self._mirrors = Mirrors()
@@ -122,19 +110,23 @@ class Outpost:
         self._depot: Depot | None = None  # from the first map on
         self._doing: dict[int, tuple[int, int]] = {}
         self._looked = self._reported = 0.0
-        self._dismissed = False
+        self.over = False
         self._ends = select.poll()
         environments = [begin.environments[rank] for rank in self._crew.ranks]
         try:
             self._channel = self._crew.start(environments, begin.board)
-        except (OSError, RuntimeError) as error:
-            wire.send(GATEWAY, Begun((), str(error)))
-        else:
-            shared = self._crew.shared
-            self._sharing = Sharing(wire, begin.hosts, shared, self._channel.answered)
-            for sentinel in self._crew.sentinels:
-                self._ends.register(sentinel, select.POLLIN)
-            wire.send(GATEWAY, Begun(self._crew.pids))
+        except BaseException:
+            self._crew.close()
+            raise
+        inherited = self._crew.inherited
+        self._sharing = Sharing(wire, begin.hosts, inherited, self._channel.answered)
+        for sentinel in self._crew.sentinels:
+            self._ends.register(sentinel, select.POLLIN)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Their process ids, in the order of their ranks."""
+        return self._crew.pids
 
     # ── a command ────────────────────────────────────────────────────────────────────────────────
 
@@ -162,9 +154,8 @@ class Outpost:
         if command is None:
             command = self._known[payload] = pickle.loads(payload)
         if isinstance(command, Start):
+            self._traffic.begin(command)
             self._mirrors.keep(command.outbox.segment)
-            for _ in self._traffic.reads(command, ()):
-                pass
         work = self._traffic.innermost(command)
         if isinstance(work, Work):
             try:
@@ -247,7 +238,7 @@ class Outpost:
         """Look at the workers, and tell the gateway what is new; returns whether something was."""
         if time.monotonic() - self._looked > _LOOK:
             self._look_around()
-        news = self._sharing.step(bool(self._running))
+        news = self._sharing.step(lambda: bool(self._running))
         news |= self._depot is not None and self._depot.step()
         for number, running in tuple(self._running.items()):
             news |= self._look(number, running)
@@ -264,7 +255,7 @@ class Outpost:
         return bool(answered)
 
     def _answer(self, number: int, running: _Running, ranks: Sequence[int]) -> None:
-        self._sharing.step(busy=True)  # what these ranks have shown goes before their answers
+        self._sharing.step(lambda: True)  # what these ranks have shown goes before their answers
         self._tell_marks()
         payloads = dict(zip(running.lane.ranks, running.lane.replies(), strict=True))
         replies = {rank: self._loaded(payloads[rank]) for rank in ranks}
@@ -351,9 +342,9 @@ class Outpost:
 
     def dismiss(self) -> None:
         """End the workers that have not ended; the second time it does nothing."""
-        if self._dismissed:
+        if self.over:
             return
-        self._dismissed = True
+        self.over = True
         self._crew.ended(_GRACE)
         self._crew.close()
         if self._depot is not None:

@@ -70,6 +70,10 @@ class Relay:
 
     # ── what goes out ────────────────────────────────────────────────────────────────────────────
 
+    def has_news(self) -> bool:
+        """Whether a rank of this host has written something down."""
+        return any(journal.any() for journal in self._journals)
+
     def outgoing(self) -> dict[int, Passed]:
         """What the ranks of this host have written down since the last call, by the host it is for."""
         written = [journal.read() for journal in self._journals if journal.any()]
@@ -89,7 +93,7 @@ class Relay:
         self._bed[0] = 1
         self._fence()  # "it sleeps" is stored before the loads of what was written down
         try:
-            if not any(journal.any() for journal in self._journals):
+            if not self.has_news():
                 doze()
         finally:
             self._bed[0] = 0

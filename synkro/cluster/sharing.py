@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from ..ipc.descriptors import Inherited
 from .orders import Ended, Shown
 from .relay import Relay
 from .wire import Wire
@@ -27,14 +28,13 @@ class Sharing:
         self,
         wire: Wire,
         hosts: Sequence[range],
-        shared: Sequence[int],
+        inherited: Inherited,
         answered: Callable[[int], int],
     ) -> None:
-        """*hosts* are the ranks of each process of MPI's; *shared* the descriptors of the crew of this
-        host, which this object closes; *answered* tells the last command that a rank has answered."""
+        """*hosts* are the ranks of each process of MPI's; *inherited* what the workers of this host
+        inherit, which this object closes; *answered* tells the last command that a rank has answered."""
         self._wire = wire
-        size = sum(map(len, hosts))
-        _, arena, _, *wakes = self._shared = shared
+        self._inherited = inherited
         self._numbers = by_rank(hosts)
         self._ranks = hosts[wire.number]
         self._answered = answered
@@ -44,11 +44,12 @@ class Sharing:
         if self._ranks:
             here = self._numbers.index(wire.number)
             ranges = [hosts[number] for number in self._numbers]
-            self._relay = Relay(arena, size, ranges, here, wakes[size : 2 * size], wakes[-1])
+            size, end = sum(map(len, hosts)), inherited
+            self._relay = Relay(end.arena, size, ranges, here, end.wakes, end.wake_relay)
 
-    def step(self, busy: bool) -> bool:
+    def step(self, busy: Callable[[], bool]) -> bool:
         """Pass on what is new; *busy* says whether a command goes on.  Returns whether something was."""
-        if self._relay is None:
+        if self._relay is None or not (self._traffic or self._relay.has_news()):
             return False
         # read before the journals are: what a rank has written down comes before its answer
         answered = {rank: self._answered(rank) for rank in self._ranks} if self._traffic else {}
@@ -62,7 +63,7 @@ class Sharing:
             for number in self._numbers:
                 if number != self._wire.number:
                     self._wire.send(number, Ended(news))
-        if not (busy or passed or news):
+        if not (passed or news or busy()):
             self._traffic = False
         return bool(passed or news)
 
@@ -83,5 +84,5 @@ class Sharing:
     def close(self) -> None:
         """Give the descriptors back."""
         self._relay = None
-        for fd in self._shared:
+        for fd in self._inherited.listed():
             os.close(fd)

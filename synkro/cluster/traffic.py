@@ -27,6 +27,7 @@ from ..plan.split import Span
 from ..values.arrays import Array
 
 _COMPLETE = (
+    messages.Start,
     messages.Fetch,
     messages.Preserve,
     messages.Keep,
@@ -82,16 +83,17 @@ class Traffic:
         self._outbox = Region(0, 0, (0, 0), "|u1")
         self._versions: Region | None = None
 
+    def begin(self, start: messages.Start) -> None:
+        """The session has begun with this command."""
+        self._outbox = start.outbox
+        if start.gpus is not None:
+            self._versions = start.versions  # which the ranks compare
+
     def reads(self, command: Command, ranks: Sequence[int]) -> Iterator[Extent | PickedRows]:
         """What *ranks*, those of one host, read in *command*."""
         if self._versions is not None:
             yield from _whole(self._versions)
         match command:
-            case messages.Start():
-                self._outbox = command.outbox
-                if command.gpus is not None and command.versions is not None:
-                    self._versions = command.versions
-                    yield from _whole(self._versions)
             case messages.Indirect() | messages.Assign():
                 if isinstance(command, messages.Indirect):
                     yield from _whole(command.region)

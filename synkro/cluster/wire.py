@@ -30,7 +30,7 @@ _EACH = 1.0  # seconds from one beat to the next
 _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 300e-6  # seconds to poll before the first nap
 _SHARE = 0.05  # of the time since something was new that a nap takes
-_FIRST_NAP, _LAST_NAP = 20e-6, 1e-3
+_LAST_NAP = 1e-3
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
 
@@ -223,17 +223,13 @@ class Wire:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Poll for a moment, then between naps that grow: what MPI brings wakes nobody."""
-    start, nap = time.perf_counter(), _FIRST_NAP
+    nap = Nap()
     while not condition():
-        if time.perf_counter() - start < _SPIN:
-            os.sched_yield()
-        else:
-            time.sleep(nap)
-            nap = min(1.5 * nap, _LAST_NAP)
+        nap.take(False, time.sleep)
 
 
 class Nap:
-    """Between two looks of a process that serves: the longer nothing is new, the longer it sleeps."""
+    """Between two looks of a process: the longer nothing is new, the longer it sleeps."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()

@@ -13,7 +13,7 @@ from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
 from .block import block_bytes
 from .channel import Controller
-from .descriptors import send_descriptors
+from .descriptors import Inherited, send_descriptors
 from .output import OutputPump, Sink
 from .process import ProcessEnd, WorkerProcess, occupy_standard_descriptors, worker_died
 
@@ -57,34 +57,33 @@ class Crew:
         size = sum(map(len, hosts))
         eventfds = []
         with uninterrupted():
-            for _ in range(2 + 2 * size):
+            for _ in range(Inherited.count(size) - 2):
                 eventfds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
                 self._resources.callback(os.close, eventfds[-1])
         self._resources.callback(self._pump.close, _LAST_WORDS)
         block = Segment.create(0, block_bytes(size))
         arena = arena_file(board)
-        shared = (block.fd, arena, *eventfds)
+        inherited = Inherited.of([block.fd, arena, *eventfds])
         try:
-            self.share(shared, board)
+            self.share(inherited, board)
             for rank, environment in zip(self.ranks, environments, strict=True):
                 with uninterrupted():
-                    worker = WorkerProcess(rank, size, hosts, shared, environment)
+                    worker = WorkerProcess(rank, size, hosts, inherited, environment)
                     self._workers.append(worker)
                     self._resources.callback(worker.close)
                 self._pump.add(rank, worker.stdout, worker.stderr)
                 worker.socket.settimeout(SOCKET_PATIENCE)
         finally:
             os.close(arena)
-        controller = Controller(block.base.data, size, eventfds[1 : 1 + size], eventfds[0])
+        controller = Controller(block.base.data, size, inherited.wakes_main, inherited.wake_workers)
         self._resources.callback(controller.close)
         block.close()
         self._pump.start()
         self.sentinels = [worker.sentinel for worker in self._workers]
         return controller
 
-    def share(self, descriptors: Sequence[int], board: int) -> None:
-        """The workers will get these *descriptors*: the block, the arena, and all eventfds (one for all
-        workers, one for the main process by each rank, one by each rank, one for the host's relay)."""
+    def share(self, inherited: Inherited, board: int) -> None:
+        """The workers will get these descriptors; *board* is the number of bytes where they meet."""
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Descriptors on their way to another process, each with a number: they cannot travel through memory."""
+"""Descriptors that other processes get: inherited, or through a socket, each with a number."""
 
 from __future__ import annotations
 
@@ -7,9 +7,48 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _FD = struct.Struct("i")
 _MAX_DESCRIPTORS = 250  # a Unix socket takes at most 253 in a message
+
+
+class Inherited(NamedTuple):
+    """What all workers of a host inherit.
+
+    Attributes:
+        block, arena: memory, where commands are, and where ranks meet.
+        wake_workers: the eventfd on which all workers sleep that have no command.
+        wakes_main: those on which the main process sleeps, by the first rank of what it waits for.
+        wakes: those on which ranks sleep in collectives, by rank.
+        wake_relay: the one on which the relay of the host sleeps.
+    """
+
+    block: int
+    arena: int
+    wake_workers: int
+    wakes_main: tuple[int, ...]
+    wakes: tuple[int, ...]
+    wake_relay: int
+
+    @staticmethod
+    def count(size: int) -> int:
+        """How many there are, of *size* ranks."""
+        return 4 + 2 * size
+
+    @classmethod
+    def of(cls, listed: Sequence[int]) -> Inherited:
+        """Those that ``listed`` has listed."""
+        block, arena, wake_workers, *wakes, wake_relay = listed
+        size = len(wakes) // 2
+        return cls(block, arena, wake_workers, tuple(wakes[:size]), tuple(wakes[size:]), wake_relay)
+
+    def listed(self) -> list[int]:
+        """All of them."""
+        return [
+            *(self.block, self.arena, self.wake_workers),
+            *(*self.wakes_main, *self.wakes, self.wake_relay),
+        ]
 
 
 def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -> None:

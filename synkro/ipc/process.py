@@ -23,6 +23,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 from ..errors import WorkerDied
 from ..machine import start
+from .descriptors import Inherited
 
 _STANDARD = 2  # the last of the standard descriptors
 _F_SETSIG = 10  # Linux; the standard library has no name for it
@@ -71,13 +72,10 @@ class WorkerProcess:
         rank: int,
         size: int,
         hosts: Sequence[range],
-        shared_fds: Sequence[int],
+        inherited: Inherited,
         environment: Mapping[str, str],
     ) -> None:
-        """Start that of *rank*, one of *size*, which are distributed over *hosts*.
-
-        *shared_fds* are what all workers get: the block, the arena and all eventfds.
-        """
+        """Start that of *rank*, one of *size*, which are distributed over *hosts*."""
         self.rank = rank
         with contextlib.ExitStack() as undo:
             with contextlib.ExitStack() as theirs:
@@ -87,11 +85,11 @@ class WorkerProcess:
                 self.socket, other = socket.socketpair()
                 theirs.callback(other.close)
                 undo.callback(self.socket.close)
-                inherited = [other.fileno(), lifeline, *shared_fds]
+                fds = [other.fileno(), lifeline, *inherited.listed()]
                 self._process = start(
                     "from synkro.worker.loop import main; main(argument)",
-                    f"{rank} {size} {_spelled(hosts)} {' '.join(map(str, inherited))}",
-                    fds=inherited,
+                    f"{rank} {size} {_spelled(hosts)} {' '.join(map(str, fds))}",
+                    fds=fds,
                     environment=environment,
                     alone=True,
                 )

@@ -22,7 +22,7 @@ from ..comms.hosts import HostsCommunicator
 from ..comms.shm import ShmCommunicator
 from ..errors import CollectiveError, UsageError
 from ..ipc.block import AREA
-from ..ipc.descriptors import Descriptors
+from ..ipc.descriptors import Descriptors, Inherited
 from ..ipc.listener import Listener
 from ..ipc.process import give_up, hold_on_to, spelled
 from ..machine import importing
@@ -52,7 +52,8 @@ def main(argument: str) -> None:
     """Be the worker that ``ipc.process`` has started with this *argument*."""
     *position, rest = argument.split(" ", 3)
     rank, size, hosts = int(position[0]), int(position[1]), spelled(position[2])
-    sock, lifeline, block, arena, wake_workers, *wakes, wake_relay = map(int, rest.split())
+    sock, lifeline, *listed = map(int, rest.split())
+    block, arena, wake_workers, wakes_main, wakes, wake_relay = Inherited.of(listed)
     hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
@@ -64,13 +65,10 @@ def main(argument: str) -> None:
     refuse_questions()
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
-    wakes_main, wakes_ranks = wakes[:size], wakes[size:]
     listener = Listener(memory, rank, size, wakes_main, wake_workers)
     descriptors = Descriptors(socket.socket(fileno=sock))
-    comm = ShmCommunicator(rank, size, arena, wakes_ranks, listener.answered)
-    if len(hosts) > 1:
-        end = rank, size, arena, wakes_ranks, listener.answered
-        comm = HostsCommunicator(*end, hosts, wake_relay)
+    end = rank, size, arena, wakes, listener.answered
+    comm = HostsCommunicator(*end, hosts, wake_relay) if len(hosts) > 1 else ShmCommunicator(*end)
     Worker(Rank(rank, size, hosts, listener, descriptors, comm), listener).serve()
     descriptors.close()
 

@@ -15,7 +15,7 @@
     arrays     values that all dtypes hold, and what NumPy says of them
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
     left_out   one line for the tests that need a GPU where there is none
-    over_hosts the same tests, with workers on several hosts
+    over_hosts hosts for a file of tests; the tests of one host, with workers on several
 """
 
 import sys

@@ -7,6 +7,7 @@
     h3 ── 10.77.0.3 ─┘
 
 They share the file system, but for /dev/shm, /run and /sys.  All goes with the processes that hold them.
+A test tells its processes from those of others by their environment: its folder is their ``TMPDIR``.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 from .waiting import wait_until
 
@@ -26,7 +28,8 @@ if [ ! -f {folder}/"$host" ]; then
     echo "ssh: Could not resolve hostname $host: Name or service not known" >&2
     exit 255
 fi
-exec nsenter -t "$(cat {folder}/"$host")" -n -u -i -m -- env -i PATH="$PATH" HOME="$HOME" sh -c "$*"
+exec nsenter -t "$(cat {folder}/"$host")" -n -u -i -m -- \
+    env -i PATH="$PATH" HOME="$HOME" STARTED_IN="$TMPDIR" sh -c "$*"
 """
 
 _OWN = ["--net", "--uts", "--ipc", "--mount"]  # namespaces of a host
@@ -86,6 +89,11 @@ class Hosts:
         assert process.poll() is None, f"no namespaces for {name}: are you root?"
         return ["nsenter", "-t", str(process.pid), *unshared, "--"]
 
+    def shared_files(self):
+        """What lies in /dev/shm on each, for those that have something there."""
+        listed = {name: run(*self.on(name, "ls", "/dev/shm")).split() for name in self.names}
+        return {name: files for name, files in listed.items() if files}
+
     def on(self, name, *command):
         """The command line that runs *command* on a host, with the environment of this process."""
         pid = str(self._processes[name].pid)
@@ -102,6 +110,16 @@ class Hosts:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         shutil.rmtree(self.folder)
+
+
+def processes_of(folder):
+    """The processes, on all hosts, that programs have started whose TMPDIR is *folder*, and these."""
+    mark, found = f"={folder}\0".encode(), set()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes():
+                found.add(int(environment.parent.name))
+    return found
 
 
 def run(*command):

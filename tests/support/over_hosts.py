@@ -1,14 +1,18 @@
-"""``pytest --over h1,h2 --launcher PROGRAM``: all sessions of the tests are over these hosts.
+"""Hosts for tests, and ``pytest --over h1,h2 --launcher PROGRAM``: all sessions are over these.
 
-Tests that are marked ``one_host`` are left out.
+Tests that are marked ``one_host`` are left out then.
 """
 
 import functools
+
+import pytest
 
 from synkro.controller import session
 from synkro.controller.placement.choice import choose
 from synkro.controller.placement.machines import Machines, machines_of
 from synkro.plan.split import split
+
+from .hosts import Hosts
 
 
 def pytest_addoption(parser):
@@ -41,3 +45,14 @@ def over(names, launcher, hosts, own_launcher, *rest):
     found = [host for host in hosts if not host.endswith(":0")]
     machines = machines_of(found, launcher, host_timeout, None, "cpu", None)
     return Machines(machines.hosts, [1] * len(found), assignments, machines.crew)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """Three of them."""
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"), ["h1", "h2", "h3"])
+    try:
+        hosts.start()
+        yield hosts
+    finally:
+        hosts.stop()
