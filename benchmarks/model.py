@@ -10,6 +10,17 @@ maximum of n draws around 1 with the measured spread (normal: Blom's formula for
 1958); ``bus`` the bus bandwidth of the all-reduce, as nccl-tests defines it.  Efficiency is
 compute / step.
 
+Over several hosts the gradient is reduced on each host first, and then between them; each host's network
+carries 2 (hosts - 1)/hosts of its bytes.  Rows that the main process has written go through the network
+of its host, to all others: that is the bound of scattered inputs::
+
+    all-reduce(hosts) = all-reduce(one host) + 2 (hosts - 1)/hosts · bytes / network
+    inputs(hosts)     = (hosts - 1)/hosts · bytes of all rows / network
+
+Checked here on 1, 2 and 3 hosts that are made of namespaces: there the network is the machine's memory
+and cores, one for all hosts together, so the bytes of all of them count.  Its speed is what MPI needs
+for one message there and back.
+
 Checked here: the pieces are measured with 1, 2 and 4 CPU workers that share nothing but the machine,
 the prediction for a training step is set beside the measured one, and the error is shown.  Predicted:
 ResNet-50 (25.6 M parameters of float32, 64 images a GPU, as the reference trained it, 7.5 times one GPU
@@ -19,6 +30,7 @@ assumptions, named as such in the record, not measurements of ours.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -29,6 +41,7 @@ import synkro
 from synkro.machine import available_cores
 
 from .common import Report, main
+from .simulated import flat, on_first_host, session
 
 PARAMETERS = 25.6e6
 BYTES = 4 * PARAMETERS
@@ -46,6 +59,16 @@ BUS = {
 """Assumed bus bandwidths of large all-reduces, bytes a second, of the order that nccl-tests reports."""
 
 
+NETWORKS = {"100 Gb/s a host": 11e9, "8 x 400 Gb/s a host": 360e9}
+"""Assumed bandwidths of a host's network for large messages, bytes a second."""
+
+ROWS = IMAGES * 8 * 3 * 224 * 224
+"""Bytes of the images that the GPUs of one host take in a step, a byte a colour."""
+
+GATEWAY = 2e-5
+"""Assumed seconds that a call takes for each other host: a message there, and one back."""
+
+
 @dataclass(frozen=True)
 class Pieces:
     """What a step is made of, in seconds, and *spread*, the relative deviation of computing."""
@@ -54,6 +77,7 @@ class Pieces:
     reduce: float
     call: float
     spread: float = 0.0
+    inputs: float = 0.0
 
 
 def slowest(count: int, spread: float) -> float:
@@ -65,7 +89,7 @@ def slowest(count: int, spread: float) -> float:
 
 def step(pieces: Pieces, count: int) -> float:
     """Seconds of a step of *count* workers."""
-    return pieces.compute + waiting(pieces, count) + pieces.reduce + pieces.call
+    return pieces.compute + waiting(pieces, count) + pieces.reduce + pieces.call + pieces.inputs
 
 
 def waiting(pieces: Pieces, count: int) -> float:
@@ -103,10 +127,66 @@ def ask(report: Report, runs: int, width: int, rows: int, steps: int) -> None:
             f"4 workers share {available_cores()} cores: computing is measured as they share it."
         )
     _predict(report)
+    if os.geteuid():
+        report.absent("several hosts", "namespaces need root")
+    else:
+        _hosts(report, runs, weights, rows, steps)
+    _predict_hosts(report)
 
 
-def _measured(session, weights, rows: int, runs: int, steps: int) -> tuple[float, Pieces]:
-    """Seconds of a whole step; and of its pieces, each measured by itself."""
+def _hosts(report: Report, runs: int, weights, rows: int, steps: int) -> None:
+    """Steps on 1, 2 and 3 hosts, a rank on each, with new rows in each step."""
+    with flat([1, 1]) as peer:
+        peer.seconds("echo", count=1 << 22)
+        network = 2 * (1 << 24) / peer.seconds("echo", count=1 << 22, rounds=5)
+    report.figure("network of the simulated hosts", network / 1e9, "GB/s")
+    for hosts in (1, 2, 3):
+        with session([1] * hosts, threads_per_worker=1) as workers:
+            measured, pieces = _measured(workers, weights, rows * hosts, runs, steps, new=True)
+        others = hosts - 1
+        pieces = Pieces(
+            pieces.compute,
+            2 * others * weights.nbytes / network,
+            pieces.call,
+            pieces.spread,
+            others * rows * weights.itemsize * len(weights) / network,
+        )
+        predicted = step(pieces, hosts)
+        table = {
+            "measured": [measured],
+            "predicted": [predicted],
+            "of it computing": [pieces.compute],
+            "of it all-reduce": [pieces.reduce],
+            "of it inputs": [pieces.inputs],
+            "of it the call": [pieces.call],
+        }
+        name = f"{hosts} host{'s' if hosts > 1 else ''}"
+        report.table(f"a training step on {name}, with new rows", table)
+        report.figure(f"error of the model with {name}", (predicted / measured - 1) * 100, "%")
+
+
+def _predict_hosts(report: Report) -> None:
+    seconds, bus = SECONDS["H100"], BUS["NVSwitch, as 8 H100 have it (360 GB/s)"]
+    tables: dict[str, dict[str, list[float]]] = {"its own rows": {}, "rows of the main process": {}}
+    for net, speed in NETWORKS.items():
+        for hosts in (8, 16, 64, 256, 1024):
+            reduce = ring(BYTES, 8, bus) + ring(BYTES, hosts, speed)
+            for whose, table in tables.items():
+                inputs = (hosts - 1) * ROWS / speed if whose == "rows of the main process" else 0.0
+                pieces = Pieces(seconds, reduce, 1e-4 + GATEWAY * hosts, 0.01, inputs)
+                table[f"{net}, {hosts}"] = [seconds / step(pieces, 8 * hosts)]
+    for whose, table in tables.items():
+        title = f"ResNet-50 on hosts of 8 x H100: predicted efficiency, each host has {whose}"
+        report.table(title, table, unit="", x="hosts")
+
+
+def _measured(
+    session, weights, rows: int, runs: int, steps: int, new: bool = False
+) -> tuple[float, Pieces]:
+    """Seconds of a whole step; and of its pieces, each measured by itself.
+
+    *new*: there are new rows before each step.
+    """
     w = session.shared(weights)
     x = session.data(np.ones((rows, len(weights)), np.float32))
 
@@ -136,6 +216,8 @@ def _measured(session, weights, rows: int, runs: int, steps: int) -> tuple[float
     for _ in range(runs):
         turn: list[list[float]] = [[], [], [], []]
         for _ in range(steps):
+            if new:
+                x[0] = 1
             start = time.perf_counter()
             functions[0](x)
             turn[0].append(time.perf_counter() - start)
@@ -174,6 +256,8 @@ def _predict(report: Report) -> None:
 
 
 if __name__ == "__main__":
+    if not os.geteuid():
+        on_first_host("benchmarks.model")
     main(
         __file__,
         __doc__,

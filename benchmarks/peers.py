@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,15 @@ def _mpiexec() -> str | None:
 
 
 class Peer:
-    """Two processes that talk among themselves; this process tells rank 0 what to time."""
+    """Processes that talk among themselves; this process tells rank 0 what to time."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, count: int = 2, options: Sequence[str] = ()) -> None:
+        """*count* of them, which are 2 of gloo; mpiexec gets *options*."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks.peers", kind]
         self._others = []
         if kind == "mpi":
-            command = [str(_mpiexec()), "-n", "2", *command]
+            command = [str(_mpiexec()), *options, "-n", str(count), *command]
         else:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
@@ -94,7 +96,8 @@ class Mpi:
 
     def share(self, command: Any) -> Any:
         if self.rank == 0:
-            self.world.send(command, 1)
+            for rank in range(1, self.world.size):
+                self.world.send(command, rank)
             return command
         while not self.world.iprobe(source=0):  # MPI waits by spinning, which would disturb the others
             time.sleep(0.001)
@@ -121,16 +124,53 @@ class Mpi:
         return lambda: self.world.Allreduce(self.mpi.IN_PLACE, array)
 
     def scatterer(self, count: int) -> Any:
-        """Half of an array to each rank, which looks at its first element: the root has their sum."""
-        whole = np.ones(count, np.float32) if self.rank == 0 else None
-        half, total = np.empty(count // 2, np.float32), np.empty(1, np.float32)
+        """A part of an array to each rank, which looks at its first element: the root has their sum."""
+        whole, part = self.arrays(count)
+        total = np.empty(1, np.float32)
 
         def scatter() -> float:
-            self.world.Scatter(whole, half)
-            self.world.Reduce(half[:1].copy(), total)
+            self.world.Scatter(whole, part)
+            self.world.Reduce(part[:1].copy(), total)
             return float(total[0])
 
         return scatter
+
+    def echo(self, count: int) -> Any:
+        """An array from the root to rank 1, and back."""
+        array, other = np.ones(count, np.float32), 1 - self.rank
+
+        def there_and_back() -> None:
+            (self.world.Send if self.rank == 0 else self.world.Recv)(array, other)
+            (self.world.Recv if self.rank == 0 else self.world.Send)(array, other)
+
+        return there_and_back
+
+    def gatherer(self, count: int) -> Any:
+        """The parts of an array, to the root."""
+        whole, part = self.arrays(count)
+        return lambda: self.world.Gather(part, whole)
+
+    def broadcaster(self, count: int) -> Any:
+        """An array to all ranks, which look at its first element: the root has their sum."""
+        whole, total = np.ones(count, np.float32), np.empty(1, np.float32)
+
+        def broadcast() -> float:
+            self.world.Bcast(whole)
+            self.world.Reduce(whole[:1].copy(), total)
+            return float(total[0])
+
+        return broadcast
+
+    def reducer(self, count: int) -> Any:
+        """The sum of all ranks' arrays, to the root."""
+        array = np.ones(count, np.float32)
+        total = np.empty_like(array) if self.rank == 0 else None
+        return lambda: self.world.Reduce(array, total)
+
+    def arrays(self, count: int) -> Any:
+        """An array of the root's, and the part of a rank."""
+        whole = np.ones(count, np.float32) if self.rank == 0 else None
+        return whole, np.ones(count // self.world.size, np.float32)
 
 
 class Gloo:

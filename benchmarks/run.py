@@ -54,6 +54,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),
     "mixture": ("threadpoolctl",),
+    "hosts": ("mpi4py",),
     "placement": ("threadpoolctl", "pytensor"),
     "compiled": ("pytensor", "threadpoolctl"),
     "endurance": (),

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import select
 import threading
 import time
 
@@ -118,7 +119,7 @@ def test_the_deputy_wakes_and_is_woken(wire):
 
     def serve():
         while not (orders := list(wire.deputy.orders())):
-            wire.deputy.doze(60)
+            wire.deputy.dozing(lambda fds: select.select(fds, [], [], 60))
         wire.deputy.answer(orders[0].number, {1: b"", 2: b""})
 
     thread = threading.Thread(target=serve)
@@ -133,13 +134,3 @@ def test_the_deputy_wakes_and_is_woken(wire):
 def test_it_says_what_its_ranks_do(wire):
     wire.deputy.report(2, 3, 14)
     assert wire.controller.whereabouts(2) == (3, 14)
-
-
-def test_it_hears_what_it_watches(wire):
-    read, write = os.pipe()
-    os.write(write, b"x")
-    start = time.monotonic()
-    wire.deputy.doze(60, [read])
-    assert time.monotonic() - start < 30
-    os.close(read)
-    os.close(write)

@@ -13,7 +13,7 @@ import mmap
 import os
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -301,9 +301,11 @@ class Dispatch:
         for host in hosts:
             self._wire.send(host, Tick(time.perf_counter_ns()))
 
-    def doze(self, seconds: float) -> None:
-        """Sleep, until the main process has something to say, at most so long."""
-        self._sharing.dozing(lambda wakes: self._deputy.doze(seconds, [self._main, *wakes]))
+    def dozing(self, doze: Callable[[list[int]], object]) -> None:
+        """Do *doze*, which ends when one of the descriptors that it gets is readable: the main process
+        has something to say."""
+        main = self._main.fileno()
+        self._sharing.dozing(lambda wakes: self._deputy.dozing(lambda more: doze([main, *wakes, *more])))
 
     def close(self) -> None:
         """Give the descriptors back."""

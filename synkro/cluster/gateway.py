@@ -17,7 +17,7 @@ from .dispatch import Dispatch
 from .hello import Hello, hello
 from .orders import Begin, Begun, Silent
 from .questions import Clock, Distance, Distances, Echo, End, Hail, Leave, Reach, Sees
-from .wire import Nap, SilenceError, Wire, library, wait_until
+from .wire import SilenceError, Wire, library
 
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
@@ -43,7 +43,7 @@ class Gateway:
             main,
             contextlib.suppress(EOFError, ConnectionError),
         ):
-            while not isinstance(question := self._heard(main), End):
+            while not isinstance(question := main.recv(), End):
                 if isinstance(question, Begin):
                     self._work_until_silence(question, main, printed, descriptors)
                     break
@@ -55,12 +55,6 @@ class Gateway:
         for leader in self._leaders:
             self._wire.send(leader, Leave())
         self._wire.leave()
-
-    @staticmethod
-    def _heard(main: Connection) -> Any:
-        """The next question."""
-        wait_until(main.poll)
-        return main.recv()
 
     # ── a session ────────────────────────────────────────────────────────────────────────────────
 
@@ -95,14 +89,11 @@ class Gateway:
         asked.register(main.fileno(), select.POLLIN)
         if not self._leaders:
             main.send([])
-        nap = Nap()
         self._wire.live(begin.host_timeout)
         while True:
             if self._wire.beat():
                 dispatch.tick(list(begun))
-            news = dispatch.step()
             while (message := self._wire.receive()) is not None:
-                news = True
                 source, said = message
                 if isinstance(said, Begun):
                     begun[source] = said
@@ -111,11 +102,9 @@ class Gateway:
                         main.send([begun[leader] for leader in self._leaders])
                 else:
                     dispatch.hear(source, said)
-            if asked.poll(0):
-                news = True
-                if not dispatch.heed():
-                    return
-            nap.take(news, dispatch.doze)
+            if asked.poll(0) and not dispatch.heed():
+                return
+            self._wire.rest(lambda: dispatch.step() or bool(asked.poll(0)), dispatch.dozing)
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 

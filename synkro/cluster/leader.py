@@ -15,7 +15,7 @@ from .hello import hello
 from .orders import Begin, Begun, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Hail, Leave, Reach, Sees
-from .wire import GATEWAY, Nap, SilenceError, Wire, library
+from .wire import GATEWAY, SilenceError, Wire, library
 
 
 class Leader:
@@ -48,15 +48,12 @@ class Leader:
             self._wire.part()
             return
         self._wire.send(GATEWAY, Begun(outpost.pids))
-        nap = Nap()
         try:
             while not outpost.over:
                 self._wire.beat()
-                news = outpost.step()
                 while (message := self._wire.receive()) is not None:
-                    news = True
                     self._heed(outpost, *message)
-                nap.take(news, outpost.doze)
+                self._wire.rest(outpost.step, outpost.dozing)
             self._wire.part()
         except SilenceError:
             self._give_up()

@@ -11,7 +11,7 @@ import pickle
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -287,16 +287,13 @@ class Outpost:
         self._sent[rank] = payload
         return payload
 
-    def doze(self, seconds: float) -> None:
-        """Sleep, until a worker has ended, at most so long; tell the gateway what is new."""
+    def dozing(self, doze: Callable[[list[int]], object]) -> None:
+        """Do *doze*, which ends when one of the descriptors that it gets is readable; then tell the
+        gateway what is new."""
         lanes = [running.lane for running in self._running.values()]
-
-        def doze(wakes: list[int]) -> None:
-            self._channel.dozing(
-                lanes, self._has_news, lambda more: select.select([*wakes, *more], [], [], seconds)
-            )
-
-        self._sharing.dozing(doze)
+        self._sharing.dozing(
+            lambda wakes: self._channel.dozing(lanes, self._has_news, lambda more: doze([*wakes, *more]))
+        )
         self._look_around()
 
     def _look_around(self) -> None:

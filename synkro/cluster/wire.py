@@ -3,15 +3,22 @@
 A message has a head, an object that is pickled, and bodies: bytes that go from memory to memory.  Each
 head carries a digest under the key of the session, so that nothing is unpickled that came from others.
 MPI keeps the order of messages from one process to another, and loses none.
+
+MPI wakes nobody: it has to be asked whether something has come.  Whoever waits polls for a moment, and
+then sleeps on the sockets that MPI has opened, between looks: those end also where MPI uses no sockets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import hmac
 import math
 import os
 import pickle
 import re
+import select
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,18 +26,19 @@ from typing import Any, NamedTuple
 from mpi4py import MPI  # which begins MPI
 
 from ..errors import InternalError
+from ..ipc.waiting import Patience, spin
 
 _HEAD, _BODY, _BEAT = 1, 2, 3  # tags
 _CHUNK = 1 << 26  # bytes of one message at most
-_DIGEST = "sha256"
 _DIGEST_BYTES = 32
 
 _PARTING = 10.0  # seconds of silence at least, in which the others can end their workers
 _EACH = 1.0  # seconds from one beat to the next
 _LOOK = 0.1  # and from one look for those of others to the next
-_SPIN = 300e-6  # seconds to poll before the first nap
-_SHARE = 0.05  # of the time since something was new that a nap takes
-_LAST_NAP = 1e-3
+_SPIN = 500e-6  # seconds to poll before the first nap
+_SHARE = 0.05  # of the time that it has waited that a nap takes
+_NAP = 1e-3  # seconds of the longest nap
+_FDS = 1024  # from here on select() knows no descriptors
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
 
@@ -68,6 +76,8 @@ class Wire:
         self._beaten = self._looked = 0.0
         self._limit = math.inf
         self._over: set[int] = set()  # those that are
+        self._patience = Patience(_SPIN)
+        self._sleep = _Sleep()
         self._comm.Barrier()  # a host that cannot be reached shows here
 
     def _agreed(self) -> bytes:
@@ -79,11 +89,14 @@ class Wire:
         """Send a message; *bodies* must not change before ``flush`` says that all is sent."""
         self.sent()  # lets go of what is
         payload = pickle.dumps(head, 5)
-        sealed = hmac.digest(self._key, payload, _DIGEST) + payload
+        sealed = self._digest(payload) + payload
         self._begin(sealed, to, _HEAD)
         for body in bodies:
             for piece in _pieces(body):
                 self._begin(piece, to, _BODY)
+
+    def _digest(self, payload: bytes) -> bytes:
+        return hashlib.blake2b(payload, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def _begin(self, piece: Buffer, to: int, tag: int) -> None:
         request = self._comm.Isend([piece, MPI.BYTE], to, tag)
@@ -106,7 +119,7 @@ class Wire:
         sealed = bytearray(status.Get_count(MPI.BYTE))
         self._comm.Recv([sealed, MPI.BYTE], source, _HEAD)
         digest, payload = bytes(sealed[:_DIGEST_BYTES]), bytes(sealed[_DIGEST_BYTES:])
-        if not hmac.compare_digest(digest, hmac.digest(self._key, payload, _DIGEST)):
+        if not hmac.compare_digest(digest, self._digest(payload)):
             raise InternalError(f"a message that came as from host {source} is not from this session.")
         head = pickle.loads(payload)
         if isinstance(head, Over):  # perhaps before this process knows that the session ends
@@ -120,6 +133,7 @@ class Wire:
         """
         self._heard = dict.fromkeys(self._heard, time.monotonic())
         self._limit = limit
+        self._sleep.look_for_sockets()
 
     def part(self, hear: Callable[[Any], None] | None = None) -> None:
         """End a session: nothing that the others have sent is left for the next; no beats any more.
@@ -153,7 +167,7 @@ class Wire:
                 self._discard(source, _BODY)
             return others <= self._over
 
-        wait_until(parted)
+        self._wait_until(parted)
         self._over -= others
         self.flush()
 
@@ -170,9 +184,11 @@ class Wire:
         Raises: SilenceError.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK or self._limit == math.inf:
+        if not self._is_time():
             return False
         self._looked = now
+        if self._limit == math.inf:
+            return False
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _BEAT, status):
             source = status.Get_source()
@@ -193,11 +209,7 @@ class Wire:
         pieces = [piece for body in bodies for piece in _pieces(body)]
         requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces]
 
-        def done() -> bool:
-            self.beat()
-            return bool(MPI.Request.Testall(requests))
-
-        wait_until(done)
+        self._wait_until(lambda: bool(MPI.Request.Testall(requests)))
 
     def next(self) -> tuple[int, Any]:
         """As ``receive``, after waiting for a message."""
@@ -208,41 +220,84 @@ class Wire:
             found.extend([] if message is None else [message])
             return bool(found)
 
-        wait_until(came)
+        self._wait_until(came)
         return found[0]
 
     def flush(self) -> None:
         """Wait until all messages are sent."""
+        self._wait_until(self.sent)
 
-        def done() -> bool:
+    def rest(
+        self, step: Callable[[], bool], dozing: Callable[[Callable[[list[int]], object]], object]
+    ) -> None:
+        """Wait for a message, until *step* has found something to do, or until it is time to ``beat``.
+
+        ``dozing(doze)`` does *doze*, which gets descriptors that end it when one is readable.
+        """
+
+        def news() -> bool:
+            return self._comm.Iprobe(MPI.ANY_SOURCE, _HEAD) or step() or self._is_time()
+
+        if not self._patience.poll(news):
+            with self._patience:
+                self._nap_until(news, dozing)
+
+    def _is_time(self) -> bool:
+        return time.monotonic() - self._looked >= _LOOK
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
             self.beat()
-            return self.sent()
+            return condition()
 
-        wait_until(done)
+        if not spin(holds, _SPIN):
+            self._nap_until(holds, lambda doze: doze([]))
+
+    def _nap_until(
+        self,
+        condition: Callable[[], bool],
+        dozing: Callable[[Callable[[list[int]], object]], object],
+    ) -> None:
+        start = time.perf_counter()
+
+        def doze(others: Sequence[int]) -> None:
+            nap = min(_NAP, (time.perf_counter() - start) * _SHARE)
+            self._sleep(nap, others, bool(self._sending))
+
+        while not condition():
+            dozing(doze)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll for a moment, then between naps that grow: what MPI brings wakes nobody."""
-    nap = Nap()
-    while not condition():
-        nap.take(False, time.sleep)
-
-
-class Nap:
-    """Between two looks of a process: the longer nothing is new, the longer it sleeps."""
+class _Sleep:
+    """Sleeps on the sockets that MPI has opened."""
 
     def __init__(self) -> None:
-        self._since = time.perf_counter()
+        self._sockets: list[int] = []
+        self._in_vain = False  # whether they ended the last sleep, perhaps for nothing
 
-    def take(self, news: bool, doze: Callable[[float], None]) -> None:
-        """After a look that had *news*, or not: look again at once, or *doze* for so many seconds."""
-        now = time.perf_counter()
-        if news:
-            self._since = now
-        elif now - self._since < _SPIN:
-            os.sched_yield()
-        else:
-            doze(min((now - self._since) * _SHARE, _LAST_NAP))
+    def look_for_sockets(self) -> None:
+        """Find those that are connected over a network."""
+        self._sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if _is_connected(int(fd))]
+
+    def __call__(self, seconds: float, others: Sequence[int], sending: bool) -> None:
+        """Sleep until one of *others* is readable, or something has come by a socket, or can be sent
+        if something is being sent; at most so long."""
+        sockets = [] if self._in_vain else self._sockets
+        reads, writes = [*others, *sockets], sockets if sending else []
+        if max(reads, default=0) >= _FDS:
+            time.sleep(seconds)
+            return
+        ready, writable, _ = select.select(reads, writes, [], seconds)
+        self._in_vain = bool(writable) or any(fd in sockets for fd in ready)
+
+
+def _is_connected(fd: int) -> bool:
+    """Whether *fd* is a socket of TCP's that is connected."""
+    with contextlib.suppress(OSError):
+        probe = socket.socket(fileno=os.dup(fd))
+        with probe:
+            return probe.family != socket.AF_UNIX and bool(probe.getpeername())
+    return False
 
 
 def count() -> int:

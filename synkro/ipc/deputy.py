@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from .block import (
     ANSWERED,
@@ -182,17 +182,17 @@ class Deputy:
         """How many blocks of a rank with results the main process has read."""
         return self._block.words[self._block.lines[rank] + READ]
 
-    def doze(self, seconds: float, others: Sequence[Any] = ()) -> None:
-        """Sleep, until there is a command, or one of *others*, which have descriptors, is readable."""
+    def dozing(self, doze: Callable[[list[int]], object]) -> None:
+        """Do *doze*, unless there is a command: it ends when one of the descriptors that it gets is
+        readable, as there is one."""
         words = self._block.words
         try:
             for _, _, line in self._places:
                 words[line + SLEEPS] = _DOZING
             self._fence()  # "they sleep" is stored before the commands are loaded
             if all(words[order + COMMAND] == self._heard[rank] for rank, order, _ in self._places):
-                ready, _, _ = select.select([self._wakes, *others], [], [], seconds)
-                if self._wakes in ready:
-                    self._wakes.poll(0)
+                doze([self._wakes.fileno()])
+                self._wakes.poll(0)
         finally:
             for _, _, line in self._places:
                 words[line + SLEEPS] = 0
