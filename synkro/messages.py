@@ -336,11 +336,15 @@ class Generator(Command):
 
 
 class StoredPiece(NamedTuple):
-    """Piece *piece* of leaf *leaf* of the last call's outputs goes to *region*."""
+    """Piece *piece* of leaf *leaf* of the last call's outputs goes to *region*.
+
+    If it is *staged*, a ``Reduce`` reads it there, on the ranks of its host, and nobody else.
+    """
 
     leaf: int
     piece: int
     region: Region
+    staged: bool
 
 
 @dataclass(eq=False, repr=False)

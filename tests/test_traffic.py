@@ -67,6 +67,7 @@ def mirrored(number=0, size=1, host=None):
     try:
         outbox = Region(home.allocate(size * SHARE, Access.WRITE), 0, (size, SHARE), "|u1")
         start = Start("token", 1, False, 0, outbox, (None,) * size, None, None, False, None)
+        home.traffic.begin(start)
         assert home.do(start) == Started("")
         yield home
     finally:
@@ -251,7 +252,10 @@ def test_large_outputs(size, data):
         gathered = Region(home.allocate(48 * size, Access.WRITE), number * 48, (6,), "<f8")
         home.rank.keep([[values[number]], [values[number]]])
         placements = [()] * size
-        placements[number] = StoredPiece(0, 0, stages[number]), StoredPiece(1, 0, gathered)
+        placements[number] = (
+            StoredPiece(0, 0, stages[number], True),
+            StoredPiece(1, 0, gathered, False),
+        )
         assert home.do(Store(tuple(placements))) == Ack()
         np.testing.assert_array_equal(home.seen(gathered), values[number])
         everyone = tuple(range(size))
@@ -349,6 +353,7 @@ def test_gpus_look_at_versions_in_every_command():
     versions = home.give(np.zeros(4, "<u8"))
     start = Start("", 1, False, 0, versions, (None,), Gpus((0,), False, None), None, False, versions)
     traffic = Traffic(home.seen)
+    traffic.begin(start)
     for command in (start, Release(), Store(((),))):
         assert [*traffic.reads(command, [0])] == [Extent(versions.segment, 0, 32)]
     home.close()

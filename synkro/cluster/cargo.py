@@ -19,19 +19,21 @@ _INLINE = 1 << 14
 
 
 class Cargo(NamedTuple):
-    """What the head of a message says of the pieces behind it.
+    """What the head of a message says of the pieces behind it; None stands for none.
 
     *inline* has their bytes, one piece behind the other, if they are few.
     """
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...]
     inline: bytes | None = None
 
 
 def packed(
     pieces: Sequence[Piece], memory: Callable[[int], Bytes]
-) -> tuple[Cargo, list[memoryview[Any]]]:
+) -> tuple[Cargo | None, list[memoryview[Any]]]:
     """The cargo, and the bodies of its message; *memory* shows a segment."""
+    if not pieces:
+        return None, []
     bodies = [_read(piece, memory(piece.segment)) for piece in pieces]
     if sum(map(len, bodies)) > _INLINE:
         return Cargo(tuple(pieces)), bodies
@@ -39,9 +41,11 @@ def packed(
 
 
 def unpacked(
-    cargo: Cargo, memory: Callable[[int], Bytes], fill: Callable[[Sequence[Bytes]], None]
+    cargo: Cargo | None, memory: Callable[[int], Bytes], fill: Callable[[Sequence[Bytes]], None]
 ) -> None:
     """Put a cargo into *memory*; *fill* receives the bodies that came with its message."""
+    if cargo is None:
+        return
     places = list(_places(cargo.pieces, memory))
     if cargo.inline is None:
         fill([place for place, _ in places])
@@ -55,9 +59,14 @@ def unpacked(
             rows[0][rows[1]] = place.reshape(len(rows[1]), -1)
 
 
-def discarded(cargo: Cargo, fill: Callable[[Sequence[Bytes]], None]) -> None:
+def large(cargo: Cargo | None) -> tuple[Piece, ...]:
+    """The pieces that come as bodies."""
+    return () if cargo is None or cargo.inline is not None else cargo.pieces
+
+
+def discarded(cargo: Cargo | None, fill: Callable[[Sequence[Bytes]], None]) -> None:
     """Receive the bodies of a cargo for which there is no memory."""
-    for piece in cargo.pieces if cargo.inline is None else ():
+    for piece in large(cargo):
         size = piece.stop - piece.start if isinstance(piece, Extent) else len(piece.rows) * piece.nbytes
         fill([np.empty(size, np.uint8)])
 

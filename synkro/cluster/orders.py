@@ -69,7 +69,7 @@ class Ordered(NamedTuple):
     ranks: tuple[int, ...]
     command: bytes | None
     housekeeping: bytes
-    cargo: Cargo
+    cargo: Cargo | None
 
 
 class Answered(NamedTuple):
@@ -80,7 +80,7 @@ class Answered(NamedTuple):
 
     number: int
     replies: dict[int, bytes | None]
-    cargo: Cargo
+    cargo: Cargo | None
     partials: tuple[Partial, ...]
 
 

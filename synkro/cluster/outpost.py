@@ -20,7 +20,7 @@ from ..errors import SessionError, SharedMemoryError, SynkroError
 from ..ipc.channel import Lane
 from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
 from ..values.cache import Cache
-from .cargo import Cargo, discarded, unpacked, whole
+from .cargo import discarded, large, unpacked, whole
 from .cargo import packed as loaded
 from .crew import LeaderCrew
 from .depot import Depot
@@ -141,7 +141,7 @@ class Outpost:
         try:
             if ordered.housekeeping:
                 self._keep_house(pickle.loads(ordered.housekeeping), ordered.ranks)
-            for piece in ordered.cargo.pieces if ordered.cargo.inline is None else ():
+            for piece in large(ordered.cargo):
                 if isinstance(piece, Extent):
                     self._mirrors.reserve(piece)
         except SharedMemoryError as error:
@@ -216,7 +216,7 @@ class Outpost:
         """Answer for the ranks, which have not heard of the command."""
         replies: dict[int, bytes | None] = dict.fromkeys(ordered.ranks, refusal(problem))
         self._sent |= dict.fromkeys(ordered.ranks, b"")
-        self._wire.send(GATEWAY, Answered(ordered.number, replies, Cargo((), b""), ()))
+        self._wire.send(GATEWAY, Answered(ordered.number, replies, None, ()))
 
     def _has_news(self) -> bool:
         """Whether a rank has answered of whom the gateway does not know."""

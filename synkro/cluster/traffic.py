@@ -121,7 +121,8 @@ class Traffic:
             case messages.Store():
                 for rank in replies:
                     for stored in command.placements[rank]:
-                        yield from _whole(stored.region)
+                        if not stored.staged:
+                            yield from _whole(stored.region)
             case messages.Reduce():
                 for reduction in command.reductions:
                     yield from _reduced(reduction, command.ranks, replies)

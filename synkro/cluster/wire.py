@@ -27,6 +27,7 @@ from mpi4py import MPI  # which begins MPI
 
 from ..errors import InternalError
 from ..ipc.waiting import Patience, spin
+from . import orders, questions
 
 _HEAD, _BODY, _BEAT = 1, 2, 3  # tags
 _CHUNK = 1 << 26  # bytes of one message at most
@@ -37,6 +38,7 @@ _EACH = 1.0  # seconds from one beat to the next
 _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
 _SHARE = 0.05  # of the time that it has waited that a nap takes
+_LOOKS = 3  # in a row
 _NAP = 1e-3  # seconds of the longest nap
 _FDS = 1024  # from here on select() knows no descriptors
 
@@ -56,6 +58,15 @@ class SilenceError(Exception):
 
 class Over(NamedTuple):
     """Nothing of this session follows."""
+
+
+_KINDS = [
+    kind
+    for names in (vars(orders), vars(questions), {"Over": Over})
+    for kind in names.values()
+    if isinstance(kind, type) and issubclass(kind, tuple)
+]
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class Wire:
@@ -88,7 +99,7 @@ class Wire:
     def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> None:
         """Send a message; *bodies* must not change before ``flush`` says that all is sent."""
         self.sent()  # lets go of what is
-        payload = pickle.dumps(head, 5)
+        payload = pickle.dumps(_plain(head), 5)
         sealed = self._digest(payload) + payload
         self._begin(sealed, to, _HEAD)
         for body in bodies:
@@ -121,7 +132,7 @@ class Wire:
         digest, payload = bytes(sealed[:_DIGEST_BYTES]), bytes(sealed[_DIGEST_BYTES:])
         if not hmac.compare_digest(digest, self._digest(payload)):
             raise InternalError(f"a message that came as from host {source} is not from this session.")
-        head = pickle.loads(payload)
+        head = _named(*pickle.loads(payload))
         if isinstance(head, Over):  # perhaps before this process knows that the session ends
             self._over.add(source)
         return source, head
@@ -236,11 +247,18 @@ class Wire:
         """
 
         def news() -> bool:
-            return self._comm.Iprobe(MPI.ANY_SOURCE, _HEAD) or step() or self._is_time()
+            return self._has_come() or step() or self._is_time()
 
         if not self._patience.poll(news):
             with self._patience:
-                self._nap_until(news, dozing)
+                self._nap_until(news, dozing, bool(self._sending))
+
+    def _has_come(self) -> bool:
+        """Whether there is a message.  MPI takes several looks to bring one."""
+        for _ in range(_LOOKS):  # noqa: SIM110 - a generator takes longer
+            if self._comm.Iprobe(MPI.ANY_SOURCE, _HEAD):
+                return True
+        return False
 
     def _is_time(self) -> bool:
         return time.monotonic() - self._looked >= _LOOK
@@ -251,21 +269,34 @@ class Wire:
             return condition()
 
         if not spin(holds, _SPIN):
-            self._nap_until(holds, lambda doze: doze([]))
+            self._nap_until(holds, lambda doze: doze([]), True)
 
     def _nap_until(
         self,
         condition: Callable[[], bool],
         dozing: Callable[[Callable[[list[int]], object]], object],
+        busy: bool,
     ) -> None:
+        """Look for *condition* between naps; *busy*: bodies of messages are on their way."""
         start = time.perf_counter()
 
         def doze(others: Sequence[int]) -> None:
             nap = min(_NAP, (time.perf_counter() - start) * _SHARE)
-            self._sleep(nap, others, bool(self._sending))
+            self._sleep(nap, others, bool(self._sending), busy)
 
         while not condition():
             dozing(doze)
+
+
+def _plain(head: Any) -> tuple[Any, ...]:
+    """*head* in a form that is quickly pickled: a named tuple as its kind's number and fields."""
+    kind = _NUMBERS.get(type(head))
+    return (-1, head) if kind is None else (kind, *head)
+
+
+def _named(kind: int, *fields: Any) -> Any:
+    """What ``_plain`` has been made of."""
+    return fields[0] if kind < 0 else _KINDS[kind](*fields)
 
 
 class _Sleep:
@@ -279,10 +310,14 @@ class _Sleep:
         """Find those that are connected over a network."""
         self._sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if _is_connected(int(fd))]
 
-    def __call__(self, seconds: float, others: Sequence[int], sending: bool) -> None:
+    def __call__(self, seconds: float, others: Sequence[int], sending: bool, busy: bool) -> None:
         """Sleep until one of *others* is readable, or something has come by a socket, or can be sent
-        if something is being sent; at most so long."""
-        sockets = [] if self._in_vain else self._sockets
+        if something is being sent; at most so long.
+
+        Unless it is *busy*, sockets that have ended the last sleep do not end the next: it may have
+        been for nothing that MPI reads.
+        """
+        sockets = [] if self._in_vain and not busy else self._sockets
         reads, writes = [*others, *sockets], sockets if sending else []
         if max(reads, default=0) >= _FDS:
             time.sleep(seconds)

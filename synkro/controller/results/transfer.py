@@ -143,7 +143,7 @@ class Transfer:
             if not self._linked or carrier(operation, np.dtype(first.dtype)) is None:
                 for rank, number, piece in output.pieces:
                     source = self._reserve(rank, piece.shape, piece.dtype)
-                    self._stores[rank].append(StoredPiece(index, number, source))
+                    self._stores[rank].append(StoredPiece(index, number, source, True))
                     owners.append(rank)
                     sources.append(source)
             target = self._reserve(_RESULT, first.shape, first.dtype)
@@ -156,7 +156,7 @@ class Transfer:
         regions = self._gathered(output) if output.is_one_array else self._separate(output)
         for (rank, number, piece), region in zip(output.pieces, regions, strict=True):
             if piece.offset is None:
-                self._stores[rank].append(StoredPiece(index, number, region))
+                self._stores[rank].append(StoredPiece(index, number, region, False))
             else:
                 self._copies.append((self._home.in_outbox(rank, piece), region))
 
