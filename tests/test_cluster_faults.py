@@ -167,7 +167,7 @@ def test_a_main_program_that_is_killed_leaves_nothing(hosts, tmp_path, phase):
 
 
 FEW = """#!/bin/sh
-ulimit -n 48
+ulimit -n 100
 exec {launcher} "$@"
 """
 

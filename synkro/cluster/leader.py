@@ -50,10 +50,10 @@ class Leader:
         self._wire.send(GATEWAY, Begun(outpost.pids))
         try:
             while not outpost.over:
+                self._wire.rest(outpost.step, outpost.dozing)
                 self._wire.beat()
                 while (message := self._wire.receive()) is not None:
                     self._heed(outpost, *message)
-                self._wire.rest(outpost.step, outpost.dozing)
             self._wire.part()
         except SilenceError:
             self._give_up()

@@ -308,7 +308,8 @@ class _Sleep:
 
     def look_for_sockets(self) -> None:
         """Find those that are connected over a network."""
-        self._sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if _is_connected(int(fd))]
+        with contextlib.suppress(OSError):  # too many files are open
+            self._sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if _is_connected(int(fd))]
 
     def __call__(self, seconds: float, others: Sequence[int], sending: bool, busy: bool) -> None:
         """Sleep until one of *others* is readable, or something has come by a socket, or can be sent
@@ -322,7 +323,11 @@ class _Sleep:
         if max(reads, default=0) >= _FDS:
             time.sleep(seconds)
             return
-        ready, writable, _ = select.select(reads, writes, [], seconds)
+        try:
+            ready, writable, _ = select.select(reads, writes, [], seconds)
+        except OSError:  # MPI has closed one, whose other end is gone
+            self.look_for_sockets()
+            return
         self._in_vain = bool(writable) or any(fd in sockets for fd in ready)
 
 
