@@ -159,26 +159,24 @@ def calls(report: Report, runs: int, count: int, named: list[str]) -> None:
 
 def _idle(report: Report, seconds: float) -> None:
     """What the processes of a session take that does nothing."""
-    ticks, before = os.sysconf("SC_CLK_TCK"), _used()
+    before = _used()
     time.sleep(seconds)
-    used = {name: (_used()[name] - before[name]) / ticks / seconds * 100 for name in before}
-    for name, share in used.items():
+    for name, now in _used().items():
+        share = (now - before[name]) / 1e9 / seconds * 100
         report.figure(f"idle: {name}, of a core", share, "%", at_most=3)
 
 
 def _used() -> dict[str, int]:
-    """Ticks of processor time of the gateway and of the leader."""
-    used = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    """Nanoseconds that the gateway and the leader have computed."""
+    used: dict[str, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"synkro.cluster.process" not in (status.parent / "cmdline").read_bytes():
-                continue
-            environment = (status.parent / "environ").read_bytes()
-            fields = status.read_text().rpartition(")")[2].split()
-            if fields[0] != "Z" and b"PMI_RANK=" in environment:
-                rank = environment.partition(b"PMI_RANK=")[2].partition(b"\0")[0]
-                name = "gateway" if rank == b"0" else "leader"
-                used[name] = int(fields[11]) + int(fields[12])
+            if b"synkro.cluster.process" in (process / "cmdline").read_bytes():
+                _, found, rest = (process / "environ").read_bytes().partition(b"PMI_RANK=")
+                name = "gateway" if rest.startswith(b"0") else "leader"
+                seconds = int((process / "schedstat").read_text().split()[0])
+                if found:  # else it is mpiexec, or a janitor, which sleeps
+                    used[name] = max(seconds, used.get(name, 0))
     return used
 
 
@@ -230,16 +228,15 @@ def outputs(report: Report, runs: int, megabytes: int) -> None:
     with session([1, 1]) as workers, flat([1, 1]) as peer:
         w = workers.shared(np.ones(count, np.float32))
         half = workers.shared(np.ones(count // 2, np.float32))
-        for mode, function, theirs, most in (
-            ("sum", lambda: w.value, "reducer", 0.6),
-            ("gather", lambda: half.value, "gatherer", 1.3),
+        for mode, function, name, theirs, most in (
+            ("sum", lambda: w.value, "Reduce", "reducer", 0.6),
+            ("gather", lambda: half.value, "Gather", "gatherer", 1.3),
         ):
             f = workers.function(function, outputs=mode)
 
             def timed(theirs: str = theirs) -> float:
                 return peer.seconds(theirs, count=count)
 
-            name = theirs.capitalize().removesuffix("r")
             samples = paired([Side("Synkro", f, 2), Side(name, timed, own_clock=True)], runs)
             report.table(f"{megabytes} MB of output, {mode}", samples)
             report.ratio(f"{mode} ÷ {name}", samples["Synkro"], samples[name], at_most=most)

@@ -40,6 +40,7 @@ import numpy as np
 import synkro
 from synkro.machine import available_cores
 
+from . import peers
 from .common import Report, main
 from .simulated import flat, on_first_host, session
 
@@ -127,8 +128,9 @@ def ask(report: Report, runs: int, width: int, rows: int, steps: int) -> None:
             f"4 workers share {available_cores()} cores: computing is measured as they share it."
         )
     _predict(report)
-    if os.geteuid():
-        report.absent("several hosts", "namespaces need root")
+    lacking = "namespaces need root" if os.geteuid() else peers.missing("mpi")
+    if lacking:
+        report.absent("several hosts", lacking)
     else:
         _hosts(report, runs, weights, rows, steps)
     _predict_hosts(report)

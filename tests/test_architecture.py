@@ -4,6 +4,7 @@ A *room* is a folder of ``synkro/`` or a module beside them; rooms lie on floors
 """
 
 import ast
+import functools
 import inspect
 import re
 import subprocess
@@ -67,20 +68,23 @@ def is_for_types(node):
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
+@functools.cache
 def imports(file):
     """All modules that *file* imports: ``(line, dotted name, whether for type checkers only)``."""
     package = ["synkro", *file.relative_to(PACKAGE).parent.parts]
     tree = ast.parse(file.read_text())
     for_types = {id(inner) for node in ast.walk(tree) if is_for_types(node) for inner in ast.walk(node)}
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name, id(node) in for_types) for alias in node.names)
+            found += [(node.lineno, alias.name, id(node) in for_types) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             dotted = ".".join([*base, *filter(None, [node.module])])
             for alias in node.names:  # a module of a package, or a name in a module
                 full = dotted if is_module(dotted) else f"{dotted}.{alias.name}"
-                yield node.lineno, full, id(node) in for_types
+                found.append((node.lineno, full, id(node) in for_types))
+    return found
 
 
 def is_module(dotted):
@@ -110,7 +114,6 @@ def graph(*, rooms=False):
     return found
 
 
-@pytest.mark.quick
 def test_the_drawing_shows_every_room():
     built = {room(relative(file)) for file in FILES} - ENTRIES
     assert built == FLOORS.keys()
@@ -118,7 +121,6 @@ def test_the_drawing_shows_every_room():
     assert {file.stem for file in PACKAGE.glob("*.py")} == LOOSE
 
 
-@pytest.mark.quick
 def test_there_are_at_most_twenty_rooms_on_a_dozen_floors():
     found = graph(rooms=True)
     assert len(found) <= 20
@@ -129,7 +131,6 @@ def test_there_are_at_most_twenty_rooms_on_a_dozen_floors():
     assert max(height.values()) <= 12
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("file", FILES, ids=relative)
 def test_imports_go_down(file):
     name = relative(file)
@@ -146,14 +147,12 @@ def test_imports_go_down(file):
     assert not wrong
 
 
-@pytest.mark.quick
 def test_imports_have_no_circle():
     found = graph()
     assert found["api.py"] > {"controller/session.py"}  # the graph is not empty
     TopologicalSorter(found).prepare()  # raises CycleError
 
 
-@pytest.mark.quick
 def test_the_two_sides_meet_in_one_file():
     """The user's process runs code of the workers only where it does by itself what they do."""
     found = graph()
@@ -163,7 +162,6 @@ def test_the_two_sides_meet_in_one_file():
     assert crossing == {"controller/calls/serial.py"}
 
 
-@pytest.mark.quick
 def test_the_map_shows_the_imports():
     """CONTRIBUTING.md draws the imports between rooms, except where a longer way shows them."""
     picture = re.search(r"```mermaid\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
@@ -188,7 +186,6 @@ def test_the_map_shows_the_imports():
     }
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("folder", FOLDERS, ids=relative)
 def test_every_folder_says_what_is_in_it(folder):
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
@@ -198,7 +195,6 @@ def test_every_folder_says_what_is_in_it(folder):
     assert sorted(drawn) == sorted(files | folders)
 
 
-@pytest.mark.quick
 def test_comms_and_the_channel_know_no_command():
     found = graph()
     for name in found:
@@ -206,7 +202,6 @@ def test_comms_and_the_channel_know_no_command():
             assert not any(t.startswith(("messages", "packing/")) for t in found[name]), name
 
 
-@pytest.mark.quick
 def test_optional_packages_stay_in_their_homes():
     guests = {
         (package, relative(file))
@@ -231,7 +226,6 @@ def lines_of_code(node, text):
     return sum(1 for number in own if lines[number] and not lines[number].startswith("#"))
 
 
-@pytest.mark.quick
 def test_classes_and_functions_are_short():
     too_long = {}
     for file in FILES:
@@ -259,7 +253,6 @@ FOREIGN = {
 """Attributes of other libraries' objects that are there to be set."""
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("file", FILES, ids=relative)
 def test_nothing_is_set_from_outside(file):
     """An object's attributes are its own to set; a variable's ``value`` is there to be set."""
@@ -274,7 +267,6 @@ def test_nothing_is_set_from_outside(file):
     )
 
 
-@pytest.mark.quick
 def test_no_two_classes_have_one_name():
     names = [
         node.name
@@ -285,7 +277,6 @@ def test_no_two_classes_have_one_name():
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("name", synkro.__all__)
 def test_public_names_are_documented(name):
     value = getattr(synkro, name)
@@ -296,14 +287,12 @@ def test_public_names_are_documented(name):
         assert [n for n, m in methods.items() if not m.__doc__] == []
 
 
-@pytest.mark.quick
 def test_the_public_face_is_what_is_exported():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     froms = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     assert sorted(alias.name for node in froms for alias in node.names) == sorted(synkro.__all__)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("file", FILES, ids=relative)
 def test_every_module_says_what_it_is(file):
     assert ast.get_docstring(ast.parse(file.read_text()))

@@ -15,12 +15,27 @@ from benchmarks.run import QUESTIONS, unwritable  # noqa: E402
 
 pytestmark = pytest.mark.lab
 
+OVER_HOSTS = ("hosts", "model")
+"""Questions that CI asks where there is MPI."""
+
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", sorted(set(QUESTIONS) - set(OVER_HOSTS)))
 def test_leaves_a_record_with_medians(question, run_python, tmp_path):
     for module in QUESTIONS[question]:
         pytest.importorskip(module)
+    leaves_a_record(question, run_python, tmp_path)
+
+
+@pytest.mark.hosts
+@pytest.mark.parametrize("question", OVER_HOSTS)
+def test_leaves_a_record_of_several_hosts(question, run_python, tmp_path):
+    record = leaves_a_record(question, run_python, tmp_path)
+    assert "host" in " ".join(figure["name"] for figure in record["figures"])
+
+
+def leaves_a_record(question, run_python, tmp_path):
+    """Run it at its smallest; returns the record."""
     out = tmp_path / "records.json"
     # the first compilation of a graph on a machine takes long
     done = run_python(str(RUN), question, "--smoke", "--out", str(out), timeout=240)
@@ -37,6 +52,7 @@ def test_leaves_a_record_with_medians(question, run_python, tmp_path):
     for figure in record["figures"]:
         assert math.isfinite(figure["value"])
         assert not {"target", "met"} & set(figure)  # nobody has asked for a judgement
+    return record
 
 
 def test_two_versions_take_turns(run_python, tmp_path):
