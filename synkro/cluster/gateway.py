@@ -91,8 +91,6 @@ class Gateway:
             main.send([])
         self._wire.live(begin.host_timeout)
         while True:
-            if self._wire.beat():
-                dispatch.tick(list(begun))
             while (message := self._wire.receive()) is not None:
                 source, said = message
                 if isinstance(said, Begun):
@@ -104,7 +102,8 @@ class Gateway:
                     dispatch.hear(source, said)
             if asked.poll(0) and not dispatch.heed():
                 return
-            self._wire.rest(lambda: dispatch.step() or bool(asked.poll(0)), dispatch.dozing)
+            if self._wire.rest(lambda: dispatch.step() or bool(asked.poll(0)), dispatch.dozing):
+                dispatch.tick(list(begun))
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 

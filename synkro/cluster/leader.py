@@ -51,7 +51,6 @@ class Leader:
         try:
             while not outpost.over:
                 self._wire.rest(outpost.step, outpost.dozing)
-                self._wire.beat()
                 while (message := self._wire.receive()) is not None:
                     self._heed(outpost, *message)
             self._wire.part()

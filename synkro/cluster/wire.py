@@ -39,7 +39,7 @@ _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
 _SHARE = 0.05  # of the time that it has waited that a nap takes
 _LOOKS = 3  # in a row
-_NAP = 1e-3  # seconds of the longest nap
+_NAP = 3e-3  # seconds of the longest nap
 _FDS = 1024  # from here on select() knows no descriptors
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
@@ -195,7 +195,7 @@ class Wire:
         Raises: SilenceError.
         """
         now = time.monotonic()
-        if not self._is_time():
+        if now - self._looked < _LOOK:
             return False
         self._looked = now
         if self._limit == math.inf:
@@ -240,18 +240,23 @@ class Wire:
 
     def rest(
         self, step: Callable[[], bool], dozing: Callable[[Callable[[list[int]], object]], object]
-    ) -> None:
-        """Wait for a message, until *step* has found something to do, or until it is time to ``beat``.
+    ) -> bool:
+        """Wait for a message, until *step* has found something to do, or until the second is over.
 
         ``dozing(doze)`` does *doze*, which gets descriptors that end it when one is readable.
+        Returns whether a second is over.  Raises: SilenceError.
         """
+        over = False
 
         def news() -> bool:
-            return self._has_come() or step() or self._is_time()
+            nonlocal over
+            over = self.beat()
+            return over or self._has_come() or step()
 
         if not self._patience.poll(news):
             with self._patience:
-                self._nap_until(news, dozing, bool(self._sending))
+                self._nap_until(news, dozing)
+        return over
 
     def _has_come(self) -> bool:
         """Whether there is a message.  MPI takes several looks to bring one."""
@@ -260,29 +265,27 @@ class Wire:
                 return True
         return False
 
-    def _is_time(self) -> bool:
-        return time.monotonic() - self._looked >= _LOOK
-
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         def holds() -> bool:
             self.beat()
             return condition()
 
         if not spin(holds, _SPIN):
-            self._nap_until(holds, lambda doze: doze([]), True)
+            self._nap_until(holds, lambda doze: doze([]), busy=True)
 
     def _nap_until(
         self,
         condition: Callable[[], bool],
         dozing: Callable[[Callable[[list[int]], object]], object],
-        busy: bool,
+        busy: bool = False,
     ) -> None:
         """Look for *condition* between naps; *busy*: bodies of messages are on their way."""
         start = time.perf_counter()
 
         def doze(others: Sequence[int]) -> None:
             nap = min(_NAP, (time.perf_counter() - start) * _SHARE)
-            self._sleep(nap, others, bool(self._sending), busy)
+            sending = not self.sent()
+            self._sleep(nap, others, sending, busy or sending)
 
         while not condition():
             dozing(doze)
