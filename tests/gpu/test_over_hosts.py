@@ -284,8 +284,9 @@ import sys
 import numpy as np, synkro as synk
 synk.fork(hosts=sys.argv[2:], launcher=sys.argv[1], timeout=60{options})
 def mine(x):
-    device = synk.xp().cuda.runtime.getDevice()
-    return synk.host(), device, float(synk.all_reduce(x.sum(0), "sum")[0])
+    runtime = synk.xp().cuda.runtime
+    device = runtime.deviceGetPCIBusId(runtime.getDevice())
+    return synk.host(), device[-4:], float(synk.all_reduce(x.sum(0), "sum")[0])
 x = np.ones((12, 3))
 print(synk.function(mine, outputs=None)(x))
 print(synk.function(lambda x: x.sum(0), outputs="sum")(np.ones((12, 400_000)))[-1])
@@ -321,7 +322,7 @@ def ran(hosts, tmp_path):
 def test_hosts_with_different_gpus(ran):
     """As many ranks as GPUs; what shows GPUs to the host's process shows them to its workers."""
     done = ran("h1:2", "h2", CUDA_VISIBLE_DEVICES="2,1")
-    where = [(0, 0, 12.0), (0, 1, 12.0), (1, 0, 12.0), (1, 1, 12.0)]
+    where = [(0, "1B.0", 12.0), (0, "1C.0", 12.0), (1, "1D.0", 12.0), (1, "1C.0", 12.0)]
     assert done.stdout.splitlines() == [str(where), "12.0"], done.stderr
     assert "Synkro attempting to use 4 of 5 detected GPUs" in done.stderr
     assert "through host memory" not in done.stderr
@@ -329,7 +330,7 @@ def test_hosts_with_different_gpus(ran):
 
 def test_the_main_program_is_on_a_host_of_its_own(ran):
     done = ran("h2:1", "h3:1")
-    assert done.stdout.splitlines() == [str([(0, 0, 12.0), (1, 0, 12.0)]), "12.0"], done.stderr
+    assert done.stdout.splitlines() == [str([(0, "1B.0", 12.0), (1, "1B.0", 12.0)]), "12.0"], done.stderr
 
 
 @pytest.mark.parametrize(
