@@ -65,7 +65,7 @@ def test_one_link_connects_all(n):
 
 
 @pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min"])
-@pytest.mark.parametrize("rows", [2, 7, 100])
+@pytest.mark.parametrize("rows", [2, 25])
 @pytest.mark.parametrize("width", [3, LARGE])
 def test_reduced_outputs(n, op, rows, width):
     """Large ones by NCCL, each rank its part."""
@@ -256,16 +256,15 @@ def crew():
     return OVER_HOSTS[0].values[0]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_that_dies(crew, victim):
+def test_a_worker_that_dies(crew):
     def die():
-        if synk.rank() == victim:
+        if synk.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         synk.all_reduce(synk.xp().ones(3))
 
     with of_its_own(crew), pytest.raises(synk.WorkerDied) as caught:
         synk.function(die, outputs=[])()
-    assert (caught.value.rank, caught.value.host) == (victim, "localhost")
+    assert (caught.value.rank, caught.value.host) == (1, "localhost")
 
 
 def test_where_nccl_is_too_old_they_go_through_host_memory(crew):
@@ -347,12 +346,6 @@ def test_the_main_program_is_on_a_host_of_its_own(ran):
             "",
             {"CUDA_VISIBLE_DEVICES": "0"},
             "3 workers were asked for, but 1 GPU is visible on h2: list a GPU more than once",
-        ),
-        (
-            ["h1", "h2"],
-            ", devices=['cuda:1']",
-            {"CUDA_VISIBLE_DEVICES": "0"},
-            "devices= names 'cuda:1', but 1 GPU is visible on h2 (cuda:0;",
         ),
         (
             ["h1", "h2"],
