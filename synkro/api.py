@@ -28,9 +28,9 @@ from .controller.calls.forms import make_function
 from .controller.calls.graphs import teach_transfers
 from .controller.data import Data  # noqa: F401
 from .controller.engine.engine import State
-from .controller.placement.gpus import visible
 from .controller.session import Session
 from .controller.variables.shared import Shared  # noqa: F401
+from .devices.gpus import visible
 from .errors import InvalidType, NotForked, UsageError, check_keywords
 from .machine import importing
 from .values.foreign import in_backward

@@ -1,4 +1,4 @@
-"""Usable cores and memory, the processor's name, time, and more interpreters like this one."""
+"""Usable cores and memory, names of processor and machine, time, and more interpreters like this one."""
 
 from __future__ import annotations
 
@@ -87,6 +87,11 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return os.uname().machine
+
+
+def machine_id() -> str:
+    """What no other machine is called while this one runs: its name may be another one's, too."""
+    return f"{os.uname().nodename} {_read(Path('/proc/sys/kernel/random/boot_id')) or ''}".strip()
 
 
 def readable_bytes(count: float) -> str:

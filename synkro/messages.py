@@ -82,11 +82,15 @@ class Phase(IntEnum):
 
 
 class Attach(NamedTuple):
-    """Map a segment, whose descriptor comes over the socket, under this number."""
+    """Map a segment, whose descriptor comes over the socket, under this number.
+
+    *file* says whether it is a file of the user's, which others may write to.
+    """
 
     segment: int
     nbytes: int
     access: Access
+    file: bool
 
 
 class Housekeeping(NamedTuple):

@@ -5,7 +5,7 @@ import os
 import signal
 
 import synkro.controller.session
-from synkro.controller.placement.gpus import visible
+from synkro.devices.gpus import visible
 
 pytest_plugins = ["support"]
 

@@ -28,7 +28,7 @@ from synkro import (
     UsageError,
     WorkerError,
 )
-from synkro.controller.placement.gpus import Visible
+from synkro.devices.gpus import Visible
 from synkro.errors import InternalError
 from synkro.machine import available_memory
 from synkro.messages import Release

@@ -5,6 +5,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from support.leftovers import children
+from synkro.cluster.hello import unlike_gpus
 from synkro.comms.ops import OPERATIONS, Operation
 from synkro.comms.wire import CARRIED, REDUCTIONS, carrier, decode, encode
-from synkro.controller.placement import gpus
-from synkro.controller.placement.choice import Assignment, choose
-from synkro.controller.placement.gpus import SOCKETS, Gpu, Visible, nccl_environment, why_not_nccl
+from synkro.controller.placement.choice import Assignment, Room, choose
+from synkro.controller.placement.nccl import SOCKETS, nccl_environment, why_not_nccl
 from synkro.controller.placement.placement import Placement
+from synkro.devices import gpus
 from synkro.devices.base import Source
+from synkro.devices.gpus import Gpu, Visible
 from synkro.devices.pins import PINNED_FROM, Pins
 from synkro.devices.portions import fill, portions
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.quick
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 
+VERSIONS = [(23_203, "14.2.0"), (23_203, "14.2.0"), (0, "13.6.0")]
 H200 = tuple(Gpu(index, "NVIDIA H200", f"0000:8{index}:00.0", 141 << 30) for index in range(3))
 
 
@@ -249,6 +253,31 @@ class TestPlacement:
         with pytest.raises(NotAvailable, match="devices= asks for GPUs, but none is here"):
             choose(None, "cuda", None)
 
+    @pytest.mark.parametrize(
+        ("n", "devices", "error", "message"),
+        [
+            (4, "cuda", InvalidValue, "3 GPUs are visible on h2: list a GPU more than once"),
+            (None, "cuda:3", InvalidValue, r"but 3 GPUs are visible on h2 \(cuda:0"),
+        ],
+    )
+    def test_what_another_host_does_not_have(self, n, devices, error, message):
+        room = Room(4, lambda: Visible(H200, 22_900, ""), "h2")
+        with pytest.raises(error, match=message):
+            choose(n, devices, None, room)
+
+    def test_another_host_without_gpus(self):
+        room = Room(4, lambda: Visible((), 0, "CUDA finds no GPU"), "h2")
+        with pytest.raises(NotAvailable, match="but on h2 CUDA finds no GPU: leave it out, or use"):
+            choose(None, "cuda", None, room)
+
+    def test_the_same_libraries_on_all_hosts(self):
+        none = Visible((), 0, "CUDA finds no GPU")
+        seen = [none, *(Visible(H200, nccl, "", cupy=cupy) for nccl, cupy in VERSIONS)]
+        assert unlike_gpus(["h1", "h2", "h3", "h4", "h5"], [*seen, none]) == [
+            "h4 has CuPy 13.6.0 (h2 has 14.2.0), NCCL none (h2 has 2.32.3): install the same versions "
+            "there."
+        ]
+
     def test_status_lines(self, three_gpus):
         placement = Placement(choose(None, "dev0->cuda0;dev1->cuda1", None), 0.7)
         assert list(placement.before(2)) == [
@@ -299,6 +328,16 @@ class TestNcclEnvironment:
             "NCCL_RUNTIME_CONNECT": "0",  # or the first collective waits for all ranks in C
         }
 
+    def test_several_machines(self):
+        """The loopback interface ends on each, and equal addresses are those of different GPUs."""
+        both = [replace(H200[0], machine=name) for name in ("h1", "h2")]
+        assert why_not_nccl(both, 22_809, {}) == ""
+        assert nccl_environment(both, 22_809, 1) == {
+            "NCCL_COMM_BLOCKING": "1",
+            "NCCL_RUNTIME_CONNECT": "0",
+        }
+        assert "takes one rank a GPU" in why_not_nccl([*both, both[1]], 22_809, {})
+
     def test_a_gpu_twice(self):
         twice = (H200[0], H200[0])
         assert "NCCL 2.28 takes one rank a GPU" in why_not_nccl(twice, 22_809, {})
@@ -330,7 +369,7 @@ class TestLookingForGpus:
         """A CuPy whose import takes longer than Synkro waits."""
         (tmp_path / "cupy.py").write_text("import time\ntime.sleep(60)\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setattr(gpus, "_PATIENCE", 0.2)
+        monkeypatch.setattr(gpus, "PATIENCE", 0.2)
         monkeypatch.setattr(gpus, "_ENDING", 0.2)
 
     def test_a_driver_that_does_not_answer(self, slow_cupy):

@@ -348,14 +348,19 @@ def test_a_map_reads_what_its_items_have_in_common():
         assert [*home.traffic.reads(work, [0])] == [Extent(table.segment, 0, 32)]
 
 
-def test_gpus_look_at_versions_in_every_command():
+def test_gpus_look_at_the_versions_of_what_they_read():
     home = Home()
-    versions = home.give(np.zeros(4, "<u8"))
+    versions, value = home.give(np.zeros(4, "<u8")), home.give(np.arange(3.0))
     start = Start("", 1, False, 0, versions, (None,), Gpus((0,), False, None), None, False, versions)
     traffic = Traffic(home.seen)
     traffic.begin(start)
-    for command in (start, Release(), Store(((),))):
-        assert [*traffic.reads(command, [0])] == [Extent(versions.segment, 0, 32)]
+    assert [*traffic.reads(Release(), [0])] == []
+    at = versions.offset + 8 * (value.segment % 4)
+    contents, version = Extent(value.segment, 0, 24), Extent(versions.segment, at, at + 8)
+    payload = home.give(np.frombuffer(pickle.dumps(Create(5, None, value)), np.uint8))
+    for command in (Create(5, None, value), Assign({}, pickle.dumps(Create(5, None, value)))):
+        assert [*traffic.reads(command, [0])] == [contents, version]
+    assert [*traffic.reads(Indirect(payload), [0])][-1].segment == versions.segment
     home.close()
 
 

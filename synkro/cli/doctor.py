@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..api import xp
-from ..controller.placement import gpus
 from ..controller.session import Session
+from ..devices import gpus
 from ..errors import SharedMemoryError, SynkroError, counted, there_are
 from ..machine import available_cores, readable_bytes
 from ..memory.segment import SHM_FOLDER, Segment

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..controller.placement import gpus
+from ..devices import gpus
 from ..devices.cpu import THREAD_VARIABLES
 from ..machine import available_cores, available_memory, cpu_name, readable_bytes, start
 from ..memory.segment import SHM_FOLDER

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..devices.gpus import PATIENCE as LOOKING
+from ..devices.gpus import Visible, showing, visible
 from ..errors import SessionError
 from ..machine import search_path
-from .hello import Hello, differences
-from .questions import Hail
+from .hello import Hello, differences, unlike_gpus
+from .questions import Hail, Look
 
 PATIENCE = 20.0
 """Seconds until all processes have begun MPI, and for an answer."""
@@ -92,6 +94,23 @@ class Cluster(abc.ABC):
         if not self.gateway.poll(PATIENCE):
             raise TimeoutError
         return self.gateway.recv()
+
+    def look(self) -> list[Visible]:
+        """The GPUs of each host; they all look for them at the same time.
+
+        Raises: SessionError if they do not answer, or cannot compute together.
+        """
+        try:
+            self.gateway.send(Look(showing()))
+            own = visible()
+            if not self.gateway.poll(LOOKING + PATIENCE):
+                raise SessionError("the hosts did not say which GPUs they have.")
+            seen = [own, *self.gateway.recv()]
+        except (EOFError, ConnectionError):
+            raise SessionError(f"the processes of MPI's have ended: {self.last_words(1)}") from None
+        if wrong := unlike_gpus(self.hosts, seen):
+            raise SessionError(listed(wrong))
+        return seen
 
     @abc.abstractmethod
     def kill(self) -> None:

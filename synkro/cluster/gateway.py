@@ -16,7 +16,7 @@ from ..ipc.descriptors import Descriptors
 from .dispatch import Dispatch
 from .hello import Hello, hello
 from .orders import Begin, Begun, Silent
-from .questions import Clock, Distance, Distances, Echo, End, Hail, Leave, Reach, Sees
+from .questions import Clock, Distance, Distances, Echo, End, Hail, Leave, Look, Reach, Sees
 from .wire import SilenceError, Wire, library
 
 _ROUNDS = 30  # messages there and back whose times are compared
@@ -111,19 +111,22 @@ class Gateway:
         match question:
             case Hail():
                 return self._hellos(question)
+            case Look():
+                return self._asked_all(question)
             case Distances(path):
                 return [self._distance(leader, path) for leader in self._leaders]
             case Reach(leader):
                 return self._asked(leader, question)
 
     def _hellos(self, hail: Hail) -> list[Hello]:
+        return [hello(hail, library()), *self._asked_all(hail)]
+
+    def _asked_all(self, question: Any) -> list[Any]:
+        """What each leader answers."""
         for leader in self._leaders:
-            self._wire.send(leader, hail)
-        said = {0: hello(hail, library())}
-        while len(said) < self._wire.count:
-            source, each = self._wire.next()
-            said[source] = each
-        return [said[number] for number in range(self._wire.count)]
+            self._wire.send(leader, question)
+        said = dict(self._wire.next() for _ in self._leaders)
+        return [said[leader] for leader in self._leaders]
 
     def _distance(self, leader: int, path: str) -> Distance:
         """What lies between here and a host."""

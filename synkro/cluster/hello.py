@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from ..devices.gpus import Visible
 from ..machine import available_cores, available_memory
 from .questions import Hail
 
@@ -81,6 +82,27 @@ def differences(hosts: Sequence[str], said: Sequence[Hello], folder: str) -> lis
         if not each.folder:
             found.append(f"{host} has no folder {folder}: make it there, or start where all hosts are.")
     return found
+
+
+def unlike_gpus(hosts: Sequence[str], seen: Sequence[Visible]) -> list[str]:
+    """Where a host's CuPy or NCCL differs from that of the first with GPUs: sentences, as above."""
+    versions = [
+        (host, {"CuPy": each.cupy, "NCCL": _nccl(each.nccl)})
+        for host, each in zip(hosts, seen, strict=True)
+        if each.gpus
+    ]
+    found = []
+    for host, theirs in versions[1:]:
+        first, ours = versions[0]
+        if unlike := _unlike(ours, theirs):
+            listed = ", ".join(f"{name} {there} ({first} has {here})" for name, here, there in unlike)
+            found.append(f"{host} has {listed}: install the same versions there.")
+    return found
+
+
+def _nccl(version: int) -> str:
+    major, rest = divmod(version, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}" if version else _MISSING
 
 
 def _unlike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str, str]]:

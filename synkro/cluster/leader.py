@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..devices.gpus import visible
 from .hello import hello
 from .orders import Begin, Begun, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
 from .outpost import Outpost
-from .questions import Clock, Echo, End, Hail, Leave, Reach, Sees
+from .questions import Clock, Echo, End, Hail, Leave, Look, Reach, Sees
 from .wire import GATEWAY, SilenceError, Wire, library
 
 
@@ -89,6 +90,8 @@ class Leader:
         match question:
             case Hail():
                 self._wire.send(GATEWAY, hello(question, library()))
+            case Look(shown):
+                self._wire.send(GATEWAY, visible(shown))
             case Clock():
                 self._wire.send(source, time.time())
             case Reach(_, other):

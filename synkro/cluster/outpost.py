@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..devices.gpus import showing
 from ..errors import SessionError, SharedMemoryError, SynkroError
 from ..ipc.channel import Lane
 from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
@@ -112,7 +113,7 @@ class Outpost:
         self._looked = self._reported = 0.0
         self.over = False
         self._ends = select.poll()
-        environments = [begin.environments[rank] for rank in self._crew.ranks]
+        environments = [begin.environments[rank] | showing() for rank in self._crew.ranks]
         try:
             self._channel = self._crew.start(environments, begin.board)
         except BaseException:

@@ -12,6 +12,12 @@ class Hail(NamedTuple):
     path: tuple[str, ...]
 
 
+class Look(NamedTuple):
+    """Which GPUs are there, if CUDA is told to show the same as in the main process?"""
+
+    shown: dict[str, str]
+
+
 class Clock(NamedTuple):
     """What time is it?"""
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +26,8 @@ class Segments:
         """There is one, whose descriptor has been sent."""
         if attach.segment not in self._memory:
             self._unmapped[attach.segment] = attach
+            if attach.file:
+                self._files.add(attach.segment)
 
     def keep(self, number: int) -> None:
         """Keep a segment until the end: the ranks write to it although its number is gone."""
@@ -45,7 +44,6 @@ class Segments:
 
     def is_file(self, number: int) -> bool:
         """Whether it is a file of the user's, which others may write to."""
-        self.memory(number)
         return number in self._files
 
     def memory(self, number: int) -> NDArray[np.uint8]:
@@ -55,8 +53,6 @@ class Segments:
             fd = self._descriptors.descriptor(number)
             access = Access.WRITE if attach.access is Access.WRITE else Access.READ
             self._memory[number] = map_file(fd, attach.nbytes, access)
-            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
-                self._files.add(number)
             self._descriptors.release(number)
         return self._memory[number]
 

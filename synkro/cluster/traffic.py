@@ -86,18 +86,27 @@ class Traffic:
     def begin(self, start: messages.Start) -> None:
         """The session has begun with this command."""
         self._outbox = start.outbox
-        if start.gpus is not None:
-            self._versions = start.versions  # which the ranks compare
+        if start.gpus is not None:  # whose ranks compare them
+            self._versions = start.versions
 
     def reads(self, command: Command, ranks: Sequence[int]) -> Iterator[Extent | PickedRows]:
-        """What *ranks*, those of one host, read in *command*."""
+        """What *ranks*, those of one host, read in *command*; on GPUs also the versions of that.
+
+        These come last: who sees one sees contents that are not older.
+        """
+        pieces = list(self._read(command, ranks))
+        yield from pieces
         if self._versions is not None:
-            yield from _whole(self._versions)
+            for segment in sorted({piece.segment for piece in pieces}):
+                at = segment % self._versions.shape[0]
+                yield from _rows_between(self._versions, at, at)
+
+    def _read(self, command: Command, ranks: Sequence[int]) -> Iterator[Extent | PickedRows]:
         match command:
             case messages.Indirect() | messages.Assign():
                 if isinstance(command, messages.Indirect):
                     yield from _whole(command.region)
-                yield from self.reads(self._inner(command), ranks)
+                yield from self._read(self._inner(command), ranks)
             case messages.Distribute() | messages.Renew() | messages.Compare():
                 yield from _buffers(command.parcel)
             case messages.Call() | messages.Work():

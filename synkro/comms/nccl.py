@@ -44,7 +44,7 @@ _PAUSE = 20e-6  # seconds between polls after that
 _CHECKED = 0.05  # seconds between checks for errors of NCCL and failures of other ranks
 _WATCHED = 0.5  # seconds between checks of a call into C
 _GRACE = 2.0  # seconds that an operation has left when another rank has failed
-_SLOW_GRACE = 20.0  # the same for connecting, where each rank counts as a host of its own
+_SLOW_GRACE = 20.0  # the same for connecting, where ranks count as several hosts
 _NOT_READY = 600  # cudaErrorNotReady
 
 
@@ -147,7 +147,8 @@ class Link:
 
         # NCCL waits for the others in C, uninterruptibly: so a thread does it, which can be abandoned
         threading.Thread(target=create, name="synkro-nccl", daemon=True).start()
-        grace = _SLOW_GRACE if "NCCL_HOSTID" in os.environ else _GRACE
+        near = os.environ.get("NCCL_SOCKET_IFNAME") == "lo" and "NCCL_HOSTID" not in os.environ
+        grace = _GRACE if near else _SLOW_GRACE
         deadline = _Deadline(PATIENCE, grace, meeting.overtaken)
         try:
             while not concurrent.futures.wait([made], _CHECKED).done:

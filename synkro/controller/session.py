@@ -132,7 +132,7 @@ class Session:
         say = status_line(verbose)
         with contextlib.ExitStack() as undo:
             undo.callback(machines.crew.close)
-            placement = Placement(machines.assignments, preallocate, asked)
+            placement = Placement(machines.assignments, preallocate, asked, machines.look)
             last_rank = len(machines.assignments) - 1
             self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
             if threads_per_worker is not None:

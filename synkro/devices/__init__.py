@@ -3,6 +3,7 @@
 ::
 
     cuda      a GPU, through CuPy
+    gpus      which GPUs there are
     cpu       NumPy in the worker's own memory
     portions  arrays that pass through small pinned buffers
     pins      which host memory is pinned

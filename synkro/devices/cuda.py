@@ -455,7 +455,7 @@ def _copy(target: int, source: int, nbytes: int, to_device: bool, stream: Any) -
 
 
 def describe() -> None:
-    """Print what this process sees, as JSON: the GPUs and NCCL's version, or why there are none."""
+    """Print what this process sees, as JSON: GPUs, versions of NCCL and CuPy; or why there are none."""
     try:
         found = [_properties(index) for index in range(runtime.getDeviceCount())]
     except (runtime.CUDARuntimeError, ImportError) as error:
@@ -464,7 +464,7 @@ def describe() -> None:
         return
     nccl = importlib.import_module("cupy.cuda.nccl")  # a dummy module if NCCL cannot be loaded
     version = nccl.get_version() if getattr(nccl, "available", True) else 0
-    print(json.dumps({"gpus": found, "nccl": version}))
+    print(json.dumps({"gpus": found, "nccl": version, "cupy": cupy.__version__}))
 
 
 def _properties(index: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Versions of segments, in shared memory, which tell workers on GPUs whether an input has changed."""
+"""Versions of segments, in shared memory, which tell GPUs and other hosts what has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _COUNT = 1 << 12
 
 
 class Versions:
-    """A version for each segment, which grows when the segment's contents may have changed.
+    """A version for each segment, also this one, which grows when its contents may have changed.
 
     Versions are hashed by the number of the segment: a collision causes a needless copy, never a stale
     one.
@@ -24,7 +24,9 @@ class Versions:
         self.segment = segment
         self.region = Region(segment.number, 0, (_COUNT,), "<u8")
         self._numbers = segment.array(self.region)
+        self._own = segment.number % _COUNT
 
     def touch(self, number: int) -> None:
         """Say that the contents of segment *number* may have changed since the last call."""
         self._numbers[number % _COUNT] += 1
+        self._numbers[self._own] += 1

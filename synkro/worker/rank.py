@@ -8,7 +8,6 @@ Large outputs of a call wait here.  ``Store`` copies them to a segment that all 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import sys
@@ -137,7 +136,7 @@ class Rank:
             with uninterrupted():
                 fd, wanted = self._descriptors.descriptor(number), self._unmapped[number]
                 access = wanted.access
-                if access is Access.READ and self.device.pins and _writable(fd):
+                if access is Access.READ and self.device.pins and not wanted.file:
                     access = Access.WRITE
                 segment = Segment.attach(number, os.dup(fd), wanted.nbytes, access)
                 self._segments[number] = segment
@@ -408,8 +407,3 @@ def end_as_child(error: BaseException) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status & 0xFF)
-
-
-def _writable(fd: int) -> bool:
-    """Whether the file is open for writing, too."""
-    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR

@@ -13,7 +13,7 @@ def pytest_itemcollected(item):
     module = item.getparent(pytest.Module)
     if module.get_closest_marker("counted_once") is None:
         module.add_marker("counted_once")
-    if item.get_closest_marker("gpu") is None:
+    if item.get_closest_marker("gpu") is None and item.get_closest_marker("hosts") is None:
         item.add_marker("make_believe")
 
 

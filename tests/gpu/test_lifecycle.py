@@ -163,7 +163,7 @@ def test_without_a_gpu_workers_compute_with_numpy(make_believe):
 
 def test_no_cupy(make_believe, monkeypatch):
     sys.path.remove(next(path for path in sys.path if path.endswith("stand_in")))
-    from synkro.controller.placement import gpus
+    from synkro.devices import gpus
 
     if gpus.visible().gpus:
         pytest.skip("CuPy is installed here")

@@ -15,7 +15,7 @@ import synkro as synk
 from support.leftovers import nothing_left
 from support.programs import ROOT
 from synkro import here
-from synkro.controller.placement import gpus
+from synkro.devices import gpus
 
 STAND_IN = ROOT / "tests" / "stand_in"
 MEETING_PLACE = tempfile.TemporaryDirectory(
@@ -37,6 +37,7 @@ class Crew:
     devices: tuple
     link: str
     environment: dict = field(default_factory=dict)
+    hosts: tuple = ()
 
     @property
     def size(self):
@@ -78,6 +79,20 @@ CREWS = {
         "all": [("gpu", ("all", "nccl"), {})],
     }.items()
 }
+
+
+_TWO = ("cuda:0", "cuda:1")
+OVER_HOSTS = [  # each of which is this machine, so that two ranks share a GPU
+    pytest.param(
+        Crew("stand-in", name, _TWO, "nccl", {"FAKE_CUDA_DEVICES": "2", **SEVERAL}, hosts),
+        id=f"stand-in-{name}",
+        marks=pytest.mark.hosts,
+    )
+    for name, hosts in {
+        "1+1": ("localhost:1", "localhost:1"),
+        "2+1": ("localhost:2", "localhost:1"),
+    }.items()
+]
 
 
 def crews(*names, rarely=()):
@@ -142,7 +157,8 @@ def started(crew, devices, **options):
     """A session of that crew, connected as the crew says."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        session = synk.Session(devices=devices, verbose=True, **{"timeout": 60, **options})
+        options = {"timeout": 60, "hosts": crew.hosts or None, **options}
+        session = synk.Session(devices=devices, verbose=True, **options)
     through = [line for line in said.getvalue().splitlines() if "through host memory" in line]
     if crew.link == "nccl" and through:
         session.close()

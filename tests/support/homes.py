@@ -49,7 +49,7 @@ class Home:
         """The number of a new segment, which the rank hears of."""
         number = 100 + len(self.segments)
         segment = self.segments[number] = Segment.create(number, nbytes)
-        self.rank.keep_house(Housekeeping((Attach(number, segment.nbytes, access),)))
+        self.rank.keep_house(Housekeeping((Attach(number, segment.nbytes, access, False),)))
         return number
 
     def give(self, array, access=Access.READ):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synkro.controller.placement.gpus import visible
+from synkro.devices.gpus import visible
 
 _LEFT_OUT = pytest.StashKey[str]()
 

@@ -69,7 +69,9 @@ class Directory:
         if not new and not gone:
             return None
         del gone[_AT_A_TIME:]
-        attach = tuple(Attach(s.number, s.nbytes, access) for s, access in new.values())
+        attach = tuple(
+            Attach(s.number, s.nbytes, access, not s.base.flags.writeable) for s, access in new.values()
+        )
         return News(new, tuple(gone), pickle.dumps(Housekeeping(attach, tuple(gone)), 5))
 
     def has(self, rank: int, number: int) -> bool:

@@ -6,5 +6,5 @@
     placement  the device and the environment of each worker, and status lines
     choice     ``devices=``, ``SYNKRO_DEVICES`` and context-name maps
     targets    what ``target=`` names
-    gpus       which GPUs there are, found by another process
+    nccl       what NCCL needs to connect ranks on GPUs
 """

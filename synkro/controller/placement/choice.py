@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from ...devices.gpus import Gpu, Visible, visible
 from ...errors import InvalidType, InvalidValue, NotAvailable, counted, warn
 from ...machine import available_cores, cpu_name
 from ...values.arrays import checked_int
-from .gpus import Gpu, Visible, visible
 
 VARIABLE = "SYNKRO_DEVICES"
 
@@ -36,16 +37,38 @@ class Assignment:
         return f"device {self.device}: {what}"
 
 
+class Room(NamedTuple):
+    """What a host has: usable cores, and GPUs, as *look* finds them.  This machine has no *name*."""
+
+    cores: int
+    look: Callable[[], Visible]
+    name: str = ""
+
+    def gpus(self, wish: str) -> Visible:
+        """The visible GPUs.  Raises: NotAvailable if there are none; *wish* says what asks for them."""
+        found = self.look()
+        if found.gpus:
+            return found
+        if self.name:
+            raise NotAvailable(f'{wish}, but on {self.name} {found.reason}: leave it out, or use "cpu".')
+        raise NotAvailable(f'{wish}, but {found.reason}: use "cpu".')
+
+    def counted(self, gpus: int) -> str:
+        """So many GPUs are visible there, in words."""
+        count = "1 GPU is visible" if gpus == 1 else f"{gpus} GPUs are visible"
+        return f"{count} on {self.name}" if self.name else count
+
+
 def choose(
     n_parallel: int | None,
     devices: str | Sequence[str] | None,
     environment_value: str | None,
-    cores: int | None = None,
+    room: Room | None = None,
 ) -> list[Assignment]:
     """One assignment a worker, in the order of ranks.
 
     *n_parallel* and *devices* are arguments of ``fork``.  If *devices* is None, *environment_value*, the
-    value of ``SYNKRO_DEVICES``, takes its place.  *cores* are those of another host.
+    value of ``SYNKRO_DEVICES``, takes its place.  *room* is that of a host, if it is not this machine.
 
     Raises: InvalidType, InvalidValue for a wrong number of workers or wrong devices, NotAvailable
     for GPUs that do not exist.
@@ -55,21 +78,22 @@ def choose(
         count = None
     if count is not None:
         count = checked_int(count, "the number of workers", 1, instead=", or None for one a device")
+    room = room or Room(available_cores(), visible)
     source = "devices="
     if devices is None and environment_value:
         devices, source = environment_value, VARIABLE
-    if devices is None and visible().gpus:
+    if devices is None and room.look().gpus:
         devices, source = "cuda", "this machine"
     if devices is None or (isinstance(devices, str) and devices.strip() == "cpu"):
-        return [Assignment("cpu")] * _cpu_workers(count, cores or available_cores())
+        return [Assignment("cpu")] * _cpu_workers(count, room.cores)
     if isinstance(devices, str) and devices.strip() == "cuda":
-        devices = [f"cuda{gpu.index}" for gpu in _gpus(f"{source} asks for GPUs").gpus]
+        devices = [f"cuda{gpu.index}" for gpu in room.gpus(f"{source} asks for GPUs").gpus]
         if count is not None and count > len(devices):
             raise InvalidValue(
-                f"{count} workers were asked for, but {_counted(len(devices))} visible: list a GPU more "
+                f"{count} workers were asked for, but {room.counted(len(devices))}: list a GPU more "
                 f'than once, as in devices=["cuda:0", "cuda:0"], or say devices="cpu".'
             )
-    named = _parse(devices, source)
+    named = _parse(devices, source, room)
     if len({assignment.gpu is None for assignment in named}) > 1:
         raise InvalidValue(
             f"{source} names CPUs and GPUs ({', '.join(each.device for each in named)}): the workers of "
@@ -90,19 +114,19 @@ def _cpu_workers(count: int | None, cores: int) -> int:
     return count or cores
 
 
-def _parse(devices: str | Sequence[str], source: str) -> list[Assignment]:
+def _parse(devices: str | Sequence[str], source: str, room: Room) -> list[Assignment]:
     if isinstance(devices, str):
         if "->" in devices:
-            return _parse_map(devices, source)
+            return _parse_map(devices, source, room)
         devices = [part.strip() for part in devices.split(",")]
     if not isinstance(devices, Sequence) or not all(isinstance(part, str) for part in devices):
         raise InvalidType(f"{source} takes {_FORMS}; got {devices!r}.")
     if not devices:
         raise InvalidValue(f"{source} names no device: give {_FORMS}.")
-    return [_assignment(part, source) for part in devices]
+    return [_assignment(part, source, room) for part in devices]
 
 
-def _parse_map(text: str, source: str) -> list[Assignment]:
+def _parse_map(text: str, source: str, room: Room) -> list[Assignment]:
     """A map of context names: ``name->device``, separated by semicolons, as Theano had them."""
     assignments: list[Assignment] = []
     for entry in text.split(";"):
@@ -119,23 +143,23 @@ def _parse_map(text: str, source: str) -> list[Assignment]:
             )
         if any(name == other.name for other in assignments):
             raise InvalidValue(f"{source} maps the context name {name!r} twice: name each once.")
-        assignments.append(_assignment(device, source, name))
+        assignments.append(_assignment(device, source, room, name))
     return assignments
 
 
-def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
+def _assignment(text: str, source: str, room: Room, name: str | None = None) -> Assignment:
     """The device that *text* names, in its normal form, such as ``cpu`` or ``cuda0``."""
     match = re.fullmatch(r"(cpu|cuda)(?::?(\d+))?", text.strip())
     if match is None:
         raise InvalidValue(f"{source} names the unknown device {text!r}: expected {_FORMS}.")
     kind, index = match.groups("")
     if kind == "cuda":
-        gpus = _gpus(f"{source} names {text!r}").gpus
+        gpus = room.gpus(f"{source} names {text!r}").gpus
         if not index:
             raise InvalidValue(f'{source} names {text!r} among others: say which GPU, as in "cuda:0".')
         if int(index) >= len(gpus):
             raise InvalidValue(
-                f"{source} names {text!r}, but {_counted(len(gpus))} visible to this process "
+                f"{source} names {text!r}, but {room.counted(len(gpus))} "
                 f"({', '.join(f'cuda:{gpu.index}' for gpu in gpus)}; CUDA_VISIBLE_DEVICES says which)."
             )
         gpu = gpus[int(index)]
@@ -147,15 +171,3 @@ def _assignment(text: str, source: str, name: str | None = None) -> Assignment:
             f'cpu{cores - 1}: name one of them, or plain "cpu".'
         )
     return Assignment(f"cpu{index}", name)
-
-
-def _gpus(wish: str) -> Visible:
-    """The visible GPUs.  Raises: NotAvailable if there are none; *wish* says what asks for them."""
-    found = visible()
-    if not found.gpus:
-        raise NotAvailable(f'{wish}, but {found.reason}: use "cpu".')
-    return found
-
-
-def _counted(gpus: int) -> str:
-    return "1 GPU is" if gpus == 1 else f"{gpus} GPUs are"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...devices.cpu import ALLOCATOR, thread_caps
-from ...errors import NotAvailable, counted, ranks_in_words
+from ...devices.gpus import Visible, visible
+from ...errors import counted, ranks_in_words
 from ...ipc.crew import Crew
 from ...machine import available_cores
-from ...plan.hosts import VARIABLE, ranks_of
-from .choice import Assignment, choose
+from ...plan.hosts import VARIABLE, Host, ranks_of
+from .choice import Assignment, Room, choose
 from .placement import Placement
+
+if TYPE_CHECKING:
+    from ...cluster.cluster import Cluster
 
 
 class HostRanks(NamedTuple):
@@ -30,6 +36,7 @@ class Machines:
         hosts: in the order of their ranks.
         assignments: the device of each rank.
         crew: the workers, which have not been started.
+        look: looks for the GPUs of all hosts.
     """
 
     def __init__(
@@ -39,11 +46,13 @@ class Machines:
         assignments: Sequence[Assignment],
         crew: Crew,
         way: str = "",
+        look: Callable[[], Visible] = visible,
     ) -> None:
         """*cores* are those of each host; *way* says how they talk, in words."""
         self.hosts = tuple(hosts)
         self.assignments = assignments
         self.crew = crew
+        self.look = look
         self._cores = cores
         self._way = way
 
@@ -96,26 +105,48 @@ def machines_of(
 
     launch, found = reached(hosts, launcher)
     try:
-        cores = [launch.said[place].cores for place in launch.places]
-        rooms = [len(choose(None, devices, environment_value, each)) for each in cores]
+        rooms = _rooms(launch, found)
+        if devices is None and not environment_value:
+            devices = "cuda" if all(room.look().gpus for room in rooms) else "cpu"
+        most = [len(choose(None, devices, environment_value, room)) for room in rooms]
         wanted = None if n_parallel == -1 else n_parallel
-        ranks_there = ranks_of(found, rooms, wanted)
+        ranks_there = ranks_of(found, most, wanted)
         assigned = [
-            choose(len(ranks), devices, environment_value, each)
-            for ranks, each in zip(ranks_there, cores, strict=True)
+            choose(len(ranks), devices, environment_value, room)
+            for ranks, room in zip(ranks_there, rooms, strict=True)
         ]
-        assignments = list(chain.from_iterable(assigned))
-        if any(assignment.gpu is not None for assignment in assignments):
-            raise NotAvailable(
-                'GPUs over several hosts are not there yet: say devices="cpu", or leave hosts= out.'
-            )
         by_place = [range(0)] * len(launch.hosts)
         for place, ranks in zip(launch.places, ranks_there, strict=True):
             by_place[place] = ranks
         there = [HostRanks(host.name, ranks) for host, ranks in zip(found, ranks_there, strict=True)]
-        return Machines(
-            there, cores, assignments, ClusterCrew(launch, by_place, host_timeout), launch.way
-        )
+        cores = [room.cores for room in rooms]
+        crew = ClusterCrew(launch, by_place, host_timeout)
+        assignments = list(chain.from_iterable(assigned))
+        look = partial(_together, rooms)
+        return Machines(there, cores, assignments, crew, launch.way, look)
     except BaseException:
         launch.close()
         raise
+
+
+def _rooms(cluster: Cluster, hosts: Sequence[Host]) -> list[Room]:
+    """Those of *hosts*, which look for their GPUs together, once, when one of them is asked."""
+    seen = cache(cluster.look)
+    return [
+        Room(cluster.said[place].cores, partial(lambda place: seen()[place], place), host.name)
+        for host, place in zip(hosts, cluster.places, strict=True)
+    ]
+
+
+def _together(rooms: Sequence[Room]) -> Visible:
+    """The GPUs of all hosts; the reason for none is that of the first host without."""
+    seen = [room.look() for room in rooms]
+    without = [(room.name, each.reason) for room, each in zip(rooms, seen, strict=True) if not each.gpus]
+    first = next((each for each in seen if each.gpus), seen[0])
+    name, reason = without[0] if without else ("", "")
+    return replace(
+        first,
+        gpus=tuple(gpu for each in seen for gpu in each.gpus),
+        reason=f"on {name} {reason}" if without else "",
+        installed=any(each.installed for each in seen),
+    )

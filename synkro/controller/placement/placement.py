@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ...devices.gpus import Gpu, Visible, visible
 from ...errors import InvalidType, InvalidValue, counted
 from .choice import Assignment
-from .gpus import Gpu, nccl_environment, visible, why_not_nccl
+from .nccl import nccl_environment, why_not_nccl
 
 _MB = 1 << 20
 
@@ -24,9 +26,13 @@ class Placement:
     """
 
     def __init__(
-        self, assignments: Sequence[Assignment], preallocate: float | None, asked: bool = True
+        self,
+        assignments: Sequence[Assignment],
+        preallocate: float | None,
+        asked: bool = True,
+        look: Callable[[], Visible] | None = None,
     ) -> None:
-        """*asked* says whether the user has chosen the devices.
+        """*asked* says whether the user has chosen the devices; *look* looks for the GPUs of all hosts.
 
         Raises: InvalidType, InvalidValue if *preallocate* is no fraction, or the devices are CPUs.
         """
@@ -34,7 +40,8 @@ class Placement:
         self.gpus: tuple[Gpu, ...] = tuple([each.gpu for each in assignments if each.gpu is not None])
         self.indices = tuple(gpu.index for gpu in self.gpus)
         self.preallocate = _fraction(preallocate, bool(self.gpus))
-        crowd = max((self.indices.count(index) for index in self.indices), default=0)
+        self._look = look or visible
+        crowd = max(Counter(gpu.place for gpu in self.gpus).values(), default=0)
         if self.preallocate is not None and self.preallocate * crowd > 1:
             raise InvalidValue(
                 f"preallocate={self.preallocate:g} is what each worker takes of its GPU, and {crowd} "
@@ -43,7 +50,7 @@ class Placement:
         self.problem = ""
         self._asked = asked
         if len(self.gpus) > 1:
-            self.problem = why_not_nccl(self.gpus, visible().nccl, os.environ)
+            self.problem = why_not_nccl(self.gpus, self._look().nccl, os.environ)
 
     @property
     def on_gpus(self) -> bool:
@@ -63,7 +70,7 @@ class Placement:
         """
         if not self.gpus:
             return [dict(common) for _ in self.assignments]
-        version = visible().nccl
+        version = self._look().nccl
         return [
             {
                 "JAX_CUDA_VISIBLE_DEVICES": str(gpu.index),
@@ -78,13 +85,14 @@ class Placement:
         """The status lines before the workers start; there are so many *cores*."""
         count = len(self.assignments)
         if not self.gpus:
-            if not self._asked and visible().installed:
-                yield f"Synkro uses CPUs, as {visible().reason}"
+            if not self._asked and self._look().installed:
+                yield f"Synkro uses CPUs, as {self._look().reason}"
             workers, found = counted(count, "worker"), counted(cores, "detected CPU core")
             yield f"Synkro attempting to use {workers} on {found}..."
             return
-        found = counted(len(visible().gpus), "detected GPU")
-        yield f"Synkro attempting to use {len(set(self.indices))} of {found}..."
+        found = counted(len({gpu.place for gpu in self._look().gpus}), "detected GPU")
+        used = len({gpu.place for gpu in self.gpus})
+        yield f"Synkro attempting to use {used} of {found}..."
         if self.preallocate is not None:
             for assignment in self.assignments:
                 assert assignment.gpu is not None

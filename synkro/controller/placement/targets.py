@@ -48,8 +48,15 @@ class Targets:
         return named
 
     def each(self, ranks: Sequence[int]) -> Any:
-        """What a user calls *ranks*, one by one: a name, or a list of them."""
-        names = [self._contexts[rank] or rank for rank in ranks]
+        """What a user calls *ranks*, one by one: a name, or a list of them.
+
+        Where several hosts have the same names, these are no one's.
+        """
+        contexts = [self._contexts[rank] for rank in ranks]
+        names = [
+            name if name is not None and len(self._names[name]) == 1 else rank
+            for rank, name in zip(ranks, contexts, strict=True)
+        ]
         return names[0] if len(names) == 1 else names
 
     def rank(self, target: Any) -> int:

@@ -156,9 +156,11 @@ class NcclCommunicator:
         shared = (
             get_version() >= _MULTI_RANK_SINCE and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
         )
-        host = os.environ.get("NCCL_HOSTID", "")
+        machine, interface = os.uname().nodename, os.environ.get("NCCL_SOCKET_IFNAME")
+        host = os.environ.get("NCCL_HOSTID", machine)
         physical = _machine.devices()[self._device]
-        folder.write(f"rank-{rank}", {"device": [host, physical], "shared": shared})
+        where = {"device": [host, physical], "shared": shared, "ends": [machine, interface]}
+        folder.write(f"rank-{rank}", where)
         while not folder.has_all("rank"):
             time.sleep(0.001)
         ranks = [folder.read(f"rank-{other}")[0] for other in range(ndev)]
@@ -166,6 +168,10 @@ class NcclCommunicator:
         if len(taken) < ndev and not all(other["shared"] for other in ranks):
             folder.leave()
             raise NcclError(_INVALID_USAGE)
+        machines, interfaces = map(set, zip(*[other["ends"] for other in ranks], strict=True))
+        if len(machines) > 1 and "lo" in interfaces:  # which reaches no other machine
+            folder.leave()
+            raise NcclError(_SYSTEM)
         self._session = _ranks.Session(folder)
         if os.environ.get("NCCL_RUNTIME_CONNECT") == "0":
             self._session.connected.add(None)

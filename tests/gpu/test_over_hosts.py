@@ -1,0 +1,366 @@
+"""GPU workers on several hosts, which are this machine more than once, or made of namespaces."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.gpus import OVER_HOSTS, SINGLE, STAND_IN, environment, serving, settled, started
+from support.programs import ROOT
+from support.sessions import LARGE, current, per_rank
+from synkro import here
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+
+
+@pytest.fixture(scope="module", params=OVER_HOSTS)
+def session(request):
+    with serving(request.param, seed=1) as session:
+        yield session
+
+
+@contextmanager
+def of_its_own(crew, **options):
+    """A session that a test may break."""
+    with settled(crew) as devices, started(crew, devices, **options) as session, current(session):
+        yield session
+
+
+def total(session):
+    return session.function(lambda x: x.sum(), outputs="sum")(np.ones(7))
+
+
+# ── who they are ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ranks_fill_the_hosts(n, session):
+    def where():
+        return synk.host(), synk.local_rank(), synk.xp().cuda.runtime.getDevice()
+
+    first, second = (len(host.ranks) for host in session.hosts)
+    assert first + second == n
+    pairs = [(0, rank) for rank in range(first)] + [(1, rank) for rank in range(second)]
+    assert per_rank(where) == [(host, rank, rank) for host, rank in pairs]
+
+
+def test_one_link_connects_all(n):
+    def linked():
+        x = synk.all_reduce(synk.xp().ones(3), "sum")
+        _, link = here.rank.comm.links._known[tuple(range(n))]
+        return link._comm.size(), float(x[0])
+
+    assert per_rank(linked) == [(n, n)] * n
+
+
+# ── calls ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("op", ["mean", "sum", "prod", "max", "min"])
+@pytest.mark.parametrize("rows", [2, 25])
+@pytest.mark.parametrize("width", [3, LARGE])
+def test_reduced_outputs(n, op, rows, width):
+    """Large ones by NCCL, each rank its part."""
+    rng = np.random.default_rng(rows)
+    x, y = rng.uniform(0.5, 1, (rows, width)), rng.uniform(0.9, 1, width)
+    f = synk.function(lambda x, y: getattr((x * y), op)(axis=0), bcast_inputs=["y"], outputs=op)
+    want = getattr(x * y, op)(axis=0)
+    for slices in (1, 2):
+        np.testing.assert_allclose(f(x, y, num_slices=slices), want, rtol=1e-12)
+
+
+def test_other_outputs(n):
+    x = np.arange(40.0).reshape(20, 2)
+    f = synk.function(
+        lambda x: (x * 2, x.sum(axis=0), x.sum(), x + 1), outputs=["gather", "mean", None, "keep"]
+    )
+    gathered, mean, each, kept = f(x)
+    assert np.array_equal(gathered, x * 2)
+    parts = np.array_split(x, n)
+    weighted = sum(len(part) * part.sum(axis=0) for part in parts) / len(x)
+    np.testing.assert_allclose(mean, weighted)
+    np.testing.assert_allclose(each, [part.sum() for part in parts])
+    again = synk.function(lambda x: x.sum(axis=0), outputs="sum")
+    np.testing.assert_allclose(again(kept), (x + 1).sum(axis=0))
+
+
+def test_a_large_gathered_output(n):
+    x = np.random.default_rng(0).standard_normal((LARGE, 3))
+    f = synk.function(lambda x: x[:, 1:], outputs="gather")
+    assert np.array_equal(f(x), x[:, 1:])
+    picked = np.random.default_rng(1).permutation(LARGE)[: LARGE // 2]
+    assert np.array_equal(f(synk.data(x), batch=picked), x[picked, 1:])
+
+
+def test_the_mean_of_uneven_rows(n):
+    x = np.random.default_rng(2).standard_normal(11)
+    f = synk.function(lambda x: x.mean(), outputs="mean")
+    for rows in range(1, 12):
+        assert np.isclose(f(x[:rows]), x[:rows].mean())
+
+
+# ── what has changed ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broadcast_input_that_has_changed(n):
+    y, other = synk.data(np.ones(1000)), synk.data(np.full(1000, 5.0))
+    f = synk.function(lambda y: y.sum(), bcast_inputs=["y"], outputs=None)
+    for k in range(1, 5):
+        assert f(y) == [1000.0 * k] * n
+        assert f(other) == [5000.0] * n
+        y[:] = k + 1
+    assert f(y) == [5000.0] * n
+
+
+def test_unchanged_inputs_stay_on_the_gpus(n):
+    y = synk.data(np.arange(1 << 16, dtype="f4"))
+    f = synk.function(lambda y: y.sum(), bcast_inputs=["y"], outputs=None)
+    f(y)
+
+    def kept():
+        return len(here.rank.device.kept._copies)
+
+    before = per_rank(kept)
+    f(y)
+    assert per_rank(kept) == before
+    assert min(before) >= 1
+
+
+def test_a_file_that_another_program_changes(n, tmp_path):
+    np.save(tmp_path / "y.npy", np.ones(5000))
+    y = synk.data(np.load(tmp_path / "y.npy", mmap_mode="r"))
+    f = synk.function(lambda y: y.sum(), bcast_inputs=["y"], outputs=None)
+    for k in range(1, 4):
+        assert f(y) == [5000.0 * k] * n
+        np.load(tmp_path / "y.npy", mmap_mode="r+")[:] = k + 1
+
+
+# ── variables and collectives ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_variables_and_their_collectives(n, nccl):
+    w = synk.shared(np.zeros((4, 2)))
+    for rank in range(n):
+        synk.set_value(rank, w, np.full((4, 2), rank + 1.0))
+    assert np.array_equal(synk.gather(w, nccl=nccl), np.repeat(np.arange(n) + 1.0, 8).reshape(n, 4, 2))
+    total = synk.reduce(w, op="sum", in_place=False, nccl=nccl)
+    np.testing.assert_allclose(total, n * (n + 1) / 2)
+    synk.all_reduce(w, op="mean", nccl=nccl)
+    for rank in range(n):
+        np.testing.assert_allclose(synk.get_value(rank, w), (n + 1) / 2)
+    synk.broadcast(w, np.full((4, 2), 7.0))
+    assert [float(synk.get_value(rank, w)[0, 0]) for rank in range(n)] == [7.0] * n
+    synk.scatter(w, np.arange(n * 6.0).reshape(n * 3, 2))
+    assert np.array_equal(synk.get_value(n - 1, w), np.arange(n * 6.0).reshape(n * 3, 2)[-3:])
+
+
+def test_a_training_step(n):
+    w = synk.shared(np.zeros(3), name="w")
+
+    def step(x):
+        w[...] += x.mean(axis=0)
+        synk.all_reduce(w)
+        return w.value.sum()
+
+    x = np.random.default_rng(3).standard_normal((6 * n, 3))
+    want = np.mean([part.mean(axis=0) for part in np.split(x, n)], axis=0)
+    np.testing.assert_allclose(synk.function(step, outputs=None)(x), want.sum())
+    for rank in range(n):
+        np.testing.assert_allclose(synk.get_value(rank, w), want)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize("size", [5, 70_001])
+def test_collectives_inside(n, where, size):
+    def run():
+        xp = synk.xp() if where == "device" else np
+        rank, count = synk.rank(), synk.size()
+        x = xp.arange(size) + 1000.0 * rank
+        y = synk.all_gather(x[: rank + 1])
+        root = synk.reduce(x, "max", root=count - 1)
+        part = synk.scatter(x if rank == 0 else None)
+        same = synk.broadcast(x, root=count - 1)
+        share = synk.reduce_scatter(x, "sum")
+        crossed = synk.all_to_all(x)
+        synk.send(x, (rank + 1) % count)
+        came = synk.recv((rank - 1) % count)
+        results = synk.all_reduce(x, "sum"), y, root, part, same, share, crossed, came
+        assert all(each is None or isinstance(each, xp.ndarray) for each in results)
+        return results
+
+    given = [np.arange(size) + 1000.0 * rank for rank in range(n)]
+    for rank, got in enumerate(per_rank(run)):
+        total, gathered, root, part, same, share, crossed, came = got
+        np.testing.assert_allclose(total, np.sum(given, axis=0))
+        assert np.array_equal(gathered, np.concatenate([x[: r + 1] for r, x in enumerate(given)]))
+        assert rank < n - 1 or np.array_equal(root, given[-1])
+        assert np.array_equal(part, np.array_split(given[0], n)[rank])
+        assert np.array_equal(same, given[-1])
+        np.testing.assert_allclose(share, np.array_split(np.sum(given, axis=0), n)[rank])
+        assert np.array_equal(crossed, np.concatenate([np.array_split(x, n)[rank] for x in given]))
+        assert np.array_equal(came, given[rank - 1])
+
+
+def test_worlds_have_links_of_their_own(n):
+    """The first rank of each host, and the others: the former are far from each other."""
+
+    def run():
+        world = synk.split(min(1, synk.local_rank()))
+        return float(world.all_reduce(synk.xp().full(3, synk.rank() + 1.0), "sum")[0])
+
+    first = 1 + n  # of the first host, and of the last, which has one
+    assert [x for x in per_rank(run) if x == first] == [first] * 2
+
+
+# ── the rest ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_maps(n, session):
+    y = np.arange(5.0)
+    table = session.map(lambda k: float((synk.xp().asarray(y) * k).sum()), range(40))
+    assert table == [10.0 * k for k in range(40)]
+
+
+def test_save_and_load(n, session, tmp_path):
+    w = synk.shared(np.zeros(3), name="saved")
+    for rank in range(n):
+        synk.set_value(rank, w, np.full(3, rank + 1.0))
+    session.save(tmp_path / "state")
+    synk.broadcast(w, np.zeros(3))
+    session.load(tmp_path / "state")
+    assert [synk.get_value(rank, w)[0] for rank in range(n)] == [rank + 1.0 for rank in range(n)]
+
+
+def test_an_exception_strands_nobody(n, session):
+    def fail():
+        if synk.rank() == n - 1:
+            raise ValueError("of the last rank")
+        synk.all_reduce(synk.xp().ones(3))
+
+    with pytest.raises(ValueError, match="of the last rank"):
+        synk.function(fail, outputs=[])()
+    assert total(session) == 7
+
+
+@pytest.fixture
+def crew():
+    return OVER_HOSTS[0].values[0]
+
+
+def test_a_worker_that_dies(crew):
+    def die():
+        if synk.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        synk.all_reduce(synk.xp().ones(3))
+
+    with of_its_own(crew), pytest.raises(synk.WorkerDied) as caught:
+        synk.function(die, outputs=[])()
+    assert (caught.value.rank, caught.value.host) == (1, "localhost")
+
+
+def test_where_nccl_is_too_old_they_go_through_host_memory(crew):
+    old = replace(crew, link="host memory", environment={"FAKE_CUDA_DEVICES": "2", **SINGLE})
+    with of_its_own(old) as session:
+        f = session.function(lambda x: (synk.all_reduce(x.sum(0)), x.sum(0)), outputs=[None, "sum"])
+        each, together = f(np.ones((4, LARGE)))
+    assert [float(x[0]) for x in each] == [2.0, 2.0]
+    assert (together == 4).all()
+
+
+# ── hosts that differ ────────────────────────────────────────────────────────────────────────────
+
+PROGRAM = """
+import sys
+import numpy as np, synkro as synk
+synk.fork(hosts=sys.argv[2:], launcher=sys.argv[1], timeout=60{options})
+def mine(x):
+    runtime = synk.xp().cuda.runtime
+    device = runtime.deviceGetPCIBusId(runtime.getDevice())
+    return synk.host(), device[-4:], float(synk.all_reduce(x.sum(0), "sum")[0])
+x = np.ones((12, 3))
+print(synk.function(mine, outputs=None)(x))
+print(synk.function(lambda x: x.sum(0), outputs="sum")(np.ones((12, 400_000)))[-1])
+"""
+ON_H2 = """
+import os, socket
+if socket.gethostname() == "h2" and "PMI_RANK" in os.environ:  # as a launcher would
+    os.environ |= {variables!r}
+"""
+
+
+@pytest.fixture
+def ran(hosts, tmp_path):
+    """Runs a program on h1; the processes of MPI's on h2 have some variables."""
+
+    def run(*names, options="", **variables):
+        (tmp_path / "sitecustomize.py").write_text(ON_H2.format(variables=variables))
+        path = os.pathsep.join(map(str, (tmp_path, ROOT, STAND_IN)))
+        with environment("stand-in", FAKE_CUDA_DEVICES="3"):
+            code = PROGRAM.format(options=options)
+            return subprocess.run(
+                hosts.on("h1", sys.executable, "-c", code, hosts.launcher, *names),
+                env={**os.environ, "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+
+    return run
+
+
+def test_hosts_with_different_gpus(ran):
+    """As many ranks as GPUs; what shows GPUs to the host's process shows them to its workers."""
+    done = ran("h1:2", "h2", CUDA_VISIBLE_DEVICES="2,1")
+    where = [(0, "1B.0", 12.0), (0, "1C.0", 12.0), (1, "1D.0", 12.0), (1, "1C.0", 12.0)]
+    assert done.stdout.splitlines() == [str(where), "12.0"], done.stderr
+    assert "Synkro attempting to use 4 of 5 detected GPUs" in done.stderr
+    assert "through host memory" not in done.stderr
+
+
+def test_the_main_program_is_on_a_host_of_its_own(ran):
+    done = ran("h2:1", "h3:1")
+    assert done.stdout.splitlines() == [str([(0, "1B.0", 12.0), (1, "1B.0", 12.0)]), "12.0"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "variables", "says"),
+    [
+        (
+            ["h1", "h2"],
+            ", devices='cuda'",
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "NotAvailable: devices= asks for GPUs, but on h2 CUDA finds no GPU (",
+        ),
+        (
+            ["h1", "h2:3"],
+            "",
+            {"CUDA_VISIBLE_DEVICES": "0"},
+            "3 workers were asked for, but 1 GPU is visible on h2: list a GPU more than once",
+        ),
+        (
+            ["h1", "h2"],
+            "",
+            {"FAKE_NCCL_VERSION": "22800"},
+            "- h2 has NCCL 2.28.0 (h1 has 2.32.3): install the same versions there.",
+        ),
+    ],
+)
+def test_hosts_that_cannot_work_together(ran, names, options, variables, says):
+    done = ran(*names, options=options, **variables)
+    assert says in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_cpus_where_nobody_asked_and_a_host_has_no_gpu(ran):
+    done = ran("h1:1", "h2:1", CUDA_VISIBLE_DEVICES="")
+    assert "Synkro uses CPUs, as on h2 CUDA finds no GPU" in done.stderr
+    assert "2 CPU workers initialized" in done.stderr
