@@ -11,12 +11,13 @@ from typing import Any
 from ..comms.journal import reserve_journals
 from ..errors import HostLost, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
-from ..ipc.crew import Crew
+from ..ipc.crew import Crew, Note
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.process import worker_died
+from ..machine import readable_bytes
 from .cluster import Cluster
 from .janitor import ENDED
-from .orders import Begin, Begun, Died, Interrupt, Silent
+from .orders import Begin, Begun, Died, Interrupt, Missing, Printed, Pushing, Silent
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
@@ -43,6 +44,28 @@ class LeaderCrew(_JournalingCrew):
         self.inherited = Inherited.of(list(map(os.dup, inherited.listed())))
 
 
+class _Printed:
+    """What comes from the gateway for the user to read; of it, ``recv`` returns what workers print."""
+
+    def __init__(self, cluster: Cluster, note: Note | None) -> None:
+        self._cluster = cluster
+        self._note = note
+        self.fileno = cluster.printed.fileno
+
+    def recv(self) -> Printed | None:
+        said = self._cluster.printed.recv()
+        match said:
+            case Printed():
+                return said
+            case Missing(host, segment) if self._note is not None:
+                name = self._cluster.hosts[host]
+                self._note(segment, f"{name} has no such file as {{}}: what is read of it is sent there")
+            case Pushing(host, segment, nbytes) if self._note is not None:
+                name, size = self._cluster.hosts[host], readable_bytes(nbytes)
+                self._note(segment, f"pushing {size} of {{}} to {name}…")
+        return None
+
+
 class ClusterCrew(_JournalingCrew):
     """Those of all hosts: the main process's own, and by the gateway the others."""
 
@@ -59,12 +82,14 @@ class ClusterCrew(_JournalingCrew):
         self._passed: Sequence[tuple[int, int]] = ()
         self._begin: Begin | None = None
 
-    def start(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
+    def start(
+        self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
+    ) -> Controller:
         cluster = self._cluster
         size = sum(map(len, self.hosts))
         self._begin = Begin(size, tuple(self.hosts), board, tuple(environments), self._host_timeout)
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
-        self._pump.hear(others, cluster.printed)
+        self._pump.hear(others, _Printed(cluster, note))
         controller = super().start([environments[rank] for rank in self.ranks], board)
         begun: list[Begun] = self._heard()
         for name, ranks, each in zip(cluster.hosts[1:], self.hosts[1:], begun, strict=True):

@@ -12,7 +12,20 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .hello import hello
-from .orders import Begin, Begun, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
+from .orders import (
+    Begin,
+    Begun,
+    Ended,
+    GiveUp,
+    Offered,
+    Ordered,
+    Recall,
+    Shown,
+    Tick,
+    Tock,
+    Traced,
+    Wanted,
+)
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Hail, Leave, Reach, Sees
 from .wire import GATEWAY, SilenceError, Wire, library
@@ -64,6 +77,8 @@ class Leader:
         match message:
             case Ordered():
                 outpost.order(message)
+            case Wanted():
+                outpost.look_for(message)
             case Traced(on):
                 outpost.trace(on)
             case Tick(sent):

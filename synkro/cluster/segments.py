@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ipc.descriptors import Descriptors
+from ..memory.files import Likeness, likeness
 from ..memory.mapping import map_file
 from ..messages import Attach
 from ..plan.call import Access, Region
@@ -23,12 +24,16 @@ class Segments:
         self._kept: set[int] = set()
         self._unmapped: dict[int, Attach] = {}
         self._memory: dict[int, NDArray[np.uint8]] = {}
-        self._files: set[int] = set()
+        self._files: dict[int, Likeness] = {}
 
     def attach(self, attach: Attach) -> None:
         """There is one, whose descriptor has been sent."""
-        if attach.segment not in self._memory:
-            self._unmapped[attach.segment] = attach
+        number = attach.segment
+        if number not in self._memory and number not in self._unmapped:
+            self._unmapped[number] = attach
+            fd = self._descriptors.descriptor(number)
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+                self._files[number] = likeness(fd)
 
     def keep(self, number: int) -> None:
         """Keep a segment until the end: the ranks write to it although its number is gone."""
@@ -41,12 +46,11 @@ class Segments:
         if self._unmapped.pop(number, None) is not None:
             self._descriptors.release(number)
         self._memory.pop(number, None)
-        self._files.discard(number)
+        self._files.pop(number, None)
 
-    def is_file(self, number: int) -> bool:
-        """Whether it is a file of the user's, which others may write to."""
-        self.memory(number)
-        return number in self._files
+    def file(self, number: int) -> Likeness | None:
+        """What it looked like if it is a file of the user's, which others may write to."""
+        return self._files.get(number)
 
     def memory(self, number: int) -> NDArray[np.uint8]:
         """All of a segment."""
@@ -55,8 +59,6 @@ class Segments:
             fd = self._descriptors.descriptor(number)
             access = Access.WRITE if attach.access is Access.WRITE else Access.READ
             self._memory[number] = map_file(fd, attach.nbytes, access)
-            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
-                self._files.add(number)
             self._descriptors.release(number)
         return self._memory[number]
 
