@@ -58,8 +58,8 @@ class _Printed:
             case Printed():
                 return said
             case Missing(host, segment) if self._note is not None:
-                name = self._cluster.hosts[host]
-                self._note(segment, f"{name} has no such file as {{}}: what is read of it is sent there")
+                has_not = f"{self._cluster.hosts[host]} does not have the file of {{}}"
+                self._note(segment, f"{has_not}: what is read of it is sent there")
             case Pushing(host, segment, nbytes) if self._note is not None:
                 name, size = self._cluster.hosts[host], readable_bytes(nbytes)
                 self._note(segment, f"pushing {size} of {{}} to {name}…")
@@ -105,7 +105,7 @@ class ClusterCrew(_JournalingCrew):
         try:
             return self._cluster.gateway.recv()
         except (EOFError, OSError):
-            raise RuntimeError(self._cluster.last_words()) from None
+            raise RuntimeError(self._cluster.last_words(_DYING) + self._cluster.log()) from None
 
     def share(self, inherited: Inherited, board: int) -> None:
         super().share(inherited, board)
@@ -117,6 +117,10 @@ class ClusterCrew(_JournalingCrew):
     def pids(self) -> tuple[int, ...]:
         pids = self._pids | dict(zip(self.ranks, super().pids, strict=True))
         return tuple(pids[rank] for rank in sorted(pids))
+
+    def host_of(self, rank: int) -> str:
+        at = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+        return self._cluster.hosts[at]
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         super().interrupt([rank for rank in ranks if rank in self.ranks])
@@ -146,8 +150,7 @@ class ClusterCrew(_JournalingCrew):
             said = cluster.gateway.recv() if cluster.gateway.poll() else None
             if isinstance(said, Died):
                 rank = said.ended.rank
-                at = next(n for n, ranks in enumerate(self.hosts) if rank in ranks)
-                return worker_died(said.ended, self._pump.stderr_tail(rank), cluster.hosts[at])
+                return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
             if isinstance(said, Silent):
                 why = f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
                 return self._lost(said.host, why)
@@ -166,7 +169,8 @@ class ClusterCrew(_JournalingCrew):
         whose = f" ({ranks_in_words(ranks)})" if ranks else ""
         lost = f"a host of {name} is lost" if number is None else f"the host {name}{whose} is lost"
         return HostLost(
-            f"{lost}: {why}. Call close() and then fork() to go on; all Data keep their contents.",
+            f"{lost}: {why}. Call close() and then fork() to go on; all Data keep their contents."
+            f"{self._cluster.log()}",
             name,
             ranks,
         )
