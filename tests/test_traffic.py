@@ -361,6 +361,7 @@ def test_gpus_look_at_versions_in_every_command():
 
 SAY_ALL = {
     *(messages.Fetch, messages.Preserve, messages.Keep, messages.Move, messages.Inspect),
+    messages.Identify,
     *(messages.Exchange, messages.Reseed, messages.Generator, messages.Release, messages.Exit),
 }
 WITH_A_TEST = {
