@@ -96,6 +96,10 @@ class Crew:
         """The process ids, in the order of ``ranks``."""
         return tuple(worker.pid for worker in self._workers)
 
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's host; empty if there is one host."""
+        return ""
+
     def interrupt(self, ranks: Sequence[int]) -> None:
         """Send SIGINT to *ranks*, as Ctrl-C would."""
         for rank in ranks:

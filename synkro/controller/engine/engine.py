@@ -152,6 +152,10 @@ class Engine:
         """The process ids of the workers, by rank."""
         return self._crew.pids
 
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's host; empty if there is one host."""
+        return self._crew.host_of(rank)
+
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
         if self.state is State.CLOSED:
