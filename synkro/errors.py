@@ -112,8 +112,11 @@ class WorkerError(SynkroError):
         rank: the worker's rank (the lowest one, where several failed).
         function: the name of the function that ran, or None.
         original: the worker's own exception, or None where it could not be brought here.
+        host: the name of its host, where there are several.
     Its ``__cause__`` is the remote traceback.
     """
+
+    host = ""  # of the class: the worker's exception may have one
 
     def __init__(
         self,
@@ -121,12 +124,15 @@ class WorkerError(SynkroError):
         rank: int = -1,
         function: str | None = None,
         original: BaseException | None = None,
+        host: str = "",
     ) -> None:
         Exception.__init__(self, message)  # not that of the worker's exception
         self._message = message
         self.rank = rank
         self.function = function
         self.original = original
+        if host:
+            self.host = host
 
     def __str__(self) -> str:
         return self._message
@@ -194,11 +200,13 @@ class CallTimeout(SynkroError, TimeoutError):
 
     Attributes:
         ranks: the ranks that did not answer.
+        hosts: the names of their hosts, one a rank, where there are several.
     """
 
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: str, ranks: tuple[int, ...] = (), hosts: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+        self.hosts = hosts
 
 
 class SharedMemoryError(SynkroError, MemoryError):
@@ -222,6 +230,7 @@ def raised_in_worker(
     rank: int,
     function: str | None,
     original: BaseException | Parts | None,
+    host: str = "",
 ) -> WorkerError:
     """A WorkerError that is also a *kind* of exception, with the attributes of the *original*.
 
@@ -237,10 +246,10 @@ def raised_in_worker(
             error: WorkerError = new(both, *args)
             if original is not None:
                 _copy_attributes(original, error)
-            WorkerError.__init__(error, message, rank, function, original)
+            WorkerError.__init__(error, message, rank, function, original, host)
             error.args = args
             return error
-    return WorkerError(message, rank, function, original)
+    return WorkerError(message, rank, function, original, host)
 
 
 _ENDS = (StopIteration, StopAsyncIteration, WorkerDied, CallTimeout, SessionError)

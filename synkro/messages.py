@@ -18,6 +18,7 @@ exactly one reply.
     Write       → Ack     put these rows into your replicas
     Read        → Done    return your replicas, as if they were outputs of a function
     Inspect     → Shapes  return the shapes of your replicas
+    Identify    → Identity  return the digest of your replica
     Exchange    → Ack     take part in a collective over your replicas
     Reseed      → Ack     seed all your random generators
     Generator   → GeneratorState  return the state of your random generator, or set it
@@ -312,6 +313,11 @@ class Inspect(Command):
 
 
 @dataclass(eq=False, repr=False)
+class Identify(Command):
+    variable: int
+
+
+@dataclass(eq=False, repr=False)
 class Exchange(Command):
     """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather.
 
@@ -442,6 +448,11 @@ class Done(Reply):
 @dataclass(eq=False, repr=False)
 class Shapes(Reply):
     shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(eq=False, repr=False)
+class Identity(Reply):
+    digest: bytes
 
 
 @dataclass(eq=False, repr=False)

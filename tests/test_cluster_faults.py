@@ -201,3 +201,89 @@ def test_workers_that_cannot_be_started_on_another_host(hosts, tmp_path):
     assert one == "2"
     launcher.unlink()
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
+
+
+PLANTED = """
+import os, socket, sys
+if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv and os.path.exists(FLAG):
+    from synkro.cluster.mirrors import Mirrors
+    def fail(*_):
+        raise ValueError("planted")
+    Mirrors.descriptor = fail
+"""
+
+LOGGED = """
+import os, re, sys
+import synkro as synk
+launcher, flag = sys.argv[1:]
+options = dict(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher, verbose=False)
+try:
+    synk.fork(**options)
+except synk.HostLost as error:
+    (path,) = re.findall(r"The log of all hosts is (.*)\\.$", str(error))
+log = open(path).read()
+assert "[h2] Traceback" in log and "[h2] ValueError: planted" in log, log
+os.unlink(flag)
+synk.fork(**options)
+assert os.path.exists(path)
+synk.close()
+assert not os.path.exists(path)
+"""
+
+
+def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_path):
+    flag = tmp_path / "flag"
+    flag.touch()
+    (tmp_path / "sitecustomize.py").write_text(PLANTED.replace("FLAG", repr(str(flag))))
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-c", LOGGED, hosts.launcher, flag),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "sitecustomize.py").unlink()
+    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
+
+
+NAMED = """
+import pickle, sys, time
+import synkro as synk
+synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=sys.argv[1], verbose=False)
+
+
+def fail(x=0):
+    if synk.rank() == 1:
+        raise KeyError("mine")
+    time.sleep(x)
+
+
+sleep = synk.function(lambda: time.sleep(60 * synk.rank()), outputs=[]).options(timeout=0.5)
+for call in (synk.function(fail, outputs=[]), lambda: synk.map(fail, [0.01] * 50), sleep):
+    try:
+        call()
+    except KeyError as error:
+        print(pickle.loads(pickle.dumps(error)).host, error)
+    except synk.CallTimeout as error:
+        print(error.ranks, error.hosts, error)
+"""
+
+
+def test_errors_name_the_host(hosts, tmp_path):
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-c", NAMED, hosts.launcher),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    one, other, late = done.stdout.splitlines()
+    assert one.startswith("h2 rank 1 (h2) failed in the function 'fail': KeyError: 'mine'")
+    assert other.startswith("h2 rank 1 (h2) failed in the function 'fail' at item ")
+    assert late.startswith(
+        "(1,) ('h2',) no answer within the timeout of 0.5 s from rank 1: rank 1 (h2, pid "
+    )
+    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)

@@ -34,7 +34,7 @@ from synkro import (
     WorkerError,
 )
 from synkro.controller.engine.engine import State
-from synkro.controller.engine.failures import call_timeout
+from synkro.controller.engine.failures import Late, call_timeout
 from synkro.controller.tasks.map import Map
 from synkro.messages import Phase
 
@@ -924,9 +924,12 @@ def shared_memory():
 
 
 def test_slow_items_are_not_the_workers_fault():
-    waiting, busy = (7, Phase.TAKING, 0), (8, Phase.TASK, 3)
-    assert "went into the iterables" in str(call_timeout({0: waiting, 1: waiting}, 0.2))
-    assert "rank 1 (pid 8) is running item 3" in str(call_timeout({0: waiting, 1: busy}, 0.2))
+    waiting, busy = Late(0, 7, "", Phase.TAKING, 0), Late(1, 8, "", Phase.TASK, 3)
+    assert "went into the iterables" in str(call_timeout([waiting, waiting], 0.2))
+    assert "rank 1 (pid 8) is running item 3" in str(call_timeout([waiting, busy], 0.2))
+    there = call_timeout([waiting._replace(host="h1"), busy._replace(host="h2")], 0.2)
+    assert "rank 1 (h2, pid 8) is running item 3" in str(there)
+    assert there.hosts == ("h1", "h2")
 
 
 class Counting:

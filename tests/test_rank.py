@@ -21,6 +21,7 @@ from synkro.messages import (
     Generator,
     GeneratorState,
     Housekeeping,
+    Identify,
     Inspect,
     Parcel,
     Phase,
@@ -130,6 +131,18 @@ def test_a_variable_is_a_copy(home):
     assert home.do(Inspect((1, 1))) == Shapes(((2,), (2,)))
     home.rank.keep_house(Housekeeping(drop=(1, 2)))
     assert home.rank.variables == {}
+
+
+def test_digests_tell_replicas_apart(home):
+    numbers = [0.0, -0.0, np.float32(0), [0.0], np.zeros((1, 1)), np.nan, 0]
+    arrays = [np.asarray(value) for value in numbers] + [np.arange(12.0).reshape(3, 4).T]
+    digests = set()
+    for number, array in enumerate(arrays, 1):
+        home.create(array, number=number)
+        digests.add(home.do(Identify(number)).digest)
+    assert len(digests) == len(arrays)
+    home.create(np.ascontiguousarray(arrays[-1]), number=100)
+    assert home.do(Identify(100)).digest in digests
 
 
 def test_rows_are_written_into_a_variable(home):

@@ -72,3 +72,17 @@ def test_segments_are_apart():
     stock.drop(1)
     assert list(stock.lacks(Extent(1, 0, 9))) == [Extent(1, 0, 9)]
     assert list(stock.lacks(Extent(2, 0, 9))) == []
+
+
+def test_of_a_file_that_the_host_has_nothing_goes_there():
+    stock = Stock(lambda segment: 0)
+    assert not stock.knows(1)
+    stock.share(1, True)
+    stock.share(2, False)
+    assert stock.knows(1)
+    assert stock.knows(2)
+    assert [*stock.lacks(Extent(1, 0, 9)), *stock.lacks(PickedRows(1, 0, 4, 4, np.array([1])))] == []
+    assert [*stock.lacks(Extent(2, 0, 9))] == [Extent(2, 0, 9)]
+    stock.drop(1)
+    assert not stock.knows(1)
+    assert [*stock.lacks(Extent(1, 0, 9))] == [Extent(1, 0, 9)]

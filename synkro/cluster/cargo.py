@@ -67,8 +67,12 @@ def large(cargo: Cargo | None) -> tuple[Piece, ...]:
 def discarded(cargo: Cargo | None, fill: Callable[[Sequence[Bytes]], None]) -> None:
     """Receive the bodies of a cargo for which there is no memory."""
     for piece in large(cargo):
-        size = piece.stop - piece.start if isinstance(piece, Extent) else len(piece.rows) * piece.nbytes
-        fill([np.empty(size, np.uint8)])
+        fill([np.empty(size_of(piece), np.uint8)])
+
+
+def size_of(piece: Piece) -> int:
+    """Its bytes."""
+    return piece.stop - piece.start if isinstance(piece, Extent) else len(piece.rows) * piece.nbytes
 
 
 def whole(region: Region) -> Extent:

@@ -64,7 +64,9 @@ class Cluster(abc.ABC):
         try:
             self.said = self.gateway.recv()
         except EOFError:
-            raise SessionError(f"the processes of MPI's have ended: {self.last_words(1)}") from None
+            raise SessionError(
+                f"the processes of MPI's have ended: {self.last_words(1)}{self.log()}"
+            ) from None
 
     def _compare(self) -> None:
         """Raises: SessionError if the hosts cannot work together."""
@@ -80,6 +82,10 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def _await(self, fd: int) -> None:
         """Wait until *fd* is readable.  Raises: SessionError if the processes end, or it takes long."""
+
+    def log(self) -> str:
+        """The sentence that says where all is kept that the processes have said; empty if it is not."""
+        return ""
 
     @abc.abstractmethod
     def last_words(self, patience: float = 0.0) -> str:

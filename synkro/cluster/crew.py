@@ -11,12 +11,13 @@ from typing import Any
 from ..comms.journal import reserve_journals
 from ..errors import HostLost, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
-from ..ipc.crew import Crew
+from ..ipc.crew import Crew, Note
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.process import worker_died
+from ..machine import readable_bytes
 from .cluster import Cluster
 from .janitor import ENDED
-from .orders import Begin, Begun, Died, Interrupt, Silent
+from .orders import Begin, Begun, Died, Interrupt, Missing, Printed, Pushing, Silent
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
@@ -43,6 +44,28 @@ class LeaderCrew(_JournalingCrew):
         self.inherited = Inherited.of(list(map(os.dup, inherited.listed())))
 
 
+class _Printed:
+    """What comes from the gateway for the user to read; of it, ``recv`` returns what workers print."""
+
+    def __init__(self, cluster: Cluster, note: Note | None) -> None:
+        self._cluster = cluster
+        self._note = note
+        self.fileno = cluster.printed.fileno
+
+    def recv(self) -> Printed | None:
+        said = self._cluster.printed.recv()
+        match said:
+            case Printed():
+                return said
+            case Missing(host, segment) if self._note is not None:
+                has_not = f"{self._cluster.hosts[host]} does not have the file of {{}}"
+                self._note(segment, f"{has_not}: what is read of it is sent there")
+            case Pushing(host, segment, nbytes) if self._note is not None:
+                name, size = self._cluster.hosts[host], readable_bytes(nbytes)
+                self._note(segment, f"pushing {size} of {{}} to {name}…")
+        return None
+
+
 class ClusterCrew(_JournalingCrew):
     """Those of all hosts: the main process's own, and by the gateway the others."""
 
@@ -59,12 +82,14 @@ class ClusterCrew(_JournalingCrew):
         self._passed: Sequence[tuple[int, int]] = ()
         self._begin: Begin | None = None
 
-    def start(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
+    def start(
+        self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
+    ) -> Controller:
         cluster = self._cluster
         size = sum(map(len, self.hosts))
         self._begin = Begin(size, tuple(self.hosts), board, tuple(environments), self._host_timeout)
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
-        self._pump.hear(others, cluster.printed)
+        self._pump.hear(others, _Printed(cluster, note))
         controller = super().start([environments[rank] for rank in self.ranks], board)
         begun: list[Begun] = self._heard()
         for name, ranks, each in zip(cluster.hosts[1:], self.hosts[1:], begun, strict=True):
@@ -80,7 +105,7 @@ class ClusterCrew(_JournalingCrew):
         try:
             return self._cluster.gateway.recv()
         except (EOFError, OSError):
-            raise RuntimeError(self._cluster.last_words()) from None
+            raise RuntimeError(self._cluster.last_words(_DYING) + self._cluster.log()) from None
 
     def share(self, inherited: Inherited, board: int) -> None:
         super().share(inherited, board)
@@ -92,6 +117,10 @@ class ClusterCrew(_JournalingCrew):
     def pids(self) -> tuple[int, ...]:
         pids = self._pids | dict(zip(self.ranks, super().pids, strict=True))
         return tuple(pids[rank] for rank in sorted(pids))
+
+    def host_of(self, rank: int) -> str:
+        at = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+        return self._cluster.hosts[at]
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         super().interrupt([rank for rank in ranks if rank in self.ranks])
@@ -121,8 +150,7 @@ class ClusterCrew(_JournalingCrew):
             said = cluster.gateway.recv() if cluster.gateway.poll() else None
             if isinstance(said, Died):
                 rank = said.ended.rank
-                at = next(n for n, ranks in enumerate(self.hosts) if rank in ranks)
-                return worker_died(said.ended, self._pump.stderr_tail(rank), cluster.hosts[at])
+                return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
             if isinstance(said, Silent):
                 why = f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
                 return self._lost(said.host, why)
@@ -141,7 +169,8 @@ class ClusterCrew(_JournalingCrew):
         whose = f" ({ranks_in_words(ranks)})" if ranks else ""
         lost = f"a host of {name} is lost" if number is None else f"the host {name}{whose} is lost"
         return HostLost(
-            f"{lost}: {why}. Call close() and then fork() to go on; all Data keep their contents.",
+            f"{lost}: {why}. Call close() and then fork() to go on; all Data keep their contents."
+            f"{self._cluster.log()}",
             name,
             ranks,
         )

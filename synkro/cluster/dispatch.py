@@ -15,6 +15,7 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from ..ipc.descriptors import Descriptors, Inherited
 from ..messages import Command, Housekeeping, Phase, Start, Work
 from ..values.arrays import Array
 from ..values.cache import Cache
-from .cargo import packed, unpacked
+from .cargo import Piece, packed, size_of, unpacked
 from .clocks import Clocks
 from .orders import (
     Answered,
@@ -34,9 +35,12 @@ from .orders import (
     Ended,
     GiveUp,
     Interrupt,
+    Looked,
     Marks,
+    Missing,
     Ordered,
     Printed,
+    Pushing,
     Returned,
     Shown,
     Standing,
@@ -44,6 +48,7 @@ from .orders import (
     Tock,
     Traced,
     Undone,
+    Wanted,
 )
 from .porter import Porter
 from .questions import End
@@ -52,6 +57,8 @@ from .sharing import Sharing
 from .stock import Stock
 from .traffic import Partial, Traffic
 from .wire import Wire
+
+_LONG = 2.0  # seconds after which the user hears that inputs are on their way
 
 
 class _Pending:
@@ -116,9 +123,11 @@ class Dispatch:
         self._descriptors = descriptors
         self._porters: dict[int, Porter] = {}  # by host, from the first map on
         self._queue: list[int] = []  # its descriptors
+        self._pushes: dict[int, tuple[float, list[Any], list[Piece]]] = {}  # by host, the last one
+        self._told: set[tuple[int, int]] = set()  # which segments take long to which host
 
     def _version(self, segment: int) -> int:
-        if self._segments.is_file(segment):
+        if self._segments.file(segment) is not None:
             return next(self._unknown)
         return int(self._versions[segment % len(self._versions)])
 
@@ -145,15 +154,15 @@ class Dispatch:
         return news
 
     def _send(self, order: Order) -> None:
+        hosts = sorted({self._host_of[rank] for rank in order.ranks})
         if order.housekeeping:
-            self._keep_house(pickle.loads(order.housekeeping))
+            self._keep_house(pickle.loads(order.housekeeping), hosts)
         command = self._known.get(order.command)
         if command is None:
             command = self._known[order.command] = pickle.loads(order.command)
         if isinstance(command, Start):
             self._begin(command)
         self._pending[order.number] = _Pending(order.ranks)
-        hosts = sorted({self._host_of[rank] for rank in order.ranks})
         for host in hosts:
             ranks = tuple([rank for rank in order.ranks if self._host_of[rank] == host])
             self._send_to(host, ranks, order, command)
@@ -174,7 +183,10 @@ class Dispatch:
         known = self._editions.get((host, ranks)) == order.edition
         self._editions[host, ranks] = order.edition
         payload = None if known else order.command
-        self._wire.send(host, Ordered(order.number, ranks, payload, order.housekeeping, cargo), bodies)
+        ordered = Ordered(order.number, ranks, payload, order.housekeeping, cargo)
+        sending = self._wire.send(host, ordered, bodies)
+        if sending:
+            self._pushes[host] = time.monotonic(), sending, pieces
 
     def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
         if not self._porters:
@@ -186,13 +198,24 @@ class Dispatch:
         for host in hosts:
             self._porters[host].begin(number)
 
-    def _keep_house(self, news: Housekeeping) -> None:
+    def _keep_house(self, news: Housekeeping, hosts: Sequence[int]) -> None:
         for number in news.drop:
             self._segments.drop(number)
             for stock in self._stocks:
                 stock.drop(number)
         for attach in news.attach:
             self._segments.attach(attach)
+            file = self._segments.file(attach.segment)
+            if file is not None:
+                asked = [host for host in hosts if not self._stocks[host].knows(attach.segment)]
+                self._look_for(Wanted(attach.segment, attach.nbytes, file), asked)
+
+    def _look_for(self, wanted: Wanted, hosts: Sequence[int]) -> None:
+        """Ask *hosts* whether they have a file: nothing has to go there then."""
+        for host in hosts:
+            self._wire.send(host, wanted)
+        while not all(self._stocks[host].knows(wanted.segment) for host in hosts):
+            self.hear(*self._wire.next())
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -207,6 +230,10 @@ class Dispatch:
                 self._porters[host].regain(message)
             case Shown():
                 self._sharing.take(host, message)
+            case Looked(segment, there):
+                self._stocks[host].share(segment, there)
+                if not there:
+                    self._tell(Missing(host, segment))
             case Ended():  # of which the answers tell, too
                 return
             case _:
@@ -225,7 +252,7 @@ class Dispatch:
                 if self._clocks.heard(host, sent, now):
                     self._wire.send(host, Tick(time.perf_counter_ns()))
             case Printed():
-                self._printed.send(tuple(message))
+                self._tell(message)
             case Died():
                 self._main.send(message)
             case _:
@@ -235,7 +262,11 @@ class Dispatch:
         """A message of a leader's has come that is at its end."""
         if isinstance(message, Printed):
             with contextlib.suppress(OSError):  # the main process is gone
-                self._printed.send(tuple(message))
+                self._tell(message)
+
+    def _tell(self, news: Printed | Missing | Pushing) -> None:
+        """Have the main process print it."""
+        self._printed.send(news)
 
     def _answered(self, host: int, answered: Answered) -> None:
         pending = self._pending[answered.number]
@@ -297,9 +328,18 @@ class Dispatch:
         return not isinstance(said, End)
 
     def tick(self, hosts: Sequence[int]) -> None:
-        """Look at the clocks of other *hosts*."""
+        """Look at the clocks of other *hosts*, and at what takes long to get there."""
         for host in hosts:
             self._wire.send(host, Tick(time.perf_counter_ns()))
+        for host, (since, sending, pieces) in tuple(self._pushes.items()):
+            if not any(sending):
+                del self._pushes[host]
+            elif time.monotonic() - since > _LONG:
+                del self._pushes[host]
+                largest = max(pieces, key=size_of).segment
+                if (host, largest) not in self._told:
+                    self._told.add((host, largest))
+                    self._tell(Pushing(host, largest, sum(map(size_of, pieces))))
 
     def dozing(self, doze: Callable[[list[int]], object]) -> None:
         """Do *doze*, which ends when one of the descriptors that it gets is readable: the main process

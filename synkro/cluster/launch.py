@@ -35,6 +35,7 @@ from .questions import End
 _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
 _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
+_kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _ASKED = "import synkro, numpy, cloudpickle, mpi4py"
 
 
@@ -80,6 +81,8 @@ class Launch(Cluster):
         with contextlib.ExitStack() as undo:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="synkro-"))  # of mode 0700
             self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
+            self._copy: Path | None = None  # of the log, which stays
+            undo.callback(self._settle_log)
             lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
             try:
@@ -148,7 +151,7 @@ class Launch(Cluster):
         how = "mpiexec ended" if ready else f"MPI did not begin within {PATIENCE:g} s"
         wrong = self._asked_one_by_one() or [
             f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
-            f"names that one of them does not know). The end of its output:\n{words}"
+            f"names that one of them does not know).{self.log()} The end of its output:\n{words}"
         ]
         raise SessionError(listed(wrong))
 
@@ -156,8 +159,27 @@ class Launch(Cluster):
         """The end of what mpiexec has printed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace").strip()[-_LAST_WORDS:]
+        return self._said().decode(errors="replace").strip()[-_LAST_WORDS:]
+
+    def _said(self) -> bytes:
+        """All that mpiexec has printed until now, on behalf of all hosts."""
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)
+
+    def log(self) -> str:
+        if self._copy is None and self._said():
+            handle, path = tempfile.mkstemp(prefix="synkro-", suffix=".log")
+            os.close(handle)
+            self._copy = Path(path)
+            self._copy.write_bytes(self._said())
+        return f" The log of all hosts is {self._copy}." if self._copy else ""
+
+    def _settle_log(self) -> None:
+        """At the end: complete the copy of the log; if there is none, all is well: remove older ones."""
+        if self._copy is not None:
+            self._copy.write_bytes(self._said())
+            _kept.append(self._copy)
+        while self._copy is None and _kept:
+            _kept.pop().unlink(missing_ok=True)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

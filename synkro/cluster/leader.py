@@ -13,7 +13,20 @@ import numpy as np
 
 from ..devices.gpus import visible
 from .hello import hello
-from .orders import Begin, Begun, Ended, GiveUp, Offered, Ordered, Recall, Shown, Tick, Tock, Traced
+from .orders import (
+    Begin,
+    Begun,
+    Ended,
+    GiveUp,
+    Offered,
+    Ordered,
+    Recall,
+    Shown,
+    Tick,
+    Tock,
+    Traced,
+    Wanted,
+)
 from .outpost import Outpost
 from .questions import Clock, Echo, End, Hail, Leave, Look, Reach, Sees
 from .wire import GATEWAY, SilenceError, Wire, library
@@ -64,6 +77,8 @@ class Leader:
         match message:
             case Ordered():
                 outpost.order(message)
+            case Wanted():
+                outpost.look_for(message)
             case Traced(on):
                 outpost.trace(on)
             case Tick(sent):

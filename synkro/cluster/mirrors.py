@@ -1,4 +1,7 @@
-"""Mirrors: a host's copies of the main process's segments, of the same numbers and sizes."""
+"""Mirrors: a host's copies of the main process's segments, of the same numbers and sizes.
+
+That of a memory-mapped file is the same file, where the host has it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory.files import Likeness, same_file
 from ..memory.mapping import HUGE, map_file, take_huge_pages
 from ..memory.segment import explained
 from ..plan.call import Access, Region
@@ -35,6 +39,19 @@ class Mirrors:
             except OSError as error:
                 raise explained(error, nbytes) from None
         return self._files[number]
+
+    def share(self, number: int, nbytes: int, wanted: Likeness) -> bool:
+        """Be the file of this host that looks as *wanted*; returns whether there is one."""
+        file = same_file(wanted)
+        if file is None:
+            return False
+        try:
+            self._memory[number] = map_file(file, nbytes, Access.READ)
+        except OSError:
+            os.close(file)
+            return False
+        self._files[number] = file
+        return True
 
     def memory(self, number: int) -> NDArray[np.uint8]:
         """All of a mirror."""

@@ -147,7 +147,7 @@ class Mpiexec(NamedTuple):
         if not self.open_mpi:
             reach = ["-launcher", "ssh", "-launcher-exec", agent]
             where = ["-hosts", ",".join(hosts), "-n", count, "-ppn", "1", "-wdir", "/"]
-            return [self.path, *reach, *where, *program]
+            return [self.path, *reach, *where, "-prepend-pattern", "[%h] ", *program]
         passed = [each for name in environment if name.startswith(_PASSED) for each in ("-x", name)]
         return [
             *(self.path, "--host", ",".join(f"{host}:1" for host in hosts), "-n", count),

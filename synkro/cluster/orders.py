@@ -4,6 +4,8 @@
 
     Begin         main → gateway → leader   start your workers
     Begun         … → main                  they have started, or why not
+    Wanted        gateway → leader          is this file there, too?
+    Looked         leader → gateway          it is, or not
     Ordered       gateway → leader          a command, and what its ranks read of the main memory
     Answered      leader → gateway          replies to it, and what its ranks have written
     Offered       gateway → leader          items of a map, for whichever of its ranks is free
@@ -19,6 +21,8 @@
     Marks         leader → gateway          they have
     Tick, Tock    gateway → leader → …      what the clocks say
     Silent        gateway → main            nothing is heard of a host any more
+    Missing       gateway → main            a host does not have a file
+    Pushing       gateway → main            inputs are on their way to a host for long
     Shown         between all               what the ranks of a host have shown the others
     Ended         between all               which commands they have answered
 """
@@ -30,6 +34,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ..ipc.process import ProcessEnd
+from ..memory.files import Likeness
 from ..messages import Failed
 from ..packing.exceptions import kinds, packed
 from .cargo import Cargo
@@ -60,6 +65,21 @@ class Begun(NamedTuple):
 
     pids: tuple[int, ...]
     problem: str = ""
+
+
+class Wanted(NamedTuple):
+    """Have the workers map the file that looks so as *segment*, if it is there."""
+
+    segment: int
+    nbytes: int
+    file: Likeness
+
+
+class Looked(NamedTuple):
+    """Whether they do."""
+
+    segment: int
+    there: bool
 
 
 class Ordered(NamedTuple):
@@ -167,6 +187,21 @@ class Silent(NamedTuple):
     """Nothing is heard of a host any more."""
 
     host: int
+
+
+class Missing(NamedTuple):
+    """The file that is *segment* is not on a host: what is read of it goes there."""
+
+    host: int
+    segment: int
+
+
+class Pushing(NamedTuple):
+    """*nbytes* are on their way to a host for long, most of them of *segment*."""
+
+    host: int
+    segment: int
+    nbytes: int
 
 
 class Traced(NamedTuple):

@@ -31,12 +31,14 @@ from .orders import (
     Begin,
     Died,
     Ended,
+    Looked,
     Marks,
     Offered,
     Ordered,
     Printed,
     Shown,
     Standing,
+    Wanted,
     refusal,
 )
 from .sharing import Sharing
@@ -167,6 +169,11 @@ class Outpost:
         lane = self._channel.lane(ordered.ranks)
         lane.send(payload, ordered.housekeeping, ordered.number)
         self._running[ordered.number] = _Running(lane, command)
+
+    def look_for(self, wanted: Wanted) -> None:
+        """Say whether a file is here, too; then the workers get that one."""
+        there = self._mirrors.share(*wanted)
+        self._wire.send(GATEWAY, Looked(wanted.segment, there))
 
     def _fill(self, places: Sequence[NDArray[np.uint8]]) -> None:
         self._wire.fill(GATEWAY, places)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ipc.descriptors import Descriptors
+from ..memory.files import Likeness, likeness
 from ..memory.mapping import map_file
 from ..messages import Attach
 from ..plan.call import Access, Region
@@ -20,14 +21,15 @@ class Segments:
         self._kept: set[int] = set()
         self._unmapped: dict[int, Attach] = {}
         self._memory: dict[int, NDArray[np.uint8]] = {}
-        self._files: set[int] = set()
+        self._files: dict[int, Likeness] = {}
 
     def attach(self, attach: Attach) -> None:
         """There is one, whose descriptor has been sent."""
-        if attach.segment not in self._memory:
-            self._unmapped[attach.segment] = attach
+        number = attach.segment
+        if number not in self._memory and number not in self._unmapped:
+            self._unmapped[number] = attach
             if attach.file:
-                self._files.add(attach.segment)
+                self._files[number] = likeness(self._descriptors.descriptor(number))
 
     def keep(self, number: int) -> None:
         """Keep a segment until the end: the ranks write to it although its number is gone."""
@@ -40,11 +42,11 @@ class Segments:
         if self._unmapped.pop(number, None) is not None:
             self._descriptors.release(number)
         self._memory.pop(number, None)
-        self._files.discard(number)
+        self._files.pop(number, None)
 
-    def is_file(self, number: int) -> bool:
-        """Whether it is a file of the user's, which others may write to."""
-        return number in self._files
+    def file(self, number: int) -> Likeness | None:
+        """What it looked like if it is a file of the user's, which others may write to."""
+        return self._files.get(number)
 
     def memory(self, number: int) -> NDArray[np.uint8]:
         """All of a segment."""

@@ -18,9 +18,20 @@ class Stock:
         """*version* tells that of a segment: it grows when the contents may have changed."""
         self._version = version
         self._shelves: dict[int, _Shelf] = {}
+        self._files: dict[int, bool] = {}  # whether the host has the same
+
+    def knows(self, segment: int) -> bool:
+        """Whether it has been said that the host has a file, or not."""
+        return segment in self._files
+
+    def share(self, segment: int, there: bool) -> None:
+        """The host has the file that a segment is, and nothing has to go there; or it has not."""
+        self._files[segment] = there
 
     def lacks(self, piece: Extent | PickedRows) -> Iterator[Extent | PickedRows]:
         """What has to go there of *piece*; from now on the host has it."""
+        if self._files.get(piece.segment):
+            return
         version = self._version(piece.segment)
         shelf = self._shelves.get(piece.segment)
         if shelf is None or shelf.version != version:
@@ -34,6 +45,7 @@ class Stock:
     def drop(self, segment: int) -> None:
         """It is gone."""
         self._shelves.pop(segment, None)
+        self._files.pop(segment, None)
 
 
 class _Shelf:

@@ -34,6 +34,7 @@ _COMPLETE = (
     messages.Move,
     messages.Read,
     messages.Inspect,
+    messages.Identify,
     messages.Exchange,
     messages.Reseed,
     messages.Generator,

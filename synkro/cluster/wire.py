@@ -96,22 +96,24 @@ class Wire:
         self._comm.Bcast([key, MPI.BYTE], GATEWAY)
         return bytes(key)
 
-    def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> None:
-        """Send a message; *bodies* must not change before ``flush`` says that all is sent."""
+    def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> list[Any]:
+        """Send a message; *bodies* must not change before ``flush`` says that all is sent.
+
+        Returns what is true as long as a part of the bodies is on its way, for each part.
+        """
         self.sent()  # lets go of what is
         payload = pickle.dumps(_plain(head), 5)
         sealed = self._digest(payload) + payload
         self._begin(sealed, to, _HEAD)
-        for body in bodies:
-            for piece in _pieces(body):
-                self._begin(piece, to, _BODY)
+        return [self._begin(piece, to, _BODY) for body in bodies for piece in _pieces(body)]
 
     def _digest(self, payload: bytes) -> bytes:
         return hashlib.blake2b(payload, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
-    def _begin(self, piece: Buffer, to: int, tag: int) -> None:
+    def _begin(self, piece: Buffer, to: int, tag: int) -> Any:
         request = self._comm.Isend([piece, MPI.BYTE], to, tag)
         self._sending.append((request, piece))
+        return request  # which is false when it has been seen to be done
 
     def sent(self) -> bool:
         """Whether all messages are sent, so that what they were made of may change."""

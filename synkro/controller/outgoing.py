@@ -76,7 +76,7 @@ class Outgoing:
         if segment is None or elements * dtype.itemsize > available:
             self._engine.require_ready()
             try:
-                segment = self._engine.allocate(int(elements * oversize) * dtype.itemsize)
+                segment = self._engine.allocate(int(elements * oversize) * dtype.itemsize, called)
             except SharedMemoryError as error:
                 raise SharedMemoryError(
                     f"no memory for {called} of shape {shape} and dtype {dtype}: {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import WorkerDied
 from ..memory.arena import arena_file
@@ -19,6 +19,9 @@ from .process import ProcessEnd, WorkerProcess, occupy_standard_descriptors, wor
 
 SOCKET_PATIENCE = 5.0
 """Seconds that a socket may be full before its worker counts as stuck."""
+
+Note = Callable[[int, str], None]
+"""Takes the number of a segment, and what it does: a text in which {} stands for what it holds."""
 
 _LAST_WORDS = 1.0  # seconds that the output of ended workers may take to come
 _STDERR = 0.3  # and the last lines of one that has died
@@ -45,10 +48,13 @@ class Crew:
         self._pump = OutputPump(sink)
         self._resources = contextlib.ExitStack()
 
-    def start(self, environments: Sequence[dict[str, str]], board: int) -> Controller:
+    def start(
+        self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
+    ) -> Controller:
         """Start a worker with each of *environments*; returns the controller of their channel.
 
-        *board* is the number of bytes where they meet.
+        *board* is the number of bytes where they meet.  *note*, if given, is told what segments do
+        between hosts.
 
         Raises: OSError, RuntimeError if they cannot be started.
         """
@@ -89,6 +95,10 @@ class Crew:
     def pids(self) -> tuple[int, ...]:
         """The process ids, in the order of ``ranks``."""
         return tuple(worker.pid for worker in self._workers)
+
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's host; empty if there is one host."""
+        return ""
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         """Send SIGINT to *ranks*, as Ctrl-C would."""

@@ -76,11 +76,11 @@ Sink = Callable[[int, str, bytes], None]
 
 
 class Distant(Protocol):
-    """Where what a sink got comes from: a connection."""
+    """Where what a sink got comes from, as of a connection; and None, which is for nobody here."""
 
     def fileno(self) -> int: ...
 
-    def recv(self) -> tuple[int, str, bytes]: ...
+    def recv(self) -> tuple[int, str, bytes] | None: ...
 
 
 class OutputPump:
@@ -137,13 +137,15 @@ class OutputPump:
 
     def _take(self, source: Distant, streams: dict[tuple[int, str], _Stream]) -> None:
         try:
-            rank, target, chunk = source.recv()
+            said = source.recv()
         except (EOFError, OSError):
             self._selector.unregister(source)
             for stream in streams.values():
                 stream.ended.set()
         else:
-            self._feed(streams[rank, target], chunk)
+            if said is not None:
+                rank, target, chunk = said
+                self._feed(streams[rank, target], chunk)
 
     def await_end(self, rank: int, patience: float) -> None:
         """Wait until all of a dead worker's stderr has come, at most *patience* seconds."""

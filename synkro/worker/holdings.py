@@ -6,10 +6,12 @@ from collections.abc import Callable
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .. import messages
 from ..comms.ops import OPERATIONS
 from ..messages import Ack, Done, Phase, Reply
-from ..values.arrays import Array
+from ..values.arrays import Array, digest
 from ..values.owners import sole_owner
 from ..values.variable import Variable
 from .call import taken
@@ -34,6 +36,7 @@ class Holdings(dict[int, Replica]):
             messages.Write: self._write,
             messages.Read: self._read,
             messages.Inspect: self._inspect,
+            messages.Identify: self._digest,
             messages.Exchange: self._exchange,
         }
 
@@ -114,6 +117,10 @@ class Holdings(dict[int, Replica]):
 
     def _inspect(self, command: messages.Inspect) -> messages.Shapes:
         return messages.Shapes(tuple(self[number].whole.shape for number in command.variables))
+
+    def _digest(self, command: messages.Identify) -> messages.Identity:
+        whole = self[command.variable].whole
+        return messages.Identity(digest(self._rank.device.beside(whole, np.empty(0))))
 
     def _exchange(self, command: messages.Exchange) -> Ack:
         rank = self._rank

@@ -35,7 +35,7 @@ class Answers:
             return last[1]
         replies = self.loaded(lane)
         if any(isinstance(reply, Failed) for reply in replies):
-            raise worker_error(replies, lane.ranks)
+            raise worker_error(replies, lane.ranks, self._engine.host_of)
         if not any(isinstance(self._loaded(payload), TooLong) for payload in payloads):
             self._last[lane] = payloads, replies
         return replies

@@ -44,15 +44,25 @@ class Directory:
         self._attached: dict[int, int] = {}  # the workers' segments: bytes by number
         self._having: dict[int, int] = {}  # the ranks that have them
         self._told: dict[int, int] = {}  # of what is gone: the ranks that know
+        self._called: dict[int, str] = {}
         self.gone: dict[int, object] = {}  # garbage collection may add to it; list() of it starts none
 
     def number(self) -> int:
         """A number that nothing of this session has had."""
         return next(self._numbers)
 
-    def watch(self, owner: object, number: int) -> None:
-        """Tell the workers that what they know as *number* is gone when *owner* is."""
+    def watch(self, owner: object, number: int, called: str = "") -> None:
+        """Tell the workers that what they know as *number* is gone when *owner* is.
+
+        *called* is what messages call it.
+        """
         call_with_last(owner, self.gone.__setitem__, number)
+        if called:
+            self._called[number] = called
+
+    def called(self, number: int) -> str:
+        """What messages call it, if there is something to call it."""
+        return self._called.get(number, "memory")
 
     @property
     def freed(self) -> int:
@@ -88,6 +98,7 @@ class Directory:
                 continue
             for known in (self._attached, self._having, self._told):
                 known.pop(number, None)
+            self._called.pop(number, None)
             del self.gone[number]
         for number, (segment, _) in news.new.items():
             self._attached[number] = segment.nbytes

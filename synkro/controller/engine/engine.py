@@ -127,7 +127,7 @@ class Engine:
         self._crew = crew
         self.versions: Versions | None = None
         try:
-            self.channel = crew.start(environments, board_bytes(self.size))
+            self.channel = crew.start(environments, board_bytes(self.size), self._note)
             self.everyone = self.channel.everyone
             self._post = Post(self._crew, self.channel, self.directory)
             self.rouse = self.channel.rouse
@@ -152,6 +152,10 @@ class Engine:
         """The process ids of the workers, by rank."""
         return self._crew.pids
 
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's host; empty if there is one host."""
+        return self._crew.host_of(rank)
+
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
         if self.state is State.CLOSED:
@@ -166,18 +170,22 @@ class Engine:
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
-    def allocate(self, nbytes: int) -> Segment:
-        """A new segment of zeroed memory, freed when nothing refers to it any more.
+    def allocate(self, nbytes: int, called: str = "") -> Segment:
+        """A new segment of zeroed memory, freed when nothing refers to it any more; see ``adopt``.
 
         Raises: SharedMemoryError.
         """
         self.release_freed()
-        return self.adopt(Segment.create(self.directory.number(), nbytes))
+        return self.adopt(Segment.create(self.directory.number(), nbytes), called)
 
-    def adopt(self, segment: Segment) -> Segment:
-        """Tell the workers when *segment* is gone."""
-        self.directory.watch(segment, segment.number)
+    def adopt(self, segment: Segment, called: str = "") -> Segment:
+        """Tell the workers when *segment* is gone; status lines say what it holds as *called*."""
+        self.directory.watch(segment, segment.number, called)
         return segment
+
+    def _note(self, segment: int, text: str) -> None:
+        """Say what a segment does between hosts."""
+        self.say(f"Synkro: {text.format(self.directory.called(segment))}")
 
     def touch(self, segment: Segment) -> None:
         """The contents of *segment* may have changed since the last call."""

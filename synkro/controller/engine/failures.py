@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ...errors import (
     CallTimeout,
@@ -36,8 +36,13 @@ def first_failure(replies: Sequence[Any], ranks: Sequence[int]) -> tuple[int, Fa
     return min(failures, key=lambda f: (f[1].strays, -1 if f[1].item is None else f[1].item, f[0]))
 
 
-def worker_error(replies: Sequence[Any], ranks: Sequence[int], where: str = "") -> SynkroError:
-    """The exception of the first failure; *where* it was is told after the name of the function."""
+def worker_error(
+    replies: Sequence[Any], ranks: Sequence[int], host_of: Callable[[int], str], where: str = ""
+) -> SynkroError:
+    """The exception of the first failure; *where* it was is told after the name of the function.
+
+    *host_of* tells the name of a rank's host, where there are several.
+    """
     count = sum(isinstance(reply, Failed) for reply in replies)
     rank, first = first_failure(replies, ranks)
     original: BaseException | None = None
@@ -54,30 +59,47 @@ def worker_error(replies: Sequence[Any], ranks: Sequence[int], where: str = "") 
         hint = " (inputs are read-only inside functions: leave numba's signature out, or copy)"
     kinds = map(loaded, first.kinds)  # the nearest that is known here
     kind = type(original) if original is not None else next(filter(None, kinds), None)
-    message = f"rank {rank} failed{name}{where}: {first.summary}{hint}{others}"
-    error = raised_in_worker(kind, message, rank, first.function, original)
+    host = host_of(rank)
+    at = f" ({host})" if host else ""
+    message = f"rank {rank}{at} failed{name}{where}: {first.summary}{hint}{others}"
+    error = raised_in_worker(kind, message, rank, first.function, original, host)
     error.__cause__ = RemoteTraceback(shown(first.traceback))
     return error
 
 
-def call_timeout(standing: Mapping[int, tuple[int, int, int]], limit: float) -> CallTimeout:
-    """What to raise when ranks have not answered within *limit* seconds.
+class Late(NamedTuple):
+    """A rank that has not answered: its phase, and the slices done, or the item.
 
-    *standing* has the pid, the phase and the slices done of each.
+    *host* is empty where there is one host.
     """
-    where = "; ".join(
-        f"rank {rank} (pid {pid}) "
-        f"{_DOING[Phase(phase)].format(done if phase == Phase.TASK else counted(done, 'slice'))}"
-        for rank, (pid, phase, done) in standing.items()
-    )
-    if all(phase == Phase.TAKING for _, phase, _ in standing.values()):
+
+    rank: int
+    pid: int
+    host: str
+    phase: int
+    done: int
+
+    def __str__(self) -> str:
+        at = f"{self.host}, " if self.host else ""
+        done = self.done if self.phase == Phase.TASK else counted(self.done, "slice")
+        return f"rank {self.rank} ({at}pid {self.pid}) {_DOING[Phase(self.phase)].format(done)}"
+
+
+def call_timeout(standing: Sequence[Late], limit: float) -> CallTimeout:
+    """What to raise when ranks have not answered within *limit* seconds."""
+    ranks = tuple(each.rank for each in standing)
+    hosts = tuple(each.host for each in standing if each.host)
+    if all(each.phase == Phase.TAKING for each in standing):
         return CallTimeout(
             f"the map did not end within the timeout of {limit:g} s: the workers wait for items, so the "
             f"time went into the iterables, or into pickling items and results in this process.",
-            ranks=tuple(standing),
+            ranks,
+            hosts,
         )
+    where = "; ".join(map(str, standing))
     return CallTimeout(
-        f"no answer within the timeout of {limit:g} s from {ranks_in_words(tuple(standing))}: {where}. "
+        f"no answer within the timeout of {limit:g} s from {ranks_in_words(ranks)}: {where}. "
         f"They were interrupted; the next call waits for them. If stuck, call close() and fork().",
-        ranks=tuple(standing),
+        ranks,
+        hosts,
     )

@@ -14,7 +14,7 @@ from ...memory.segment import Segment
 from ...messages import Indirect
 from ...plan.call import Access, Region
 from .directory import Directory
-from .failures import call_timeout
+from .failures import Late, call_timeout
 
 Segments = Sequence[tuple[Segment, Access]]
 
@@ -61,5 +61,6 @@ class Post:
 
     def late(self, ranks: Sequence[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
-        pids, whereabouts = self._crew.pids, self._channel.whereabouts
-        return call_timeout({rank: (pids[rank], *whereabouts(rank)) for rank in ranks}, limit)
+        pids, host_of, whereabouts = self._crew.pids, self._crew.host_of, self._channel.whereabouts
+        standing = [Late(rank, pids[rank], host_of(rank), *whereabouts(rank)) for rank in ranks]
+        return call_timeout(standing, limit)

@@ -276,7 +276,7 @@ class Map:
             if item is not None:
                 args = self._feed.waiting.get(item)
                 where = f" at item {item}" + (f" ({shown(args[0])})" if args else "")
-            self._failure = worker_error(replies, ranks, where)
+            self._failure = worker_error(replies, ranks, self._engine.host_of, where)
 
     def _tracing(self) -> contextlib.AbstractContextManager[None]:
         """Record for a trace that this is a call, unless it is in one."""

@@ -19,7 +19,7 @@ import numpy as np
 from ...comms.ops import operation_named
 from ...errors import CollectiveError, InvalidValue, counted, ranks_in_words
 from ...ipc.channel import Lane
-from ...messages import Exchange, Fill, Generator, Inspect, Read, Write
+from ...messages import Exchange, Fill, Generator, Identify, Inspect, Read, Write
 from ...plan.batch import Indexed, Strided, select_any
 from ...plan.call import Access, Picked, Survey
 from ...plan.split import Span, split
@@ -188,6 +188,14 @@ class Collectives:
         targets, single = self._checked(shared_vars, "get_lengths")
         lengths = [[shape[0] for shape in shapes] for shapes in self.shapes(targets)]
         return _one_or_all(lengths, single)
+
+    @in_turn
+    def are_alike(self, variable: Shared) -> bool:
+        """Whether all replicas are equal to the bit: they are not brought here."""
+        targets, _ = self._checked(variable)
+        lane = self._lane(targets)
+        command = Identify(targets[0].number)
+        return len({reply.digest for reply in self._engine.run(command, lane=lane)}) == 1
 
     # ── among the replicas ───────────────────────────────────────────────────────────────────────
 

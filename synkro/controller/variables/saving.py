@@ -20,7 +20,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, counted, ranks_in_words
-from ...values.arrays import Array, same_bits
+from ...values.arrays import Array
 from .registry import Variables
 from .shared import Shared
 
@@ -33,12 +33,11 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
     entries: dict[str, Any] = {"synkro": None}
     places: dict[str, list[str]] = {}
     for name, variable in _by_name(variables).items():
-        replicas = [np.asarray(collectives.get_value(rank, variable)) for rank in variable.ranks]
-        alike = all(same_bits(replicas[0], replica) for replica in replicas[1:])
+        alike = len(variable.ranks) == 1 or collectives.are_alike(variable)
         places[name] = []
-        for rank, replica in enumerate(replicas[:1] if alike else replicas):
-            entry = _entry(name if alike else f"{name}@{rank}", entries)
-            entries[entry] = replica
+        for place, rank in enumerate(variable.ranks[:1] if alike else variable.ranks):
+            entry = _entry(name if alike else f"{name}@{place}", entries)
+            entries[entry] = np.asarray(collectives.get_value(rank, variable))
             places[name].append(entry)
     header = {
         "format": _FORMAT,

@@ -1,0 +1,189 @@
+"""Inputs on their way to other hosts: files that are there do not travel; what takes long is told."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from support.hosts import processes_of, run
+from support.programs import ROOT
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
+ROWS, COLUMNS = 1 << 12, 1 << 10  # 32 MB of int64
+SIZE = 8 * ROWS * COLUMNS
+
+PROGRAM = """
+import sys
+import numpy as np
+import synkro as synk
+from synkro import here
+
+launcher, path = sys.argv[1:]
+total = synk.function(lambda x: x.sum(axis=0), outputs="sum")
+rows = synk.function(lambda x: x, outputs="gather")
+
+
+def check(x):
+    there = np.load(path)
+    assert np.array_equal(total(x), there.sum(axis=0))
+    assert np.array_equal(rows(x, batch=[4000, 5, 5, 4001]), there[[4000, 5, 5, 4001]])
+
+
+for line in sys.stdin:
+    if line == "fork\\n":
+        synk.close()
+        synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher)
+        x = synk.data(np.load(path, mmap_mode="r"), name="x")
+        leader = here.session._engine._crew._cluster.said[1].pid
+    check(x)
+    print(leader, flush=True)
+"""
+
+
+class Program:
+    """It runs on h1, with the file at *path* as an input."""
+
+    def __init__(self, hosts, folder, path):
+        self.errors = folder / "stderr"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                hosts.on("h1", sys.executable, "-c", PROGRAM, hosts.launcher, path),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+            )
+
+    def tell(self, line):
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def hear(self):
+        """Wait until it is done; returns the process id of the leader on h2."""
+        line = self.process.stdout.readline()
+        assert line, self.said()
+        return int(line)
+
+    def ask(self, line):
+        self.tell(line)
+        return self.hear()
+
+    def said(self):
+        return self.errors.read_text()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def path(hosts, tmp_path):
+    """A file in a folder of its own; nothing is left after the test."""
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "x.npy"
+    np.save(path, np.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS))
+    yield path
+    assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["data", "stderr"]
+    assert not hosts.shared_files()
+
+
+def received(hosts):
+    """The bytes that h2 has received from others until now."""
+    (line,) = (
+        line for line in run(*hosts.on("h2", "cat", "/proc/net/dev")).splitlines() if "eth0" in line
+    )
+    return int(line.partition(":")[2].split()[0])
+
+
+MISSING = "Synkro: h2 does not have the file of the Data 'x': what is read of it is sent there"
+
+
+def test_a_file_on_both_hosts_does_not_travel(hosts, tmp_path, path):
+    before = received(hosts)
+    with Program(hosts, tmp_path, path) as program:
+        program.ask("fork")
+        with path.open("r+b") as file:  # what others write later is seen
+            file.seek(-8 * COLUMNS, os.SEEK_END)
+            file.write(np.full(COLUMNS, -7).tobytes())
+        program.ask("check")
+        np.save(path, np.load(path) + 1)  # another file in its place
+        program.ask("fork")
+    assert MISSING not in program.said()
+    assert received(hosts) - before < SIZE / 8
+
+
+def other_contents(path, other):
+    """Of the same size and time."""
+    np.save(other, -np.load(path))
+    times = path.stat()
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def other_time(path, other):
+    other.write_bytes(path.read_bytes())
+    os.utime(other, (0, 0))
+
+
+def another_size(path, other):
+    other.write_bytes(path.read_bytes()[:-1])
+
+
+def a_pipe(path, other):
+    os.mkfifo(other)
+
+
+@pytest.mark.parametrize("made", [other_contents, other_time, another_size, a_pipe])
+def test_another_file_at_its_path_is_not_taken(hosts, tmp_path, path, made):
+    other = tmp_path / "data" / "other.npy"
+    made(path, other)
+    run(*hosts.on("h2", "mount", "--bind", other, path))
+    before = received(hosts)
+    try:
+        with Program(hosts, tmp_path, path) as program:
+            program.ask("fork")
+            program.ask("check")
+    finally:
+        run(*hosts.on("h2", "umount", path))
+    assert program.said().count(MISSING) == 1
+    assert received(hosts) - before > SIZE / 2
+
+
+def test_a_file_that_another_host_does_not_have(hosts, tmp_path, path):
+    run(*hosts.on("h2", "mount", "-t", "tmpfs", "none", path.parent))
+    try:
+        with Program(hosts, tmp_path, path) as program:
+            program.ask("fork")
+            program.ask("check")
+    finally:
+        run(*hosts.on("h2", "umount", path.parent))
+    assert program.said().count(MISSING) == 1
+
+
+def test_inputs_that_take_long_to_get_there_are_told(hosts, tmp_path, path):
+    run(*hosts.on("h2", "mount", "-t", "tmpfs", "none", path.parent))
+    try:
+        with Program(hosts, tmp_path, path) as program:
+            leader = program.ask("fork")
+            os.kill(leader, signal.SIGSTOP)
+            program.tell("check")
+            try:
+                said = "Synkro: pushing 16.0 MB of the Data 'x' to h2…"
+                assert wait_until(lambda: said in program.said(), seconds=8), program.said()
+            finally:
+                os.kill(leader, signal.SIGCONT)
+            program.hear()
+    finally:
+        run(*hosts.on("h2", "umount", path.parent))
