@@ -207,7 +207,7 @@ def test_a_failure_names_its_item_and_no_other_task_begins(two_hosts, tmp_path, 
             time.sleep(0.1)
             (tmp_path / str(k)).touch()
 
-    with pytest.raises(WorkerError, match=rf"rank {rank} failed in the function 'task' at item 2\d\d\d"):
+    with pytest.raises(WorkerError, match=rf"rank {rank} \(localhost\) failed in the function 'task' at item 2\d\d\d"):
         two_hosts.map(task, range(4000))
     assert len(list(tmp_path.iterdir())) <= 2
     assert fine(two_hosts)
@@ -220,7 +220,7 @@ def test_a_timeout_names_the_rank_of_the_other_host(two_hosts):
         if os.getpid() == pid:
             time.sleep(30)
 
-    with Watch(), pytest.raises(CallTimeout, match=rf"rank 1 \(pid {pid}\) is running item"):
+    with Watch(), pytest.raises(CallTimeout, match=rf"rank 1 \(localhost, pid {pid}\) is running item"):
         two_hosts.map(task, range(100), timeout=1)
     assert fine(two_hosts)
 

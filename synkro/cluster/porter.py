@@ -96,15 +96,18 @@ class Porter:
     def _take(self) -> list[tuple[int, Packed, int]]:
         """Items for the host, as many as it should get now."""
         taken: list[tuple[int, Packed, int]] = []
-        count = len(self._ranks)
-        ahead = min(_MOST_EACH, int(_AHEAD / self._seconds + 0.5)) * count
-        share = self._taker.waiting * count // (2 * self._size)
-        room = min(_MOST, count + min(ahead, share)) - len(self._sent)
         now = time.perf_counter()
-        while len(taken) < room and (item := self._taker.take_now()) is not None:
+        while len(self._sent) < self._most() and (item := self._taker.take_now()) is not None:
             self._sent[item[0]] = now
             taken.append(item)
         return taken
+
+    def _most(self) -> int:
+        """How many items may be there now; others take some meanwhile, so that it is soon too many."""
+        count = len(self._ranks)
+        ahead = min(_MOST_EACH, int(_AHEAD / self._seconds + 0.5)) * count
+        share = self._taker.waiting * count // (2 * self._size)
+        return min(_MOST, count + min(ahead, share))
 
     def _is_stale(self) -> bool:
         """Whether items wait for long there, while workers of other hosts have nothing to do."""
