@@ -281,7 +281,7 @@ def start(report: Report, runs: int) -> None:
 
 def ask(report: Report, runs: int, count: int, megabytes: int, ranks: int, named: list[str]) -> None:
     warnings.simplefilter("ignore")
-    # calls(report, runs, count, named)
+    calls(report, runs, count, named)
     data(report, runs, megabytes)
     outputs(report, runs, megabytes)
     all_reduce(report, runs, megabytes, ranks)

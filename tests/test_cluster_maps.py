@@ -207,7 +207,9 @@ def test_a_failure_names_its_item_and_no_other_task_begins(two_hosts, tmp_path, 
             time.sleep(0.1)
             (tmp_path / str(k)).touch()
 
-    with pytest.raises(WorkerError, match=rf"rank {rank} \(localhost\) failed in the function 'task' at item 2\d\d\d"):
+    with pytest.raises(
+        WorkerError, match=rf"rank {rank} \(localhost\) failed in the function 'task' at item 2\d\d\d"
+    ):
         two_hosts.map(task, range(4000))
     assert len(list(tmp_path.iterdir())) <= 2
     assert fine(two_hosts)

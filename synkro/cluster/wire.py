@@ -39,7 +39,7 @@ _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
 _SHARE = 0.05  # of the time that it has waited that a nap takes
 _LOOKS = 3  # in a row
-_NAP = 3e-3  # seconds of the longest nap
+_NAP = 5e-3  # seconds of the longest nap
 _FDS = 1024  # from here on select() knows no descriptors
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
