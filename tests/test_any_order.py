@@ -3,13 +3,10 @@
 import types
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.sessions import lasting
-
-pytestmark = pytest.mark.quick
 
 session = lasting(2)
 

@@ -10,8 +10,6 @@ from synkro.cluster.mirrors import Mirrors
 from synkro.cluster.traffic import Extent, PickedRows
 from synkro.errors import SharedMemoryError
 
-pytestmark = pytest.mark.quick
-
 LENGTH = 60_000
 
 

@@ -20,8 +20,6 @@ from synkro.memory.arena import Arena
 from synkro.memory.mapping import map_file
 from synkro.plan.call import Access
 
-pytestmark = pytest.mark.quick
-
 BARRIER, BROADCAST = KINDS.index("barrier"), KINDS.index("broadcast")
 BOX = 8  # messages that may wait to be received
 

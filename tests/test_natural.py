@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.quick, pytest.mark.programs]
+pytestmark = pytest.mark.programs
 
 CELLS = [
     "import importlib, os, pathlib, sys\nsys.path.insert(0, '.')\n"

@@ -28,7 +28,7 @@ from synkro.plan.outputs import (
 )
 from synkro.plan.split import slices_of, split, weight_unit
 
-pytestmark = [pytest.mark.quick, pytest.mark.counted_once]
+pytestmark = pytest.mark.counted_once
 
 Pair = namedtuple("Pair", "first second")
 

@@ -1,14 +1,11 @@
 """What goes to a host: each byte once a version."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from synkro.cluster.stock import Stock
 from synkro.cluster.traffic import Extent, PickedRows
-
-pytestmark = pytest.mark.quick
 
 LENGTH = 60
 EXTENTS = st.tuples(st.integers(0, LENGTH - 1), st.integers(1, LENGTH)).map(

@@ -55,8 +55,6 @@ from synkro.plan.call import (
 )
 from synkro.plan.split import split
 
-pytestmark = pytest.mark.quick
-
 SHARE = 4096
 
 
