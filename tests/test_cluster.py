@@ -70,6 +70,14 @@ def test_doctor_looks_at_hosts(hosts, names):
     assert str(Path.cwd()) in found["shared file system"][1]
 
 
+def test_a_folder_for_temporary_files_with_a_long_path(hosts, tmp_path, monkeypatch):
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    done, _ = doctor(hosts, "h1,h2")
+    assert done.returncode == 0, done.stdout
+
+
 def test_hosts_that_are_this_machine(hosts):
     done, found = doctor(hosts, "localhost,localhost")
     assert done.returncode == 0

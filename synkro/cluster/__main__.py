@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..plan.hosts import copies
-from .janitor import watch
+from .janitor import temporary, watch
 from .joined import GATEWAY
 from .mpiexec import clean
 from .process import meet, work
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stderr)
         return 2
-    folder = tempfile.mkdtemp(prefix="synkro-")  # of mode 0700
+    folder = tempfile.mkdtemp(prefix="synkro-", dir=temporary())  # of mode 0700
     watch(folder, say=False)
     for number in (signal.SIGINT, signal.SIGTERM):  # a handler, which unlike SIG_IGN no child inherits
         signal.signal(number, lambda *_: None)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from pathlib import Path
 
 from ..memory.segment import SHM_FOLDER
@@ -14,6 +15,8 @@ from ..memory.segment import SHM_FOLDER
 ENDED = "Synkro: process {pid} of MPI's on {name} has ended"
 """What is said on stderr: mpiexec reports the first of the processes, and not the first to end."""
 
+
+_LONGEST = 80  # bytes of a folder's path: that of a socket in one of its folders has at most 107
 
 _MADE = ("mpich_shm_", "sm_segment.", "ucx_shm_", "vader_segment.")
 """How the names begin of what MPI makes in /dev/shm."""
@@ -53,6 +56,12 @@ def watch(folder: str = "", say: bool = True) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)
+
+
+def temporary() -> str:
+    """The folder for temporary files, or /tmp where its path is too long for that of a socket."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= _LONGEST else "/tmp"
 
 
 def sweep() -> None:

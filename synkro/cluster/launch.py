@@ -29,6 +29,7 @@ from pathlib import Path
 from ..errors import SessionError
 from ..machine import search_path
 from .cluster import PATIENCE, Cluster, listed
+from .janitor import temporary
 from .mpiexec import clean, found_mpiexec, launcher_of
 from .questions import End
 
@@ -79,7 +80,8 @@ class Launch(Cluster):
         self._mpiexec = found_mpiexec()
         self._launcher = launcher_of(launcher, os.environ)
         with contextlib.ExitStack() as undo:
-            folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="synkro-"))  # of mode 0700
+            made = tempfile.TemporaryDirectory(prefix="synkro-", dir=temporary())  # of mode 0700
+            folder = undo.enter_context(made)
             self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
             self._copy: Path | None = None  # of the log, which stays
             undo.callback(self._settle_log)
