@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synkro.cluster.launch import is_here
 from synkro.cluster.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
 from synkro.cluster.reached import reached
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
@@ -39,6 +40,7 @@ def test_names(hosts, found):
         ([("h1", 4)], InvalidType, "the name of a host is a text"),
         (["h1", ""], InvalidValue, "'' is no name of a host"),
         ("h1 h2", InvalidValue, "'h1 h2' is no name of a host"),
+        ("h1:9999999999", InvalidValue, "asks for '9999999999' ranks on h1"),
         ("h1:0", InvalidValue, "asks for '0' ranks on h1: give 1 or more"),
         ("h1:", InvalidValue, "asks for '' ranks on h1"),
         ("h1:x", InvalidValue, "asks for 'x' ranks on h1"),
@@ -260,3 +262,13 @@ def test_ranks_fill_the_hosts_in_their_order(given_hosts, data):
 def test_numbers_that_contradict_each_other(hosts, wanted, says):
     with pytest.raises(InvalidValue, match=re.escape(says)):
         ranks_of(named(hosts, {}), [4, 4], wanted)
+
+
+@pytest.mark.parametrize("launcher", [5, True, ["ssh"], b"ssh", object()])
+def test_a_launcher_is_the_name_of_a_program(launcher):
+    with pytest.raises(InvalidType, match="launcher= is 'ssh', 'slurm', or the path of a program"):
+        reached(["h1", "h2"], launcher)
+
+
+def test_a_name_that_no_host_can_have_is_not_here():
+    assert not is_here("x" * 5000)

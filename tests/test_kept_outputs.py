@@ -308,3 +308,17 @@ def test_a_long_chain_needs_no_more_memory_than_its_links(own):
     after = arena_bytes(own.pids[0]) + sum(map(resident_bytes, own.pids))
     assert after - before < 16 * MEGABYTE
     assert float(np.asarray(handle)[-1]) == 49
+
+
+def test_one_rank_and_a_task_would_have_a_part(n):
+    kept = synk.function(lambda x: x * 2, outputs="keep")(np.arange(10.0))
+    total = synk.function(lambda k: k.sum(), outputs="sum", target=0)
+    if n == 1:
+        assert total(kept) == 90
+    else:
+        with pytest.raises(InvalidValue, match=r"'k' of .* is a kept output, of which ranks 0"):
+            total(kept)
+        with pytest.raises(InvalidValue, match=r"common=\{'k': …\} is a kept output"):
+            synk.map(lambda i, k: k.sum(), range(4), common={"k": kept})
+    assert total(np.asarray(kept)) == 90
+    assert synk.map(lambda i, k: k.sum(), range(4), common={"k": np.asarray(kept)}) == [90] * 4

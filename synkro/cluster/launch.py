@@ -44,7 +44,7 @@ def is_here(name: str) -> bool:
     """Whether a host's *name* is one of this machine."""
     if name in ("localhost", socket.gethostname()):
         return True
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):  # no name of a host can be that long
         for family, kind, *_, address in socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
                 probe.bind(address)  # which only an address of this machine allows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..errors import InvalidValue
+from ..errors import InvalidType, InvalidValue
 from ..plan.hosts import Host, copies, named
 from .cluster import Cluster
 from .joined import Joined
@@ -13,11 +13,16 @@ from .launch import Launch
 from .mpiexec import best_launcher
 
 
-def reached(hosts: Any, launcher: str | None) -> tuple[Cluster, tuple[Host, ...]]:
+def reached(hosts: Any, launcher: Any) -> tuple[Cluster, tuple[Host, ...]]:
     """The processes of MPI's on the hosts, and who these are.
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if they cannot work together.
     """
+    if launcher is not None and not isinstance(launcher, str):
+        raise InvalidType(
+            f"launcher= is 'ssh', 'slurm', or the path of a program that is called as ssh is; got "
+            f"{launcher!r}."
+        )
     if hosts == "mpi":
         if launcher is not None:
             raise InvalidValue(

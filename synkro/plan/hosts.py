@@ -71,7 +71,7 @@ def _host(text: Any, where: str) -> Host:
     name, ranks = match.groups()
     if ranks is None:
         return Host(name)
-    if not ranks.isdecimal() or int(ranks) == 0:
+    if not re.fullmatch("[0-9]{1,6}", ranks) or int(ranks) == 0:
         raise InvalidValue(
             f"{where}: {text!r} asks for {ranks!r} ranks on {name}: give 1 or more, or leave it out for "
             f"one a device."

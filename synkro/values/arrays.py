@@ -240,6 +240,8 @@ def checked_seconds(value: Any, called: str) -> float:
         if isinstance(value, str | bytes):
             raise TypeError
         seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
     except (TypeError, ValueError):
         raise InvalidType(f"{called} must be a number of seconds; got {value!r}.") from None
     if not seconds > 0 or math.isinf(seconds):

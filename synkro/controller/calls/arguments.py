@@ -35,7 +35,7 @@ from ..engine.engine import Engine
 from ..objects.walk import refused_generator
 from ..outgoing import Outgoing, Placed
 from ..variables.registry import Variables
-from ..variables.shared import Shared, check_there
+from ..variables.shared import Shared, check_there, check_whole
 
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
@@ -255,6 +255,7 @@ class Arguments:
         if isinstance(value, Shared):
             variable = self._variables.check(value, called)
             check_there(variable, called, self._world)
+            check_whole(variable, called, self._world)
             held = Replicated if bound.broadcast else Held
             return Input(bound.name, held(variable.number), variable=variable)
         if isinstance(value, SCALARS) and bound.broadcast:

@@ -27,6 +27,7 @@ from ..calls.options import Options
 from ..calls.planner import Planned, Planner
 from ..objects.objects import reached
 from ..progress import Progress
+from ..variables.shared import Shared, check_whole
 from .feed import Feed
 from .map import Map
 
@@ -274,6 +275,9 @@ def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, An
             f"{shortened(common)}."
         )
     shared = dict(common or {})
+    for key, value in shared.items():
+        if isinstance(value, Shared):  # a worker that takes an item would have its own rows
+            check_whole(value, f"common={{{key!r}: …}}", value.ranks[:1])
     if not all(isinstance(key, str) for key in shared):
         raise InvalidType(f"the keys of common= are names of parameters of {name!r}: strings.")
     try:

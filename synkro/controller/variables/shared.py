@@ -160,6 +160,15 @@ def check_there(variable: Shared, called: str, ranks: Sequence[int]) -> None:
         )
 
 
+def check_whole(variable: Shared, called: str, ranks: Sequence[int]) -> None:
+    """Raises: InvalidValue if *ranks* would have a part of the rows of the variable."""
+    if isinstance(variable, Kept) and not set(variable.ranks).issubset(ranks):
+        raise InvalidValue(
+            f"{called} is a kept output, of which {ranks_in_words(variable.ranks)} have their own rows "
+            f"each: give np.asarray(…) of it to have all of them."
+        )
+
+
 def check_once(variables: Sequence[Shared], keyword: str) -> None:
     """Raises: InvalidValue if *variables*, of a *keyword*, name one twice."""
     if len({id(variable) for variable in variables}) < len(variables):
