@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .gateway import Gateway
 
 
+_BEGINNING = 120  # seconds until all hosts have begun MPI
+
+
 def main(folder: str, count: str, key_is: str) -> None:
     """Be the gateway, or the leader of a host, of *count* hosts.
 
@@ -37,12 +41,14 @@ def main(folder: str, count: str, key_is: str) -> None:
 
 def work(key: bytes | None, count: int, as_gateway: Callable[[Gateway], None]) -> None:
     """Begin MPI, be one of *count* processes, and end MPI.  An error ends all of them."""
+    signal.alarm(_BEGINNING)  # which ends this process: MPI waits for hosts that are not there any more
     from . import wire  # noqa: PLC0415  which begins MPI
 
     try:
         if wire.count() != count:
             raise SessionError(strangers(count, wire.count(), wire.library()))
         ends = wire.Wire(key)
+        signal.alarm(0)
         sweep()
         if ends.number == wire.GATEWAY:
             from .gateway import Gateway  # noqa: PLC0415
