@@ -237,7 +237,12 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
     (tmp_path / "sitecustomize.py").write_text(PLANTED.replace("FLAG", repr(str(flag))))
     done = subprocess.run(
         hosts.on("h1", sys.executable, "-c", LOGGED, hosts.launcher, flag),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(tmp_path),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -89,7 +89,7 @@ class Wire:
         self._over: set[int] = set()  # those that are
         self._patience = Patience(_SPIN)
         self._sleep = _Sleep()
-        self._comm.Barrier()  # a host that cannot be reached shows here
+        self._wait_until(self._comm.Ibarrier().Test)  # a host that cannot be reached shows here
 
     def _agreed(self) -> bytes:
         key = bytearray(os.urandom(_DIGEST_BYTES))
