@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
@@ -236,6 +236,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
         if isinstance(obj, type):
             return self._class(obj)
+        if isinstance(obj, CodeType):  # from cloudpickle 3.1.3 on it comes without its file
+            return _code, (obj.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](obj))
         if isinstance(obj, ModuleType):
             return (_module, (self._space_of(vars(obj)),)) if is_sent_module(obj) else NotImplemented
         if type(obj) is np.ndarray and not (obj.flags.writeable or obj.dtype.hasobject):
@@ -341,7 +343,11 @@ def _module(module: ModuleType) -> ModuleType:
     return module
 
 
-def _bare_function(code: types.CodeType, module: ModuleType, cells: int) -> FunctionType:
+def _code(file: str, make: Callable[..., CodeType], parts: Any) -> CodeType:
+    return make(*parts).replace(co_filename=file)
+
+
+def _bare_function(code: CodeType, module: ModuleType, cells: int) -> FunctionType:
     closure = tuple(types.CellType() for _ in range(cells))
     return FunctionType(code, vars(module), code.co_name, None, closure)
 
