@@ -2,7 +2,8 @@
 
 The hosts are made of namespaces of this machine (``tests/support/hosts.py``, which needs root): a
 network without a cable, whose bytes are carried by the cores that also compute.  So ratios count, and
-no figure says what a real network does.  Every side runs its main program on the first host.
+no figure says what a real network does.  Every side runs its main program on the first host.  All
+processes are in one control group, as in a container: five of Synkro's take turns on the cores.
 
 Floors.  An empty call is two messages of MPI's, there and back, and six hand-overs through shared
 memory: main process, gateway; leader, worker; and back.  A flat bcast and gather are the two messages.

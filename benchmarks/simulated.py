@@ -21,6 +21,7 @@ from . import peers
 from .common import ROOT
 
 NAMES = ("h1", "h2", "h3")
+_GROUPS = Path("/sys/fs/cgroup/cpu")  # of the first version of control groups
 _LAUNCHER = "BENCHMARK_LAUNCHER"
 """The variable with the program that reaches the hosts, for a process on the first one."""
 
@@ -33,14 +34,41 @@ def on_first_host(module: str) -> None:
     from support.hosts import Hosts
 
     hosts = Hosts(Path(tempfile.mkdtemp()), NAMES)
-    try:
-        hosts.start()
-        command = hosts.on(NAMES[0], sys.executable, "-m", module, *sys.argv[1:])
-        environment = {**os.environ, _LAUNCHER: str(hosts.launcher)}
-        status = subprocess.run(command, check=False, env=environment).returncode
-    finally:
-        hosts.stop()
+    with _in_one_group():
+        try:
+            hosts.start()
+            command = hosts.on(NAMES[0], sys.executable, "-m", module, *sys.argv[1:])
+            environment = {**os.environ, _LAUNCHER: str(hosts.launcher)}
+            status = subprocess.run(command, check=False, env=environment).returncode
+        finally:
+            hosts.stop()
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def _in_one_group() -> Iterator[None]:
+    """This process, and all that it starts, are one group for the scheduler, as in a job or a container.
+
+    Outside of those Linux groups processes by the terminal session that each began in (autogroup), and
+    a process that yields its core to one of another group goes on all the same.  Here the processes of
+    all hosts, and those of the peers, share the cores.
+    """
+    group = _GROUPS / "synkro-hosts"
+    autogroup = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    if not (autogroup.exists() and autogroup.read_text().strip() == "1"):
+        yield
+        return
+    try:
+        group.mkdir(exist_ok=True)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        print(f"  the hosts' processes are in groups of their own, which slows calls ({error})")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (_GROUPS / "cgroup.procs").write_text(str(os.getpid()))
+            group.rmdir()
 
 
 def address(number: int) -> str:

@@ -52,7 +52,7 @@ def test_little_travels_in_the_head():
     memory = {1: np.arange(200, dtype=np.uint8)}
     cargo, bodies = packed([Extent(1, 5, 9), Extent(1, 100, 103)], memory.__getitem__)
     assert bodies == []
-    assert cargo.inline == bytes([5, 6, 7, 8, 100, 101, 102])
+    assert cargo[1] == bytes([5, 6, 7, 8, 100, 101, 102])
 
 
 def test_what_there_is_no_memory_for_is_received_all_the_same():

@@ -62,6 +62,16 @@ def test_a_command_comes_once_for_all_its_ranks(wire):
     assert lane.replies() == [b"mine", b"one", b"two"]
 
 
+def test_it_sees_in_a_word_that_something_was_sent(wire):
+    seen = [wire.deputy.called()]
+    for ranks in ((0, 1, 2), (2,), (0,)):
+        wire.send(b"do", b"", ranks)
+        seen.append(wire.deputy.called())
+        list(wire.deputy.orders())
+        seen.append(wire.deputy.called())
+    assert seen == [False, True, False, True, False, True, False]
+
+
 def test_in_the_middle_of_a_command_it_knows_what_is_expected(wire):
     wire.send(b"do")
     wire.controller.expect(3, 10)

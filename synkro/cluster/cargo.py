@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,9 @@ _INLINE = 1 << 14
 """Bytes up to which all pieces travel in the head of the message: one message less."""
 
 
-class Cargo(NamedTuple):
-    """What the head of a message says of the pieces behind it; None stands for none.
-
-    *inline* has their bytes, one piece behind the other, if they are few.
-    """
-
-    pieces: tuple[Piece, ...]
-    inline: bytes | None = None
+Cargo = tuple[tuple[tuple[Any, ...], ...], bytes | None]
+"""What the head of a message says of the pieces behind it: these, and their bytes, one piece behind the
+other, if they are few.  All are plain tuples, which are pickled in a tenth of the time."""
 
 
 def packed(
@@ -35,9 +30,10 @@ def packed(
     if not pieces:
         return None, []
     bodies = [_read(piece, memory(piece.segment)) for piece in pieces]
+    plain = tuple(map(tuple, pieces))
     if sum(map(len, bodies)) > _INLINE:
-        return Cargo(tuple(pieces)), bodies
-    return Cargo(tuple(pieces), b"".join(bodies)), []
+        return (plain, None), bodies
+    return (plain, b"".join(bodies)), []
 
 
 def unpacked(
@@ -46,22 +42,25 @@ def unpacked(
     """Put a cargo into *memory*; *fill* receives the bodies that came with its message."""
     if cargo is None:
         return
-    places = list(_places(cargo.pieces, memory))
-    if cargo.inline is None:
+    plain, inline = cargo
+    places = list(_places(map(_piece, plain), memory))
+    if inline is None:
         fill([place for place, _ in places])
     else:
         start = 0
         for place, _ in places:
-            place[:] = np.frombuffer(cargo.inline, np.uint8, len(place), start)
+            place[:] = np.frombuffer(inline, np.uint8, len(place), start)
             start += len(place)
     for place, rows in places:
         if rows is not None:
             rows[0][rows[1]] = place.reshape(len(rows[1]), -1)
 
 
-def large(cargo: Cargo | None) -> tuple[Piece, ...]:
+def large(cargo: Cargo | None) -> list[Piece]:
     """The pieces that come as bodies."""
-    return () if cargo is None or cargo.inline is not None else cargo.pieces
+    if cargo is None or cargo[1] is not None:
+        return []
+    return [_piece(plain) for plain in cargo[0]]
 
 
 def discarded(cargo: Cargo | None, fill: Callable[[Sequence[Bytes]], None]) -> None:
@@ -81,6 +80,10 @@ def whole(region: Region) -> Extent:
     return Extent(region.segment, region.offset, region.offset + size)
 
 
+def _piece(plain: tuple[Any, ...]) -> Piece:
+    return Extent(*plain) if len(plain) == len(Extent._fields) else PickedRows(*plain)
+
+
 def _read(piece: Piece, memory: Bytes) -> memoryview[Any]:
     if isinstance(piece, Extent):
         return memory[piece.start : piece.stop].data
@@ -88,7 +91,7 @@ def _read(piece: Piece, memory: Bytes) -> memoryview[Any]:
 
 
 def _places(
-    pieces: Sequence[Piece], memory: Callable[[int], Bytes]
+    pieces: Iterable[Piece], memory: Callable[[int], Bytes]
 ) -> Iterator[tuple[Bytes, tuple[Bytes, NDArray[np.int64]] | None]]:
     """Where the bytes of each piece arrive; of rows also where they go from there."""
     for piece in pieces:

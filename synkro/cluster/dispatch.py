@@ -86,6 +86,23 @@ class _Pending:
         return replies
 
 
+class _Route:
+    """Where a command goes, which may come again.
+
+    Attributes:
+        edition: of the command.
+        parts: the hosts, each with those of its ranks that are to do it.
+        work: the command itself, if it is a map.
+        versions: by host, those of all segments of which it has what its ranks read.
+    """
+
+    def __init__(
+        self, edition: int, command: Command, parts: list[tuple[int, tuple[int, ...]]], work: Work | None
+    ) -> None:
+        self.edition, self.command, self.parts, self.work = edition, command, parts, work
+        self.versions: dict[int, dict[int, int]] = {}
+
+
 class Dispatch:
     """From ``Begin`` to the end of a session."""
 
@@ -114,7 +131,7 @@ class Dispatch:
         self._stocks = [Stock(self._version) for _ in begin.hosts]
         self._traffic = Traffic(self._segments.array)
         self._known: Cache[bytes, Command] = Cache()
-        self._editions: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._routes: dict[tuple[int, ...], _Route] = {}  # the last ones, by the ranks of the order
         self._pending: dict[int, _Pending] = {}
         self._last: dict[int, bytes] = {}  # replies, by rank
         self._traced = False
@@ -132,6 +149,10 @@ class Dispatch:
         return int(self._versions[segment % len(self._versions)])
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    def called(self) -> bool:
+        """Whether a command has come, perhaps for others."""
+        return self._deputy.called()
 
     def step(self) -> bool:
         """Send the commands that have come to their hosts, and what maps need; returns whether there
@@ -154,6 +175,24 @@ class Dispatch:
         return news
 
     def _send(self, order: Order) -> None:
+        route = self._routes.get(order.ranks)
+        again = route is not None and route.edition == order.edition
+        if route is None or not again:
+            route = self._routes[order.ranks] = self._routed(order)
+        self._pending[order.number] = _Pending(order.ranks)
+        payload = None if again else order.command
+        for host, ranks in route.parts:
+            pieces = self._lacking(route, host, ranks)
+            cargo, bodies = packed(pieces, self._segments.memory)
+            ordered = Ordered(order.number, ranks, payload, order.housekeeping, cargo)
+            sending = self._wire.send(host, ordered, bodies)
+            if sending:
+                self._pushes[host] = time.monotonic(), sending, pieces
+        if route.work is not None:
+            self._begin_map(order.number, [host for host, _ in route.parts], route.work)
+
+    def _routed(self, order: Order) -> _Route:
+        """The way of a command that is not the last one once more."""
         hosts = sorted({self._host_of[rank] for rank in order.ranks})
         if order.housekeeping:
             self._keep_house(pickle.loads(order.housekeeping), hosts)
@@ -162,13 +201,9 @@ class Dispatch:
             command = self._known[order.command] = pickle.loads(order.command)
         if isinstance(command, Start):
             self._begin(command)
-        self._pending[order.number] = _Pending(order.ranks)
-        for host in hosts:
-            ranks = tuple([rank for rank in order.ranks if self._host_of[rank] == host])
-            self._send_to(host, ranks, order, command)
+        parts = [(host, tuple([r for r in order.ranks if self._host_of[r] == host])) for host in hosts]
         work = self._traffic.innermost(command)
-        if isinstance(work, Work):
-            self._begin_map(order.number, hosts, work)
+        return _Route(order.edition, command, parts, work if isinstance(work, Work) else None)
 
     def _begin(self, start: Start) -> None:
         self._traffic.begin(start)
@@ -176,17 +211,15 @@ class Dispatch:
         if start.versions is not None:
             self._versions = self._segments.array(start.versions)
 
-    def _send_to(self, host: int, ranks: tuple[int, ...], order: Order, command: Command) -> None:
-        read = self._traffic.reads(command, ranks)
-        pieces = [lacking for piece in read for lacking in self._stocks[host].lacks(piece)]
-        cargo, bodies = packed(pieces, self._segments.memory)
-        known = self._editions.get((host, ranks)) == order.edition
-        self._editions[host, ranks] = order.edition
-        payload = None if known else order.command
-        ordered = Ordered(order.number, ranks, payload, order.housekeeping, cargo)
-        sending = self._wire.send(host, ordered, bodies)
-        if sending:
-            self._pushes[host] = time.monotonic(), sending, pieces
+    def _lacking(self, route: _Route, host: int, ranks: tuple[int, ...]) -> list[Piece]:
+        """What *host* does not have yet of what *ranks*, which are there, read."""
+        versions = route.versions.get(host)
+        if versions is not None and all(self._version(at) == old for at, old in versions.items()):
+            return []
+        read, stock = list(self._traffic.reads(route.command, ranks)), self._stocks[host]
+        segments = {piece.segment for piece in read if not stock.shares(piece.segment)}
+        route.versions[host] = {segment: self._version(segment) for segment in segments}
+        return [lacking for piece in read for lacking in stock.lacks(piece)]
 
     def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
         if not self._porters:
@@ -199,6 +232,8 @@ class Dispatch:
             self._porters[host].begin(number)
 
     def _keep_house(self, news: Housekeeping, hosts: Sequence[int]) -> None:
+        if news.drop:
+            self._routes.clear()
         for number in news.drop:
             self._segments.drop(number)
             for stock in self._stocks:

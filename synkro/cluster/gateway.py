@@ -84,6 +84,9 @@ class Gateway:
             self._wire.part(dispatch.hear_late)
 
     def _pass_on(self, begin: Begin, main: Connection, dispatch: Dispatch) -> None:
+        def step() -> bool:
+            return dispatch.step() or bool(asked.poll(0))
+
         begun: dict[int, Begun] = {}
         asked = select.poll()  # which takes less than main.poll()
         asked.register(main.fileno(), select.POLLIN)
@@ -102,7 +105,7 @@ class Gateway:
                     dispatch.hear(source, said)
             if asked.poll(0) and not dispatch.heed():
                 return
-            if self._wire.rest(lambda: dispatch.step() or bool(asked.poll(0)), dispatch.dozing):
+            if self._wire.rest(dispatch.called, step, dispatch.dozing):
                 dispatch.tick(list(begun))
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────

@@ -64,7 +64,7 @@ class Leader:
         self._wire.send(GATEWAY, Begun(outpost.pids))
         try:
             while not outpost.over:
-                self._wire.rest(outpost.step, outpost.dozing)
+                self._wire.rest(outpost.called, outpost.step, outpost.dozing)
                 while (message := self._wire.receive()) is not None:
                     self._heed(outpost, *message)
             self._wire.part()

@@ -107,6 +107,9 @@ class Outpost:
         self._commands: dict[tuple[int, ...], bytes] = {}  # the last one, by ranks
         self._known: Cache[bytes, Command] = Cache()
         self._replies: Cache[bytes, Reply] = Cache()
+        self._writings: dict[
+            Lane, tuple[list[bytes], Command, list[int], tuple[list[Extent], list[Partial]]]
+        ] = {}  # what was written last: by the replies, the command, and the ranks that have answered
         self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
         self._running: dict[int, _Running] = {}
         self._marked: dict[int, int] = {}  # during a trace: by rank, how many marks have been told
@@ -242,6 +245,13 @@ class Outpost:
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────
 
+    def called(self) -> bool:
+        """Whether all ranks have answered a command."""
+        for running in self._running.values():  # noqa: SIM110 - a generator takes longer
+            if running.lane.all_answered():
+                return True
+        return False
+
     def step(self) -> bool:
         """Look at the workers, and tell the gateway what is new; returns whether something was."""
         if time.monotonic() - self._looked > _LOOK:
@@ -262,14 +272,12 @@ class Outpost:
             self._answer(number, running, answered)
         return bool(answered)
 
-    def _answer(self, number: int, running: _Running, ranks: Sequence[int]) -> None:
+    def _answer(self, number: int, running: _Running, ranks: list[int]) -> None:
         self._sharing.step(lambda: True)  # what these ranks have shown goes before their answers
         self._tell_marks()
-        payloads = dict(zip(running.lane.ranks, running.lane.replies(), strict=True))
-        replies = {rank: self._loaded(payloads[rank]) for rank in ranks}
-        written = list(self._traffic.writes(running.command, replies))
-        pieces = [piece for piece in written if isinstance(piece, Extent)]
-        partials = [piece for piece in written if isinstance(piece, Partial)]
+        listed = running.lane.replies()
+        payloads = dict(zip(running.lane.ranks, listed, strict=True))
+        pieces, partials = self._written(running, ranks, listed)
         cargo, bodies = loaded(pieces, self._mirrors.memory)
         for partial in partials:
             extent = whole(partial.target)
@@ -282,6 +290,22 @@ class Outpost:
         self._wire.send(GATEWAY, Answered(number, said, cargo, tuple(partials)), bodies)
         if bodies:
             self._wire.flush()  # the next command may write there
+
+    def _written(
+        self, running: _Running, ranks: list[int], listed: list[bytes]
+    ) -> tuple[list[Extent], list[Partial]]:
+        """What *ranks* have written, by the replies of their lane: *listed* as that does."""
+        lane, command = running.lane, running.command
+        last = self._writings.get(lane)
+        if last is not None and last[0] is listed and last[1] is command and last[2] == ranks:
+            return last[3]
+        payloads = dict(zip(lane.ranks, listed, strict=True))
+        replies = {rank: self._loaded(payloads[rank]) for rank in ranks}
+        written = list(self._traffic.writes(command, replies))
+        extents = [piece for piece in written if isinstance(piece, Extent)]
+        found = extents, [piece for piece in written if isinstance(piece, Partial)]
+        self._writings[lane] = listed, command, ranks, found
+        return found
 
     def _loaded(self, payload: bytes) -> Reply:
         reply = self._replies.get(payload)

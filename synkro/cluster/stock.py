@@ -28,9 +28,13 @@ class Stock:
         """The host has the file that a segment is, and nothing has to go there; or it has not."""
         self._files[segment] = there
 
+    def shares(self, segment: int) -> bool:
+        """Whether it has the file that a segment is."""
+        return self._files.get(segment, False)
+
     def lacks(self, piece: Extent | PickedRows) -> Iterator[Extent | PickedRows]:
         """What has to go there of *piece*; from now on the host has it."""
-        if self._files.get(piece.segment):
+        if self.shares(piece.segment):
             return
         version = self._version(piece.segment)
         shelf = self._shelves.get(piece.segment)

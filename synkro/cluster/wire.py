@@ -37,9 +37,10 @@ _PARTING = 10.0  # seconds of silence at least, in which the others can end thei
 _EACH = 1.0  # seconds from one beat to the next
 _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
-_SHARE = 0.05  # of the time that it has waited that a nap takes
+_SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
 _LOOKS = 3  # in a row
-_NAP = 5e-3  # seconds of the longest nap
+_GLANCES = 8  # of which one is a look at everything
+_NAP = 8e-3  # seconds of the longest nap
 _FDS = 1024  # from here on select() knows no descriptors
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
@@ -88,6 +89,7 @@ class Wire:
         self._limit = math.inf
         self._over: set[int] = set()  # those that are
         self._patience = Patience(_SPIN)
+        self._busy = 0.0  # when there was something to do last
         self._sleep = _Sleep()
         self._wait_until(self._comm.Ibarrier().Test)  # a host that cannot be reached shows here
 
@@ -241,23 +243,40 @@ class Wire:
         self._wait_until(self.sent)
 
     def rest(
-        self, step: Callable[[], bool], dozing: Callable[[Callable[[list[int]], object]], object]
+        self,
+        called: Callable[[], bool],
+        step: Callable[[], bool],
+        dozing: Callable[[Callable[[list[int]], object]], object],
     ) -> bool:
         """Wait for a message, until *step* has found something to do, or until the second is over.
 
-        ``dozing(doze)`` does *doze*, which gets descriptors that end it when one is readable.
+        *called* says in no time whether *step* most likely would.  ``dozing(doze)`` does *doze*, which
+        gets descriptors that end it when one is readable.
         Returns whether a second is over.  Raises: SilenceError.
         """
-        over = False
+        over, looks = False, 0
 
         def news() -> bool:
             nonlocal over
             over = self.beat()
-            return over or self._has_come() or step()
+            return over or self._has_come() or stepped()
 
-        if not self._patience.poll(news):
+        def stepped() -> bool:
+            if step():
+                self._busy = time.perf_counter()
+                return True
+            return False
+
+        def glance() -> bool:
+            nonlocal looks
+            looks += 1
+            if not looks % _GLANCES:
+                return news()
+            return (called() and stepped()) or self._comm.Iprobe(MPI.ANY_SOURCE, _HEAD)
+
+        if not self._patience.poll(glance):
             with self._patience:
-                self._nap_until(news, dozing)
+                self._nap_until(news, dozing, self._busy)
         return over
 
     def _has_come(self) -> bool:
@@ -273,19 +292,22 @@ class Wire:
             return condition()
 
         if not spin(holds, _SPIN):
-            self._nap_until(holds, lambda doze: doze([]), busy=True)
+            self._nap_until(holds, lambda doze: doze([]), time.perf_counter(), busy=True)
 
     def _nap_until(
         self,
         condition: Callable[[], bool],
         dozing: Callable[[Callable[[list[int]], object]], object],
+        since: float,
         busy: bool = False,
     ) -> None:
-        """Look for *condition* between naps; *busy*: bodies of messages are on their way."""
-        start = time.perf_counter()
+        """Look for *condition* between naps, as nothing has been done *since*.
+
+        *busy*: bodies of messages are on their way.
+        """
 
         def doze(others: Sequence[int]) -> None:
-            nap = min(_NAP, (time.perf_counter() - start) * _SHARE)
+            nap = min(_NAP, (time.perf_counter() - since) * _SHARE)
             sending = not self.sent()
             self._sleep(nap, others, sending, busy or sending)
 

@@ -2,7 +2,7 @@
 
 ::
 
-    words      of all: TRACED, ROUSED, AWAITED, ENOUGH
+    words      of all: TRACED, ROUSED, AWAITED, ENOUGH, SENT
     of a rank  its orders, which the main process writes: COMMAND, FIRST, UNWANTED …
                its line, which the worker writes: ANSWERED, PHASE, SLICE …
     areas      for commands and for replies, one of each a rank
@@ -25,7 +25,8 @@ WORD = 8
 LINE = ALIGNMENT // WORD  # words in a cache line; each party writes to lines of its own
 TRACED, ROUSED = range(2)
 AWAITED, ENOUGH = range(LINE, LINE + 2)
-RANKS = 2 * LINE
+SENT = 2 * LINE
+RANKS = 3 * LINE
 # of each rank two lines: its orders, which the main process writes, and its own
 COMMAND, FIRST, UNWANTED = range(3)  # and, of the lane whose first rank it is:
 COMMAND_SIZE, HOUSEKEEPING_SIZE, COMMAND_EDITION, MAIN_SLEEPS, EACH = range(3, LINE)

@@ -67,6 +67,7 @@ from .block import (
     REPLY_EDITION,
     REPLY_SIZE,
     ROUSED,
+    SENT,
     SLEEPS,
     SLICE,
     TRACED,
@@ -89,10 +90,19 @@ class Controller:
     """
 
     def __init__(
-        self, memory: memoryview, size: int, wakes_main: Sequence[int], wake_workers: int
+        self,
+        memory: memoryview,
+        size: int,
+        wakes_main: Sequence[int],
+        wake_workers: int,
+        far: bool = False,
     ) -> None:
-        """*wakes_main* are the eventfds that wake this process, by the first ranks of lanes."""
+        """*wakes_main* are the eventfds that wake this process, by the first ranks of lanes.
+
+        *far*: some ranks are on other hosts.
+        """
         self._block = Block(memory, size)
+        self._far = far
         self._wakes_main = wakes_main
         self._wake_workers = wake_workers
         self._fence = self._block.fence
@@ -106,7 +116,8 @@ class Controller:
         lane = self._lanes.get(ranks)
         if lane is None:
             wake = self._wakes_main[ranks[0]]
-            lane = self._lanes[ranks] = Lane(self, self._block, ranks, wake, self._numbers)
+            patience = Patience(polling(len(ranks), self._far))
+            lane = self._lanes[ranks] = Lane(self, self._block, ranks, wake, self._numbers, patience)
         return lane
 
     def displace(self, lane: Lane) -> None:
@@ -222,6 +233,7 @@ class Lane:
         ranks: tuple[int, ...],
         wake_main: int,
         numbers: Iterator[int],
+        patience: Patience,
     ) -> None:
         """*numbers* are those of commands, and editions, of all lanes."""
         self.ranks = ranks
@@ -244,7 +256,7 @@ class Lane:
         self._command: bytes | None = None  # what lies in the block; None while it is being written
         self._read: list[int] = []  # the editions of the replies
         self._replies: list[bytes] = []
-        self._patience = Patience(polling(len(ranks)))
+        self._patience = patience
 
     def close(self) -> None:
         """Let go of the block."""
@@ -268,7 +280,8 @@ class Lane:
         for place in self._last_first:
             words[place] = number  # from here on it is sent
         self._number = number
-        self._fence()  # the number before the loads of who sleeps
+        self._fence()  # the number before the loads of who sleeps, and before SENT
+        words[SENT] = number  # for the deputy of ranks on other hosts
         for sleeps in self._sleeps:
             if words[sleeps]:
                 self._controller.wake_all()

@@ -81,7 +81,8 @@ class Crew:
                 worker.socket.settimeout(SOCKET_PATIENCE)
         finally:
             os.close(arena)
-        controller = Controller(block.base.data, size, inherited.wakes_main, inherited.wake_workers)
+        wakes = inherited.wakes_main, inherited.wake_workers
+        controller = Controller(block.base.data, size, *wakes, far=len(hosts) > 1)
         self._resources.callback(controller.close)
         block.close()
         self._pump.start()

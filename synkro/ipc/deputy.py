@@ -25,6 +25,7 @@ from .block import (
     READ,
     REPLY_EDITION,
     REPLY_SIZE,
+    SENT,
     SLEEPS,
     SLICE,
     TRACED,
@@ -63,11 +64,16 @@ class Deputy:
         self._fence = self._block.fence
         self._places = [(rank, self._block.orders[rank], self._block.lines[rank]) for rank in ranks]
         self._heard = {rank: 0 for rank, _, _ in self._places}
-        self._editions: dict[int, int] = {}  # of the last command, by the first rank of its lane
+        self._sent = 0
+        self._commands: dict[int, tuple[int, bytes]] = {}  # the last ones, by the first rank of the lane
         self._replies: dict[int, bytes] = {}  # what lies in the reply areas
         self._wakes_main = wakes_main
         self._wakes = select.epoll()
         self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
+
+    def called(self) -> bool:
+        """Whether a command has been sent since the last look, perhaps to others."""
+        return self._block.words[SENT] != self._sent
 
     def orders(self) -> Iterator[Order]:
         """The commands that have come since the last look.
@@ -75,6 +81,8 @@ class Deputy:
         The first rank of a lane gets its number last: whoever sees it there sees the others, too.
         """
         words, found = self._block.words, dict[int, list[int]]()
+        self._sent = words[SENT]
+        self._fence()  # SENT is loaded before the numbers, which were stored before it
         for rank, order, _ in self._places:
             number = words[order + COMMAND]
             if number != self._heard[rank]:
@@ -96,11 +104,15 @@ class Deputy:
         words = self._block.words
         first = words[self._block.orders[ranks[0]] + FIRST]
         head, area = self._block.orders[first], self._block.commands[first]
-        edition, middle = words[head + COMMAND_EDITION], words[head + COMMAND_SIZE]
+        edition = words[head + COMMAND_EDITION]
+        last, command = self._commands.get(first, (0, b""))
+        if last == edition:
+            return Order(number, ranks, edition, command, b"")
+        middle = words[head + COMMAND_SIZE]
         end = middle + words[head + HOUSEKEEPING_SIZE]
-        news = b"" if self._editions.get(first) == edition else bytes(area[middle:end])
-        self._editions[first] = edition
-        return Order(number, ranks, edition, bytes(area[:middle]), news)
+        command = bytes(area[:middle])
+        self._commands[first] = edition, command
+        return Order(number, ranks, edition, command, bytes(area[middle:end]))
 
     def lane(self, number: int) -> list[int]:
         """All ranks, of this host and of others, whose last command has this number."""
