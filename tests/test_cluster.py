@@ -175,6 +175,21 @@ def test_nothing_is_left_of_a_cluster_whose_process_was_killed(hosts, tmp_path, 
         program.kill()
 
 
+def test_the_files_that_mpiexec_makes_for_others_are_gone(hosts, tmp_path):
+    with sleeping(hosts) as program:
+        program.stdout.readline()
+        opened = [
+            os.readlink(fd)
+            for pid in processes_of(tmp_path)
+            if b"hydra_pmi_proxy" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            for fd in Path(f"/proc/{pid}/fd").iterdir()
+        ]
+        made = [path for path in opened if "hydra_hwloc_xmlfile_" in path]
+        assert len(made) == 3
+        assert all(path.endswith(" (deleted)") for path in made)
+        program.kill()
+
+
 def test_the_key_is_in_no_command_line(hosts, tmp_path):
     with sleeping(hosts) as program:
         program.stdout.readline()

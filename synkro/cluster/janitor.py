@@ -1,4 +1,4 @@
-"""A process that says that another one has ended, and removes what it leaves in /dev/shm."""
+"""A process that says that another one has ended, and removes the files that MPI has made for it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ _MADE = ("mpich_shm_", "sm_segment.", "ucx_shm_", "vader_segment.")
 
 _SHARED_AT_ONCE = "mpich_shm_"  # which all that need them have mapped when MPI has begun
 
+_READ_AT_ONCE = "hydra_hwloc_xmlfile_"
+"""How the name begins of what mpiexec's process on a host makes for those that begin MPI."""
+
 
 def watch(folder: str = "", say: bool = True) -> None:
     """When this process ends, however it does, that is said on stderr, the files in /dev/shm go that MPI
@@ -31,7 +34,7 @@ def watch(folder: str = "", say: bool = True) -> None:
     Files that another process has mapped stay.  It has to be called before there are threads.
     """
     line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
-    there = _named()
+    there, parent = _named(), os.getppid()
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
     if os.fork():
         os.close(watched)
@@ -47,6 +50,7 @@ def watch(folder: str = "", say: bool = True) -> None:
             with contextlib.suppress(OSError):  # nobody listens any more
                 os.write(2, line)
         os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
+        _remove_read(parent)
         mapped = _mapped()
         for path in _named() - there:
             with contextlib.suppress(FileNotFoundError):
@@ -65,10 +69,20 @@ def temporary() -> str:
 
 
 def sweep() -> None:
-    """Remove the names of files that this process has mapped, where all that need them have them now."""
+    """Remove the names of files that MPI has made, where all that need them have them now."""
+    _remove_read(os.getppid())
     for path in _mapped_by("self").values():
         if os.path.basename(path).startswith(_SHARED_AT_ONCE):
             with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _remove_read(process: int) -> None:
+    """Remove the file that *process*, of mpiexec's, has open for others to read."""
+    with contextlib.suppress(OSError):  # it has gone, or is another user's
+        for opened in os.scandir(f"/proc/{process}/fd"):
+            path = os.readlink(opened.path)
+            if os.path.basename(path).startswith(_READ_AT_ONCE):
                 os.unlink(path)
 
 
