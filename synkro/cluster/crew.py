@@ -11,7 +11,7 @@ from typing import Any
 from ..comms.journal import reserve_journals
 from ..errors import HostLost, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
-from ..ipc.crew import Crew, Note
+from ..ipc.crew import STDERR, Crew, Note
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.process import worker_died
 from ..machine import readable_bytes
@@ -150,6 +150,7 @@ class ClusterCrew(_JournalingCrew):
             said = cluster.gateway.recv() if cluster.gateway.poll() else None
             if isinstance(said, Died):
                 rank = said.ended.rank
+                self._pump.await_end(rank, STDERR)
                 return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
             if isinstance(said, Silent):
                 why = f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"

@@ -23,8 +23,10 @@ SOCKET_PATIENCE = 5.0
 Note = Callable[[int, str], None]
 """Takes the number of a segment, and what it does: a text in which {} stands for what it holds."""
 
+STDERR = 0.3
+"""Seconds that the last lines of a worker that has died may take to come."""
+
 _LAST_WORDS = 1.0  # seconds that the output of ended workers may take to come
-_STDERR = 0.3  # and the last lines of one that has died
 
 
 class Crew:
@@ -134,7 +136,7 @@ class Crew:
     def end_of(self, sentinel: int) -> ProcessEnd:
         """How the worker has ended whose *sentinel* is ready, after its last output has come."""
         dead = next(worker for worker in self._workers if worker.sentinel == sentinel)
-        self._pump.await_end(dead.rank, _STDERR)
+        self._pump.await_end(dead.rank, STDERR)
         return ProcessEnd(dead.rank, dead.pid, dead.status())
 
     def ended(self, patience: float) -> None:
