@@ -118,6 +118,7 @@ class Outpost:
         self._looked = self._reported = 0.0
         self.over = False
         self._ends = select.poll()
+        self._alive: set[int] = set()  # sentinels of workers that have not ended
         environments = [begin.environments[rank] | showing() for rank in self._crew.ranks]
         try:
             self._channel = self._crew.start(environments, begin.board)
@@ -128,6 +129,7 @@ class Outpost:
         self._sharing = Sharing(wire, begin.hosts, inherited, self._channel.answered)
         for sentinel in self._crew.sentinels:
             self._ends.register(sentinel, select.POLLIN)
+            self._alive.add(sentinel)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -324,7 +326,9 @@ class Outpost:
         gateway what is new."""
         lanes = [running.lane for running in self._running.values()]
         self._sharing.dozing(
-            lambda wakes: self._channel.dozing(lanes, self._has_news, lambda more: doze([*wakes, *more]))
+            lambda wakes: self._channel.dozing(
+                lanes, self._has_news, lambda more: doze([*wakes, *more, *self._alive])
+            )
         )
         self._look_around()
 
@@ -333,6 +337,7 @@ class Outpost:
         self._looked = now = time.monotonic()
         for sentinel, _ in self._ends.poll(0):
             self._ends.unregister(sentinel)
+            self._alive.remove(sentinel)
             ended = self._crew.end_of(sentinel)
             self._tell_what_was_printed()
             self._wire.send(GATEWAY, Died(ended))

@@ -40,7 +40,8 @@ _SPIN = 500e-6  # seconds to poll before the first nap
 _SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
 _LOOKS = 3  # in a row
 _GLANCES = 8  # of which one is a look at everything
-_NAP = 8e-3  # seconds of the longest nap
+_NAP = 8e-3  # seconds of the longest nap, where sockets may not say that a message has come
+_LONG_NAP = 64e-3  # and where they do
 _FDS = 1024  # from here on select() knows no descriptors
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
@@ -307,12 +308,13 @@ class Wire:
         """
 
         def doze(others: Sequence[int]) -> None:
-            nap = min(_NAP, (time.perf_counter() - since) * _SHARE)
+            nap = (time.perf_counter() - since) * _SHARE
             sending = not self.sent()
             self._sleep(nap, others, sending, busy or sending)
 
         while not condition():
             dozing(doze)
+            self._sleep.judge(self._has_come, lambda: self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG))
 
 
 def _plain(head: Any) -> tuple[Any, ...]:
@@ -327,11 +329,17 @@ def _named(kind: int, *fields: Any) -> Any:
 
 
 class _Sleep:
-    """Sleeps on the sockets that MPI has opened."""
+    """Sleeps on the sockets that MPI has opened.
+
+    Each message that a socket announces makes the next naps longer; each that comes unannounced, as MPI
+    has other ways, makes them shorter again.
+    """
 
     def __init__(self) -> None:
         self._sockets: list[int] = []
         self._in_vain = False  # whether they ended the last sleep, perhaps for nothing
+        self._over = False  # whether nothing did
+        self._longest = _NAP
 
     def look_for_sockets(self) -> None:
         """Find those that are connected over a network."""
@@ -340,22 +348,36 @@ class _Sleep:
 
     def __call__(self, seconds: float, others: Sequence[int], sending: bool, busy: bool) -> None:
         """Sleep until one of *others* is readable, or something has come by a socket, or can be sent
-        if something is being sent; at most so long.
+        if something is being sent; at most so long, and no longer than the longest nap.
 
         Unless it is *busy*, sockets that have ended the last sleep do not end the next: it may have
         been for nothing that MPI reads.
         """
-        sockets = [] if self._in_vain and not busy else self._sockets
+        listens = busy or not self._in_vain
+        sockets = self._sockets if listens else []
         reads, writes = [*others, *sockets], sockets if sending else []
+        self._over = False
         if max(reads, default=0) >= _FDS:
-            time.sleep(seconds)
+            time.sleep(min(seconds, _NAP))
             return
         try:
-            ready, writable, _ = select.select(reads, writes, [], seconds)
+            nap = min(seconds, self._longest if listens else _NAP)
+            ready, writable, _ = select.select(reads, writes, [], nap)
         except OSError:  # MPI has closed one, whose other end is gone
             self.look_for_sockets()
             return
+        self._over = listens and not ready and not writable
         self._in_vain = bool(writable) or any(fd in sockets for fd in ready)
+
+    def judge(self, has_come: Callable[[], bool], anything: Callable[[], bool]) -> None:
+        """Learn from what ended the last sleep.
+
+        *has_come* asks for messages, *anything* for beats, too.
+        """
+        if self._over and self._longest > _NAP and has_come():
+            self._longest /= 2
+        elif self._in_vain and self._longest < _LONG_NAP and anything():
+            self._longest = min(2 * self._longest, _LONG_NAP)
 
 
 def _is_connected(fd: int) -> bool:

@@ -400,8 +400,8 @@ class Meeting:
                 raise self._stranded(wanted)
             if poll.poll(_NAP):
                 os.eventfd_read(self._wakes[self.rank])
-                if time.monotonic() - judged < _NAP / 1000:  # others of its host may wake it all the time
-                    return False
+                if time.monotonic() - judged < _NAP / 1000:
+                    return False  # else others of its host may keep it from ever judging
             judged = time.monotonic()
             if condition():
                 return True
