@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shutil
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -15,6 +17,11 @@ from ..memory.segment import SHM_FOLDER
 ENDED = "Synkro: process {pid} of MPI's on {name} has ended"
 """What is said on stderr: mpiexec reports the first of the processes, and not the first to end."""
 
+NO_MEMORY = "Synkro: process {pid} of MPI's on {name} ends: "
+"""What is said on stderr where memory runs out; the error follows."""
+
+UNHEARD = "Synkro: the main process's host is not heard"
+"""What is said on stderr by the process of another host, which ends therefore."""
 
 _LONGEST = 80  # bytes of a folder's path: that of a socket in one of its folders has at most 107
 
@@ -23,30 +30,39 @@ _MADE = ("mpich_shm_", "sm_segment.", "ucx_shm_", "vader_segment.")
 
 _SHARED_AT_ONCE = "mpich_shm_"  # which all that need them have mapped when MPI has begun
 
+_GRACE = 3.0  # seconds in which mpiexec's process on a host can end by itself, if it hears of anything
+
 _READ_AT_ONCE = "hydra_hwloc_xmlfile_"
 """How the name begins of what mpiexec's process on a host makes for those that begin MPI."""
 
 
-def watch(folder: str = "", say: bool = True) -> None:
-    """When this process ends, however it does, that is said on stderr, the files in /dev/shm go that MPI
-    has made from now on, and the *folder* goes.
+def watch(folder: str = "", ours: bool = True) -> int:
+    """When this process ends, however it does, the files in /dev/shm go that MPI has made from now on,
+    and the *folder* goes.  If it is *ours*, what has started it also goes, and all is said on stderr.
 
     Files that another process has mapped stay.  It has to be called before there are threads.
+
+    Returns a descriptor: what has started this process goes in any case if a byte is written to it.
     """
     line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
     there, parent = _named(), os.getppid()
+    starter = os.pidfd_open(parent) if parent else None  # none: it is outside of the container
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
     if os.fork():
         os.close(watched)
-        return
+        if starter is not None:
+            os.close(starter)
+        return held
     try:
         os.close(held)
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
-        os.read(watched, 1)
-        if say:
+        goes = ours
+        while os.read(watched, 1):
+            goes = True
+        if ours:
             with contextlib.suppress(OSError):  # nobody listens any more
                 os.write(2, line)
         os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
@@ -58,14 +74,20 @@ def watch(folder: str = "", say: bool = True) -> None:
                     os.unlink(path)
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
+        if goes and starter is not None and not select.select([starter], [], [], _GRACE)[0]:
+            signal.pidfd_send_signal(
+                starter, signal.SIGKILL
+            )  # not SLURM's, who sees the end of this one
     finally:
         os._exit(0)
 
 
 def temporary() -> str:
-    """The folder for temporary files, or /tmp where its path is too long for that of a socket."""
+    """The folder for temporary files; or /tmp where its path is too long for that of a socket, or has
+    spaces, quotes or the like, which mpiexec does not hand on as they are."""
     folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) <= _LONGEST else "/tmp"
+    plain = re.fullmatch(r"[\w/.,:@%+=-]*", folder, re.ASCII)
+    return folder if plain and len(folder) <= _LONGEST else "/tmp"
 
 
 def sweep() -> None:
