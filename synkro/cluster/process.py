@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .gateway import Gateway
 
 
-_BEGINNING = 30  # seconds until all hosts have begun MPI
+_BEGINNING = 20  # seconds until all hosts have begun MPI
 _ENDING = 10  # seconds until all hosts have ended it
 
 
