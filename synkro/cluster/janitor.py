@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..memory.segment import SHM_FOLDER
@@ -46,6 +47,7 @@ def watch(folder: str = "", ours: bool = True) -> int:
     """
     line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
     there, parent = _named(), os.getppid()
+    read = _to_read(parent)
     starter = os.pidfd_open(parent) if parent else None  # none: it is outside of the container
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
     if os.fork():
@@ -66,7 +68,7 @@ def watch(folder: str = "", ours: bool = True) -> int:
             with contextlib.suppress(OSError):  # nobody listens any more
                 os.write(2, line)
         os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
-        _remove_read(parent)
+        _remove(read)
         mapped = _mapped()
         for path in _named() - there:
             with contextlib.suppress(FileNotFoundError):
@@ -92,20 +94,26 @@ def temporary() -> str:
 
 def sweep() -> None:
     """Remove the names of files that MPI has made, where all that need them have them now."""
-    _remove_read(os.getppid())
+    _remove(_to_read(os.getppid()))
     for path in _mapped_by("self").values():
         if os.path.basename(path).startswith(_SHARED_AT_ONCE):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
 
-def _remove_read(process: int) -> None:
-    """Remove the file that *process*, of mpiexec's, has open for others to read."""
-    with contextlib.suppress(OSError):  # it has gone, or is another user's
-        for opened in os.scandir(f"/proc/{process}/fd"):
-            path = os.readlink(opened.path)
-            if os.path.basename(path).startswith(_READ_AT_ONCE):
-                os.unlink(path)
+def _to_read(process: int) -> list[str]:
+    """The files that *process*, of mpiexec's, has open for others to read."""
+    try:
+        opened = [os.readlink(each.path) for each in os.scandir(f"/proc/{process}/fd")]
+    except OSError:  # it has gone, or is another user's
+        return []
+    return [path for path in opened if os.path.basename(path).startswith(_READ_AT_ONCE)]
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _named() -> set[str]:
