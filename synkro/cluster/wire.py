@@ -168,6 +168,7 @@ class Wire:
 
     def leave(self) -> None:
         """There will be no other session: the gateway and the leaders have nothing more to say."""
+        self._beaten = math.inf  # no beat follows, which nobody would take
         self._part(set(self._heard), None)
         for source in self._heard:
             self._discard(source, _BEAT)
