@@ -149,7 +149,7 @@ def fork(*args: Any, **kwargs: Any) -> int:
             which GPUs there are.
         threads_per_worker: threads of BLAS and OpenMP in each worker; None for cores ÷ workers, or
             what the environment says (OMP_NUM_THREADS and the like).
-        start_timeout: seconds that the workers have to come up.
+        start_timeout: seconds that the workers have to come up, and before them the hosts.
         timeout: seconds that every later call may take; None for as long as it needs.
         seed: of the workers' random generators, an int: of ``rng()``, and of ``random``,
             ``numpy.random`` and PyTorch, each rank its own; None for a fresh one.

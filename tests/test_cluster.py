@@ -62,8 +62,10 @@ def test_doctor_looks_at_hosts(hosts, names):
     measured = {"latency", "bandwidth", "clocks"}  # which a busy machine makes worse
     assert {sign for check, (sign, _) in found.items() if check not in measured} == {"OK"}
     assert list(found) == [
-        *("hosts", "versions", "cores", "ports", "latency", "bandwidth", "clocks", "shared file system")
+        *("hosts", "versions", "cores", "GPUs", "ports", "latency", "bandwidth", "clocks"),
+        "shared file system",
     ]
+    assert found["GPUs"][1] == "none: CuPy is not installed on any"
     others = [name for name in names.split(",") if name not in ("h1", "localhost")]
     assert found["hosts"][1].startswith(", ".join(["h1", *others]))
     assert "MPI" in found["versions"][1]
@@ -71,8 +73,9 @@ def test_doctor_looks_at_hosts(hosts, names):
     assert str(Path.cwd()) in found["shared file system"][1]
 
 
-def test_a_folder_for_temporary_files_with_a_long_path(hosts, tmp_path, monkeypatch):
-    folder = tmp_path / ("x" * 100)
+@pytest.mark.parametrize("name", ["x" * 100, 'it\'s "one" $HOME'])
+def test_a_folder_for_temporary_files_with_a_special_path(hosts, tmp_path, monkeypatch, name):
+    folder = tmp_path / name
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     done, _ = doctor(hosts, "h1,h2")
@@ -158,9 +161,10 @@ time.sleep(100)
 """
 
 
-def sleeping(hosts):
+def sleeping(hosts, launcher=None):
     """A program on h1 that has started a cluster."""
-    command = hosts.on("h1", sys.executable, "-c", SLEEPS.format(launcher=str(hosts.launcher)))
+    code = SLEEPS.format(launcher=str(launcher or hosts.launcher))
+    command = hosts.on("h1", sys.executable, "-c", code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -173,6 +177,20 @@ def test_nothing_is_left_of_a_cluster_whose_process_was_killed(hosts, tmp_path, 
         os.kill(pids.pop(victim), signal.SIGKILL)
         gone = set(pids.values()) - {pids.get("main process")}
         assert wait_until(lambda: not gone & processes_of(tmp_path), seconds=10)
+        program.kill()
+
+
+def test_a_main_program_that_is_killed_when_its_network_breaks(hosts, tmp_path):
+    """Between two sessions.  What the launcher starts is in no process group of this host's."""
+    launcher = script(tmp_path / "apart", f'exec setsid -w {hosts.launcher} "$@"')
+    with sleeping(hosts, launcher) as program:
+        main, *_ = map(int, program.stdout.readline().split())
+        hosts.link("h1", up=False)
+        try:
+            os.kill(main, signal.SIGKILL)
+            assert wait_until(lambda: not processes_of(tmp_path), seconds=20), processes_of(tmp_path)
+        finally:
+            hosts.link("h1", up=True)
         program.kill()
 
 
@@ -219,3 +237,28 @@ def test_without_mpi(hosts, tmp_path):
     )
     done = on(hosts, "h1", "-c", code)
     assert "hosts= needs MPI, and mpi4py is not here: pip install mpi4py mpich" in done.stderr
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return path
+
+
+ENDLESS = """
+import sys, time
+import synkro as synk
+begun = time.monotonic()
+try:
+    synk.fork(hosts="h1:1,h2:1", launcher=sys.argv[1], start_timeout=3)
+except synk.SessionError as error:
+    print(time.monotonic() - begun, error)
+"""
+
+
+@pytest.mark.parametrize("text", ["exec yes", "sleep 1000; true"], ids=["prints", "sleeps"])
+def test_hosts_are_not_awaited_for_longer_than_start_timeout(hosts, tmp_path, text):
+    done = on(hosts, "h1", "-c", ENDLESS, script(tmp_path / "endless", text))
+    seconds, _, says = done.stdout.partition(" ")
+    assert "- h2 did not answer within 1 s: check that endless h2 works." in says, done.stderr
+    assert float(seconds) < 6

@@ -108,7 +108,7 @@ FAULTS = {
     "gateway killed": ("gateway", signal.SIGKILL, "HostLost", "h1"),
     "mpiexec killed": ("mpiexec", signal.SIGKILL, "HostLost", "h1, h2"),
     "leader stopped": ("leader", signal.SIGSTOP, "HostLost", "h2"),
-    "gateway stopped": ("gateway", signal.SIGSTOP, "HostLost", None),
+    "gateway stopped": ("gateway", signal.SIGSTOP, "HostLost", "h1"),
 }
 
 
@@ -125,7 +125,9 @@ def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
         told = program.hear()
         seconds = time.monotonic() - start
         assert told["error"] == kind, told
-        assert told["host"] == host or host is None, told
+        assert told["host"] == host, told
+        if number == signal.SIGSTOP:
+            assert f"nothing was heard of it for {SILENCE} s (host_timeout=)" in told["text"]
         assert "Call close() and then fork() to go on" in told["text"]
         assert seconds < 30
         assert program.hear()["closed"] < 10
@@ -251,6 +253,40 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
     assert done.returncode == 0, done.stderr
     (tmp_path / "sitecustomize.py").unlink()
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
+
+
+FULL = """
+import socket, sys
+if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv:
+    import synkro.memory.segment
+    synkro.memory.segment.available_memory = lambda: 1 << 20
+"""
+
+COLLECTIVE = """
+import sys
+import numpy as np, synkro as synk
+synk.fork(hosts=["h1:1", "h2:1"], devices="cpu", launcher=sys.argv[1], verbose=False)
+try:
+    synk.function(lambda: synk.all_gather(np.ones(1 << 24)), outputs=[])()
+except synk.HostLost as error:
+    print(error.host, error)
+"""
+
+
+def test_memory_runs_out_in_a_collective(hosts, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FULL)
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-B", "-c", COLLECTIVE, hosts.launcher),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.startswith(
+        "h2 the host h2 (rank 1) is lost: memory ran out there, as 128.0 MB of shared memory were asked "
+        "for, but the machine has 1.0 MB of memory left: "
+    ), (done.stdout, done.stderr)
 
 
 NAMED = """

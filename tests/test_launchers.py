@@ -137,6 +137,9 @@ def test_the_variable_names_hosts(hosts, job, run):
     assert run("print(where())", **environment).stdout == "['h1', 'h3', 'h3']\n"
     assert run('print(where(hosts="h1:2"))', **environment).stdout == "['h1', 'h1']\n"
     assert run("print(len(where(n_parallel=2)))", SYNKRO_HOSTS="").stdout == "2\n"
+    for value, code in {"h1:0": "where()", "h1:1,h9": "where()", "h1:2": "where(n_parallel=3)"}.items():
+        error = run(code, **{**environment, "SYNKRO_HOSTS": value}).stderr
+        assert error.endswith(f"The environment variable SYNKRO_HOSTS names these hosts: {value!r}.\n")
 
 
 # ── programs that were started on all hosts ──────────────────────────────────────────────────────────

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
 from ..cluster.cluster import Cluster
+from ..cluster.hello import gpu_versions
 from ..cluster.questions import Distance, Distances, Reach
 from ..cluster.reached import reached
 from ..errors import SynkroError
@@ -18,7 +20,7 @@ _FAR = 1e-3  # seconds for a message from which on calls are slow
 _NARROW = 1e8  # bytes a second up to which rows are slow
 _APART = 0.1  # seconds between clocks from which on logs cannot be compared
 
-CHECKS = 8
+CHECKS = 9
 """The number of findings if all hosts are there."""
 
 
@@ -41,6 +43,7 @@ def findings(hosts: str, launcher: str | None) -> Iterator[Finding]:
         pairs = zip(launch.hosts, launch.said, strict=True)
         cores = ", ".join(f"{host} has {said.cores}" for host, said in pairs)
         yield Finding("cores", "ok", cores)
+        yield _gpus(launch)
         yield _ports(launch)
         with _file() as path:
             distances: list[Distance] = launch.ask(Distances(path))
@@ -55,6 +58,36 @@ def _file() -> Iterator[str]:
             yield os.path.abspath(file.name)
     except OSError:
         yield next(iter(entry.path for entry in os.scandir(os.getcwd())), os.getcwd())
+
+
+def _gpus(launch: Cluster) -> Finding:
+    """Which each host has, and by what it uses them."""
+    name = "GPUs"
+    try:
+        seen = launch.look()
+    except SynkroError as error:
+        return Finding(name, "failure", str(error))
+    if not any(each.installed for each in seen):
+        return Finding(name, "ok", "none: CuPy is not installed on any")
+    said, without = [], []
+    for host, each in zip(launch.hosts, seen, strict=True):
+        if each.gpus:
+            count = Counter(gpu.name for gpu in each.gpus)
+            listed = ", ".join(f"{count[gpu]} {gpu}" for gpu in count)
+            versions = ", ".join(f"{name} {version}" for name, version in gpu_versions(each).items())
+            said.append(f"{host} has {listed} ({versions})")
+        else:
+            said.append(f"{host} has none: {each.reason}")
+            without.append(host)
+    some = 0 < len(without) < len(seen)
+    return Finding(
+        name,
+        "warning" if some else "ok",
+        "; ".join(said),
+        f"Where nobody asks for GPUs, all compute on CPUs: mend {', '.join(without)}, or leave it out."
+        if some
+        else "",
+    )
 
 
 def _ports(launch: Cluster) -> Finding:

@@ -33,6 +33,7 @@ from .process import meet, work
 if TYPE_CHECKING:
     from .gateway import Gateway
 
+_BEGINNING = 120  # seconds until all hosts have begun MPI, which srun may start one after the other
 _GRACE = 5.0  # seconds in which the leaders can end their workers after the program
 
 USAGE = """usage: mpiexec -n HOSTS -ppn 1 python -m synkro.cluster PROGRAM.py [ARGUMENT ...]
@@ -48,11 +49,12 @@ def main(arguments: list[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     folder = tempfile.mkdtemp(prefix="synkro-", dir=temporary())  # of mode 0700
-    watch(folder, say=False)
+    signal.alarm(_BEGINNING)
+    held = watch(folder, ours=False)
     for number in (signal.SIGINT, signal.SIGTERM):  # a handler, which unlike SIG_IGN no child inherits
         signal.signal(number, lambda *_: None)
     status = [0]
-    work(None, copies(os.environ), lambda gateway: status.append(_run(gateway, arguments, folder)))
+    work(None, copies(os.environ), held, lambda gateway: status.append(_run(gateway, arguments, folder)))
     return status[-1]
 
 
@@ -60,7 +62,7 @@ def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
     """Serve the program's sessions until it ends; returns its exit status."""
     path = str(Path(folder, "gateway"))
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    from .wire import SilenceError  # noqa: PLC0415  which begins MPI
+    from .wire import BEAT, SilenceError  # noqa: PLC0415  which begins MPI
 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
@@ -71,9 +73,11 @@ def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
         threading.Thread(target=_bound, args=[program], daemon=True).start()
         heard = [server.fileno(), ended]
         try:
-            while ended not in select.select(heard, [], [])[0]:
-                connected, _ = server.accept()
-                meet(gateway, connected)
+            while ended not in (ready := select.select(heard, [], [], BEAT)[0]):
+                gateway.beat()
+                if ready:
+                    connected, _ = server.accept()
+                    meet(gateway, connected)
         except SilenceError:
             server.close()  # there can be no other session
             program.wait()

@@ -6,6 +6,7 @@ import abc
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,6 +20,9 @@ from .questions import Hail, Look
 
 PATIENCE = 20.0
 """Seconds until all processes have begun MPI, and for an answer."""
+
+BEGINNING = 60.0
+"""Seconds until hosts have begun all that they have to, unless somebody says otherwise."""
 
 ENDS = b"ends"
 """The message with which the gateway gets its ends of the sockets."""
@@ -46,7 +50,12 @@ class Cluster(abc.ABC):
     printed: Connection
     descriptors: socket.socket
     sentinel: int
+    _until: float
     _undo: contextlib.ExitStack
+
+    def left(self, most: float) -> float:
+        """Seconds to wait for hosts that begin: *most*, or those that are left of all."""
+        return max(0.0, min(most, self._until - time.monotonic()))
 
     def _meet(
         self, connected: socket.socket, undo: contextlib.ExitStack, lifeline: Sequence[int] = ()
@@ -109,7 +118,7 @@ class Cluster(abc.ABC):
         try:
             self.gateway.send(Look(showing()))
             own = visible()
-            if not self.gateway.poll(LOOKING + PATIENCE):
+            if not self.gateway.poll(self.left(LOOKING + PATIENCE)):
                 raise SessionError("the hosts did not say which GPUs they have.")
             seen = [own, *self.gateway.recv()]
         except (EOFError, ConnectionError):

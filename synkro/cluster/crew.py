@@ -15,11 +15,10 @@ from ..ipc.crew import STDERR, Crew, Note
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.process import worker_died
 from ..machine import readable_bytes
-from .cluster import Cluster
-from .janitor import ENDED
+from .cluster import BEGINNING, Cluster
+from .janitor import ENDED, NO_MEMORY, UNHEARD
 from .orders import Begin, Begun, Died, Interrupt, Missing, Printed, Pushing, Silent
 
-_BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
 
 
@@ -100,8 +99,9 @@ class ClusterCrew(_JournalingCrew):
         return controller
 
     def _heard(self) -> Any:
-        if not self._cluster.gateway.poll(_BEGINNING):
-            raise RuntimeError(f"the hosts took more than {_BEGINNING:g} s")
+        patience = self._cluster.left(BEGINNING)
+        if not self._cluster.gateway.poll(patience):
+            raise RuntimeError(f"the hosts took more than {round(patience, 1):g} s")
         try:
             return self._cluster.gateway.recv()
         except (EOFError, OSError):
@@ -153,15 +153,29 @@ class ClusterCrew(_JournalingCrew):
                 self._pump.await_end(rank, STDERR)
                 return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
             if isinstance(said, Silent):
-                why = f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
-                return self._lost(said.host, why)
+                return self._lost(said.host, self._silent)
+        return self._why_all_ended()
+
+    def _why_all_ended(self) -> HostLost:
+        """What to raise, as mpiexec has ended, by what it has printed."""
+        cluster = self._cluster
         words = cluster.last_words(_DYING)
+        if UNHEARD in words:
+            return self._lost(0, self._silent)
+        for at, said in enumerate(cluster.said):
+            begin = re.escape(NO_MEMORY.format(pid=said.pid, name=said.name))
+            if why := re.search(f"{begin}(.*)", words):
+                return self._lost(at, f"memory ran out there, as {why[1].rstrip('.')}")
         ends = [words.find(ENDED.format(pid=said.pid, name=said.name)) for said in cluster.said]
         number = min([n for n, at in enumerate(ends) if at >= 0], key=ends.__getitem__, default=None)
         how = re.search(r"EXIT STRING: (.*)", words)
         if number is None:
             return self._lost(None, f"mpiexec ended: {words or 'nobody knows why'}")
         return self._lost(number, f"its process of MPI's ended ({how[1] if how else 'exit code 0'})")
+
+    @property
+    def _silent(self) -> str:
+        return f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
 
     def _lost(self, number: int | None, why: str) -> HostLost:
         """What to raise for host *number* of the processes; None: nobody knows which it was."""

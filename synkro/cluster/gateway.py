@@ -17,7 +17,7 @@ from .dispatch import Dispatch
 from .hello import Hello, hello
 from .orders import Begin, Begun, Silent
 from .questions import Clock, Distance, Distances, Echo, End, Hail, Leave, Look, Reach, Sees
-from .wire import SilenceError, Wire, library
+from .wire import BEAT, SilenceError, Wire, library
 
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
@@ -43,12 +43,22 @@ class Gateway:
             main,
             contextlib.suppress(EOFError, ConnectionError),
         ):
-            while not isinstance(question := main.recv(), End):
+            while not isinstance(question := self._heard(main), End):
                 if isinstance(question, Begin):
                     self._work_until_silence(question, main, printed, descriptors)
                     break
                 main.send(self._answer(question))
         gc.collect()  # the main process's memory, which is mapped here
+
+    def _heard(self, main: Connection) -> Any:
+        """What the main process says next."""
+        while not main.poll(BEAT):
+            self.beat()
+        return main.recv()
+
+    def beat(self) -> None:
+        """Let the leaders hear of this process, a second after the last time at the earliest."""
+        self._wire.beat()
 
     def end(self) -> None:
         """End the leaders."""

@@ -86,11 +86,7 @@ def differences(hosts: Sequence[str], said: Sequence[Hello], folder: str) -> lis
 
 def unlike_gpus(hosts: Sequence[str], seen: Sequence[Visible]) -> list[str]:
     """Where a host's CuPy or NCCL differs from that of the first with GPUs: sentences, as above."""
-    versions = [
-        (host, {"CuPy": each.cupy, "NCCL": _nccl(each.nccl)})
-        for host, each in zip(hosts, seen, strict=True)
-        if each.gpus
-    ]
+    versions = [(host, gpu_versions(each)) for host, each in zip(hosts, seen, strict=True) if each.gpus]
     found = []
     for host, theirs in versions[1:]:
         first, ours = versions[0]
@@ -100,9 +96,11 @@ def unlike_gpus(hosts: Sequence[str], seen: Sequence[Visible]) -> list[str]:
     return found
 
 
-def _nccl(version: int) -> str:
-    major, rest = divmod(version, 10_000)
-    return f"{major}.{rest // 100}.{rest % 100}" if version else _MISSING
+def gpu_versions(seen: Visible) -> dict[str, str]:
+    """Those of what a host uses its GPUs by."""
+    major, rest = divmod(seen.nccl, 10_000)
+    nccl = f"{major}.{rest // 100}.{rest % 100}" if seen.nccl else _MISSING
+    return {"CuPy": seen.cupy, "NCCL": nccl}
 
 
 def _unlike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shutil
+import signal
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..memory.segment import SHM_FOLDER
@@ -15,6 +18,11 @@ from ..memory.segment import SHM_FOLDER
 ENDED = "Synkro: process {pid} of MPI's on {name} has ended"
 """What is said on stderr: mpiexec reports the first of the processes, and not the first to end."""
 
+NO_MEMORY = "Synkro: process {pid} of MPI's on {name} ends: "
+"""What is said on stderr where memory runs out; the error follows."""
+
+UNHEARD = "Synkro: the main process's host is not heard"
+"""What is said on stderr by the process of another host, which ends therefore."""
 
 _LONGEST = 80  # bytes of a folder's path: that of a socket in one of its folders has at most 107
 
@@ -23,34 +31,44 @@ _MADE = ("mpich_shm_", "sm_segment.", "ucx_shm_", "vader_segment.")
 
 _SHARED_AT_ONCE = "mpich_shm_"  # which all that need them have mapped when MPI has begun
 
+_GRACE = 3.0  # seconds in which mpiexec's process on a host can end by itself, if it hears of anything
+
 _READ_AT_ONCE = "hydra_hwloc_xmlfile_"
 """How the name begins of what mpiexec's process on a host makes for those that begin MPI."""
 
 
-def watch(folder: str = "", say: bool = True) -> None:
-    """When this process ends, however it does, that is said on stderr, the files in /dev/shm go that MPI
-    has made from now on, and the *folder* goes.
+def watch(folder: str = "", ours: bool = True) -> int:
+    """When this process ends, however it does, the files in /dev/shm go that MPI has made from now on,
+    and the *folder* goes.  If it is *ours*, what has started it also goes, and all is said on stderr.
 
     Files that another process has mapped stay.  It has to be called before there are threads.
+
+    Returns a descriptor: what has started this process goes in any case if a byte is written to it.
     """
     line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
     there, parent = _named(), os.getppid()
+    read = _to_read(parent)
+    starter = os.pidfd_open(parent) if parent else None  # none: it is outside of the container
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
     if os.fork():
         os.close(watched)
-        return
+        if starter is not None:
+            os.close(starter)
+        return held
     try:
         os.close(held)
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
-        os.read(watched, 1)
-        if say:
+        goes = ours
+        while os.read(watched, 1):
+            goes = True
+        if ours:
             with contextlib.suppress(OSError):  # nobody listens any more
                 os.write(2, line)
         os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
-        _remove_read(parent)
+        _remove(read)
         mapped = _mapped()
         for path in _named() - there:
             with contextlib.suppress(FileNotFoundError):
@@ -58,32 +76,44 @@ def watch(folder: str = "", say: bool = True) -> None:
                     os.unlink(path)
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
+        if goes and starter is not None and not select.select([starter], [], [], _GRACE)[0]:
+            signal.pidfd_send_signal(
+                starter, signal.SIGKILL
+            )  # not SLURM's, who sees the end of this one
     finally:
         os._exit(0)
 
 
 def temporary() -> str:
-    """The folder for temporary files, or /tmp where its path is too long for that of a socket."""
+    """The folder for temporary files; or /tmp where its path is too long for that of a socket, or has
+    spaces, quotes or the like, which mpiexec does not hand on as they are."""
     folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) <= _LONGEST else "/tmp"
+    plain = re.fullmatch(r"[\w/.,:@%+=-]*", folder, re.ASCII)
+    return folder if plain and len(folder) <= _LONGEST else "/tmp"
 
 
 def sweep() -> None:
     """Remove the names of files that MPI has made, where all that need them have them now."""
-    _remove_read(os.getppid())
+    _remove(_to_read(os.getppid()))
     for path in _mapped_by("self").values():
         if os.path.basename(path).startswith(_SHARED_AT_ONCE):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
 
-def _remove_read(process: int) -> None:
-    """Remove the file that *process*, of mpiexec's, has open for others to read."""
-    with contextlib.suppress(OSError):  # it has gone, or is another user's
-        for opened in os.scandir(f"/proc/{process}/fd"):
-            path = os.readlink(opened.path)
-            if os.path.basename(path).startswith(_READ_AT_ONCE):
-                os.unlink(path)
+def _to_read(process: int) -> list[str]:
+    """The files that *process*, of mpiexec's, has open for others to read."""
+    try:
+        opened = [os.readlink(each.path) for each in os.scandir(f"/proc/{process}/fd")]
+    except OSError:  # it has gone, or is another user's
+        return []
+    return [path for path in opened if os.path.basename(path).startswith(_READ_AT_ONCE)]
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _named() -> set[str]:

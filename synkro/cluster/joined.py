@@ -24,9 +24,13 @@ _CREDENTIALS = struct.Struct("3i")
 class Joined(Cluster):
     """A session with a gateway that is there before, and stays."""
 
-    def __init__(self) -> None:
-        """Raises: InvalidValue if there is none; SessionError if it cannot serve."""
+    def __init__(self, seconds: float) -> None:
+        """All has to begin within *seconds*.
+
+        Raises: InvalidValue if there is none; SessionError if it cannot serve.
+        """
         start = time.monotonic()
+        self._until = start + seconds
         path = os.environ.get(GATEWAY, "")
         if not path:
             raise InvalidValue(
@@ -73,9 +77,10 @@ class Joined(Cluster):
         return file
 
     def _await(self, fd: int) -> None:
-        ready, _, _ = select.select([fd, self.sentinel], [], [], PATIENCE)
+        patience = self.left(PATIENCE)
+        ready, _, _ = select.select([fd, self.sentinel], [], [], patience)
         if not ready:
-            raise SessionError(f"the hosts did not answer within {PATIENCE:g} s.")
+            raise SessionError(f"the hosts did not answer within {round(patience, 1):g} s.")
         if fd not in ready:
             raise SessionError(f"the processes of MPI's have ended: {self.last_words()}")
 

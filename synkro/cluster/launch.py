@@ -28,14 +28,16 @@ from pathlib import Path
 
 from ..errors import SessionError
 from ..machine import search_path
-from .cluster import PATIENCE, Cluster, listed
+from .cluster import BEGINNING, PATIENCE, Cluster, listed
 from .janitor import temporary
-from .mpiexec import clean, found_mpiexec, launcher_of
+from .mpiexec import clean, found_mpiexec, held, launcher_of
 from .questions import End
 
 _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
+_SAID = 1 << 20  # bytes of its end that are kept: it may be endless
 _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
+_FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _ASKED = "import synkro, numpy, cloudpickle, mpi4py"
 
@@ -69,13 +71,15 @@ def gateway_first(names: Sequence[str]) -> tuple[list[str], list[int]]:
 class Launch(Cluster):
     """The processes of MPI's of one session, which are started for it, and end with it."""
 
-    def __init__(self, hosts: Sequence[str], launcher: str = "ssh") -> None:
-        """Start them; *launcher* is "ssh", "slurm", or a program that is called as ssh is.
+    def __init__(self, hosts: Sequence[str], launcher: str = "ssh", seconds: float = BEGINNING) -> None:
+        """Start them; *launcher* is "ssh", "slurm", or a program that is called as ssh is.  All has to
+        begin within *seconds*.
 
         Raises: InvalidValue if there is no such program; NotAvailable if there is no MPI; SessionError
         for what is wrong with the hosts: all of it, each with its cure.
         """
         start = time.monotonic()
+        self._until = start + seconds
         self.hosts, self.places = gateway_first(hosts)
         self._mpiexec = found_mpiexec()
         self._launcher = launcher_of(launcher, os.environ)
@@ -88,7 +92,7 @@ class Launch(Cluster):
             lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
             try:
-                self._process = self._start(folder, undo)
+                self._process = self._start(folder, lifeline, undo)
                 self.sentinel = os.pidfd_open(self._process.pid)
                 undo.callback(os.close, self.sentinel)
                 self._meet(self._connected(folder), undo, [lifeline])
@@ -102,7 +106,7 @@ class Launch(Cluster):
     def way(self) -> str:
         return f"{super().way} over {self._launcher.name}"
 
-    def _start(self, folder: str, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    def _start(self, folder: str, lifeline: int, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         key, agent = Path(folder, "key"), Path(folder, "launcher")
         key.write_text(os.urandom(32).hex() + "\n")
         key.chmod(0o600)
@@ -113,8 +117,8 @@ class Launch(Cluster):
         secret = "secret" if self._launcher.secret else "agreed"
         program = [sys.executable, "-m", "synkro.cluster.process", folder, str(len(self.hosts)), secret]
         process = subprocess.Popen(
-            self._mpiexec.command(self.hosts, str(agent), program, environment),
-            stdin=subprocess.DEVNULL,
+            held(self._mpiexec.command(self.hosts, str(agent), program, environment)),
+            stdin=lifeline,
             stdout=self._log,
             stderr=self._log,
             env=environment,
@@ -146,11 +150,13 @@ class Launch(Cluster):
         return gateway
 
     def _await(self, fd: int) -> None:
-        ready, _, _ = select.select([fd, self.sentinel], [], [], PATIENCE)
+        patience = min(PATIENCE, _FIRST * self.left(BEGINNING))
+        ready, _, _ = select.select([fd, self.sentinel], [], [], patience)
         if fd in ready:
             return
         words = self.last_words()
-        how = "mpiexec ended" if ready else f"MPI did not begin within {PATIENCE:g} s"
+        how = "mpiexec ended" if ready else f"MPI did not begin within {round(patience, 1):g} s"
+        self.kill()  # it may go on and on
         wrong = self._asked_one_by_one() or [
             f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
             f"names that one of them does not know).{self.log()} The end of its output:\n{words}"
@@ -164,8 +170,9 @@ class Launch(Cluster):
         return self._said().decode(errors="replace").strip()[-_LAST_WORDS:]
 
     def _said(self) -> bytes:
-        """All that mpiexec has printed until now, on behalf of all hosts."""
-        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)
+        """The end of all that mpiexec has printed until now, on behalf of all hosts."""
+        log = self._log.fileno()
+        return os.pread(log, _SAID, max(0, os.fstat(log).st_size - _SAID))
 
     def log(self) -> str:
         if self._copy is None and self._said():
@@ -208,22 +215,16 @@ class Launch(Cluster):
         name = self._launcher.name
         paths = f"PYTHONPATH={os.pathsep.join(search_path())}"
         command = shlex.join(["env", paths, sys.executable, "-c", _ASKED])
-        try:
-            done = subprocess.run(
-                self._launcher.command(host, command),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_ASKING,
-                check=False,
-                start_new_session=True,
+        patience = self.left(_ASKING)
+        status, said = _outcome(self._launcher.command(host, command), patience)
+        if status is None:
+            return (
+                f"{host} did not answer within {round(patience, 1):g} s: check that {name} {host} works."
             )
-        except subprocess.TimeoutExpired:
-            return f"{host} did not answer within {_ASKING:g} s: check that {name} {host} works."
-        last = next(reversed(done.stderr.strip().splitlines()), f"it ended with {done.returncode}")
-        if not done.returncode:
+        last = next(reversed(said.strip().splitlines()), f"it ended with {status}")
+        if not status:
             return ""
-        if done.returncode in (126, 127):
+        if status in (126, 127):
             return (
                 f"{host} has no {sys.executable}: install the same environment in the same place there."
             )
@@ -234,3 +235,23 @@ class Launch(Cluster):
             f"{host} cannot be reached by {name} ({last}): check its name, and that '{check}' works "
             f"without a question."
         )
+
+
+def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:
+    """The exit status of a command, or None if it takes longer; and the end of what is on its stderr."""
+    with tempfile.TemporaryFile() as errors:  # a pipe would be read as long as somebody writes
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        status = process.returncode
+        if status is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        start = max(0, os.fstat(errors.fileno()).st_size - _LAST_WORDS)
+        return status, os.pread(errors.fileno(), _LAST_WORDS, start).decode(errors="replace")

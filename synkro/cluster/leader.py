@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import signal
+import sys
 import time
 from typing import Any, NoReturn
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..devices.gpus import visible
 from .hello import hello
+from .janitor import UNHEARD
 from .orders import (
     Begin,
     Begun,
@@ -35,12 +35,19 @@ from .wire import GATEWAY, SilenceError, Wire, library
 class Leader:
     """Answers the gateway."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, held: int) -> None:
+        """*held* is what ``janitor.watch`` has returned."""
         self._wire = wire
-        self._parent = os.getppid()
+        self._held = held
 
     def serve(self) -> None:
         """Answer one message after the other, until the last."""
+        try:
+            self._serve()
+        except SilenceError:
+            self._give_up()
+
+    def _serve(self) -> None:
         while True:
             source, question = self._wire.next()
             if isinstance(question, Leave):
@@ -69,7 +76,7 @@ class Leader:
                     self._heed(outpost, *message)
             self._wire.part()
         except SilenceError:
-            self._give_up()
+            self._give_up()  # before the workers have ended, which may take long
         finally:
             outpost.close()
 
@@ -96,9 +103,8 @@ class Leader:
 
     def _give_up(self) -> NoReturn:
         """End the host's part of it all: the gateway is not heard, and MPI would wait for it."""
-        if os.getppid() == self._parent:  # mpiexec's process on this host, which hears nothing either
-            with contextlib.suppress(PermissionError):  # SLURM's sees the end of this one
-                os.kill(self._parent, signal.SIGKILL)
+        print(UNHEARD, file=sys.stderr, flush=True)
+        os.write(self._held, b"!")  # mpiexec's process on this host may hear nothing either
         os._exit(1)  # which ends the workers
 
     def _answer(self, source: int, question: Any) -> None:

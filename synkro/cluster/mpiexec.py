@@ -35,8 +35,16 @@ while case "$1" in -*) true ;; *) false ;; esac; do shift; done
 host=$1
 shift
 exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has to close with it
+(  # ends with the main process, see held
+    read -r _ < /proc/$PPID/fd/3
+    trap '' TERM
+    kill 0
+    sleep 1
+    kill -9 0
+) > /dev/null 2>&1 &
 {reach}
 """
+_HELD = 'exec 3<&0; (read -r _ <&3; kill -9 0) > /dev/null 2>&1 & exec "$@" < /dev/null'
 _COMMAND = f"IFS= read -r {KEY}; export {KEY}; $*"
 _SRUN = """\
 export SLURM_OVERLAP=1 SLURM_MPI_TYPE=none SLURM_CPU_BIND=none  # which older ones do not know
@@ -56,6 +64,12 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith(_SETTINGS) or not name.startswith(_INHERITED)
     }
+
+
+def held(command: Sequence[str]) -> list[str]:
+    """*command*, in a session of its own, which is killed at the end of what is its standard input; that
+    is descriptor 3 then."""
+    return ["sh", "-c", _HELD, "sh", *command]
 
 
 class Launcher(NamedTuple):

@@ -12,17 +12,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SessionError
+from ..errors import SessionError, SharedMemoryError
 from ..ipc.process import hold_on_to
 from .cluster import ENDS
-from .janitor import sweep, watch
+from .janitor import NO_MEMORY, sweep, watch
 from .mpiexec import KEY
 
 if TYPE_CHECKING:
     from .gateway import Gateway
 
 
-_BEGINNING = 120  # seconds until all hosts have begun MPI
+_BEGINNING = 20  # seconds until all hosts have begun MPI
+_ENDING = 10  # seconds until all hosts have ended it
 
 
 def main(folder: str, count: str, key_is: str) -> None:
@@ -31,17 +32,21 @@ def main(folder: str, count: str, key_is: str) -> None:
     *key_is* says where the key of the session is: "secret", with each of the processes; or "agreed" on
     by MPI, as the launcher hands nothing over.
     """
-    watch(folder)
+    held = watch(folder)
+    signal.alarm(_BEGINNING)
     key = None
     if key_is == "secret":
         text = os.environ.pop(KEY, "") or Path(folder, "key").read_text(encoding="ascii")
         key = bytes.fromhex(text.strip())
-    work(key, int(count), lambda gateway: _serve(gateway, folder))
+    work(key, int(count), held, lambda gateway: _serve(gateway, folder))
 
 
-def work(key: bytes | None, count: int, as_gateway: Callable[[Gateway], None]) -> None:
-    """Begin MPI, be one of *count* processes, and end MPI.  An error ends all of them."""
-    signal.alarm(_BEGINNING)  # which ends this process: MPI waits for hosts that are not there any more
+def work(key: bytes | None, count: int, held: int, as_gateway: Callable[[Gateway], None]) -> None:
+    """Begin MPI, be one of *count* processes, and end MPI.  An error ends all of them.
+
+    *held* is what ``watch`` has returned.  An alarm that is set, by which this process ends, counts
+    until all have begun: MPI waits for hosts that are not there any more.
+    """
     from . import wire  # noqa: PLC0415  which begins MPI
 
     try:
@@ -59,12 +64,16 @@ def work(key: bytes | None, count: int, as_gateway: Callable[[Gateway], None]) -
         else:
             from .leader import Leader  # noqa: PLC0415
 
-            Leader(ends).serve()
+            Leader(ends, held).serve()
+        signal.alarm(_ENDING)
         wire.end()
     except BaseException as error:
         if isinstance(error, wire.SilenceError):
             os._exit(1)  # MPI would wait for the host
-        if isinstance(error, SessionError):
+        if isinstance(error, SharedMemoryError):
+            begin = NO_MEMORY.format(pid=os.getpid(), name=socket.gethostname())
+            print(f"{begin}{error}", file=sys.stderr, flush=True)
+        elif isinstance(error, SessionError):
             print(f"Synkro: {error}", file=sys.stderr, flush=True)
         else:
             traceback.print_exc()

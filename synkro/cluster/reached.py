@@ -7,14 +7,14 @@ from typing import Any
 
 from ..errors import InvalidType, InvalidValue
 from ..plan.hosts import Host, copies, named
-from .cluster import Cluster
+from .cluster import BEGINNING, Cluster
 from .joined import Joined
 from .launch import Launch
 from .mpiexec import best_launcher
 
 
-def reached(hosts: Any, launcher: Any) -> tuple[Cluster, tuple[Host, ...]]:
-    """The processes of MPI's on the hosts, and who these are.
+def reached(hosts: Any, launcher: Any, seconds: float = BEGINNING) -> tuple[Cluster, tuple[Host, ...]]:
+    """The processes of MPI's on the hosts, which have to begin within *seconds*, and who these are.
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if they cannot work together.
     """
@@ -28,7 +28,7 @@ def reached(hosts: Any, launcher: Any) -> tuple[Cluster, tuple[Host, ...]]:
             raise InvalidValue(
                 f'hosts="mpi" are there already, and launcher={launcher!r} would start some: give one.'
             )
-        joined = Joined()
+        joined = Joined(seconds)
         return joined, tuple(map(Host, joined.hosts))
     if (count := copies(os.environ)) > 1:
         raise InvalidValue(
@@ -38,4 +38,4 @@ def reached(hosts: Any, launcher: Any) -> tuple[Cluster, tuple[Host, ...]]:
         )
     found = named(hosts, os.environ)
     names = [host.name for host in found]
-    return Launch(names, launcher or best_launcher(hosts)), found
+    return Launch(names, launcher or best_launcher(hosts), seconds), found

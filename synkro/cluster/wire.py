@@ -34,7 +34,8 @@ _CHUNK = 1 << 26  # bytes of one message at most
 _DIGEST_BYTES = 32
 
 _PARTING = 10.0  # seconds of silence at least, in which the others can end their workers
-_EACH = 1.0  # seconds from one beat to the next
+_IDLE = 10.0  # seconds of silence of the gateway between two sessions
+_ABSENT = 1.0  # seconds without a look after which nobody knows what has come meanwhile
 _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
 _SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
@@ -48,6 +49,9 @@ Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
 
 GATEWAY = 0
 """The number of the process beside the main process."""
+
+BEAT = 1.0
+"""Seconds from one beat to the next."""
 
 
 class SilenceError(Exception):
@@ -85,9 +89,10 @@ class Wire:
         self._sending: list[tuple[Any, Any]] = []  # requests, and what they send
         self.number, self.count = self._comm.rank, self._comm.size
         others = range(1, self.count) if self.number == GATEWAY else [GATEWAY]
-        self._heard = dict.fromkeys(others, 0.0)  # when something came last from those that beat
+        self._heard = dict.fromkeys(others, time.monotonic())  # when those that beat were heard last
         self._beaten = self._looked = 0.0
-        self._limit = math.inf
+        self._idle = math.inf if self.number == GATEWAY else _IDLE
+        self._limit = self._idle
         self._over: set[int] = set()  # those that are
         self._patience = Patience(_SPIN)
         self._busy = 0.0  # when there was something to do last
@@ -143,29 +148,28 @@ class Wire:
         return source, head
 
     def live(self, limit: float) -> None:
-        """From now on this process, and those that it talks to, hear of each other every second.
-
-        If not for *limit* seconds, all that waits raises SilenceError.
+        """From now on all that waits raises SilenceError if one of those that this process talks to is
+        not heard for *limit* seconds.
         """
         self._heard = dict.fromkeys(self._heard, time.monotonic())
         self._limit = limit
         self._sleep.look_for_sockets()
 
     def part(self, hear: Callable[[Any], None] | None = None) -> None:
-        """End a session: nothing that the others have sent is left for the next; no beats any more.
+        """End a session: nothing that the others have sent is left for the next.
 
         *hear*, if given, gets the heads of the messages that come before the others are over, too;
         bodies get lost.
 
         Raises: SilenceError.
         """
-        if self._limit < math.inf:
-            self.live(max(self._limit, _PARTING))
+        self.live(max(self._limit, _PARTING))
         self._part(set(range(self.count)) - {self.number}, hear)
-        self._limit = math.inf
+        self.live(self._idle)
 
     def leave(self) -> None:
         """There will be no other session: the gateway and the leaders have nothing more to say."""
+        self._beaten = math.inf  # no beat follows, which nobody would take
         self._part(set(self._heard), None)
         for source in self._heard:
             self._discard(source, _BEAT)
@@ -200,11 +204,12 @@ class Wire:
         Raises: SilenceError.
         """
         now = time.monotonic()
-        if now - self._looked < _LOOK:
+        absent = now - self._looked
+        if absent < _LOOK:
             return False
         self._looked = now
-        if self._limit == math.inf:
-            return False
+        if absent > _ABSENT:
+            self._heard = dict.fromkeys(self._heard, now)
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _BEAT, status):
             source = status.Get_source()
@@ -213,9 +218,10 @@ class Wire:
         for other, heard in self._heard.items():
             if now - heard > self._limit:
                 raise SilenceError(other)
-        if now - self._beaten < _EACH:
+        if now - self._beaten < BEAT:
             return False
         self._beaten = now
+        self.sent()
         for other in self._heard:
             self._begin(memoryview(b""), other, _BEAT)
         return True

@@ -127,7 +127,7 @@ class Session:
         asked = devices is not None or bool(environment_value)
         began = time.monotonic()
         reached = hosts, launcher, checked_seconds(host_timeout, "host_timeout")
-        machines = machines_of(*reached, n_parallel, devices, environment_value)
+        machines = machines_of(*reached, start_timeout, n_parallel, devices, environment_value)
         self.hosts = machines.hosts
         say = status_line(verbose)
         with contextlib.ExitStack() as undo:
@@ -143,7 +143,7 @@ class Session:
             self._engine = Engine(machines.crew, environments, timeout, verbose, placement.on_gpus)
             undo.callback(self._engine.close)
             self.functions, problem = self._begin(
-                placement, start_timeout, seed, seeded, profile_workers
+                placement, self._left(start_timeout, began), seed, seeded, profile_workers
             )
             undo.pop_all()
         self._maps = Maps(self.functions)
@@ -153,6 +153,12 @@ class Session:
         ):
             say(line)
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
+
+    def _left(self, seconds: float, began: float) -> float:
+        """What is left of *seconds* for the workers, after hosts have taken some since they *began*."""
+        if len(self.hosts) == 1:
+            return seconds
+        return max(0.1, round(seconds - (time.monotonic() - began), 1))
 
     def _begin(
         self, placement: Placement, start_timeout: float, seed: int, seeded: bool, profiled: bool
@@ -188,7 +194,7 @@ class Session:
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
-        targets = Targets(placement.assignments)
+        targets = Targets(placement.assignments, [host.ranks for host in self.hosts])
         variables = Variables(engine, outputs, token, self.master_rank, seed, targets)
         return Functions(engine, outputs, variables), problem
 

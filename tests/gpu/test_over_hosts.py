@@ -1,6 +1,7 @@
 """GPU workers on several hosts, which are this machine more than once, or made of namespaces."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -301,13 +302,13 @@ if socket.gethostname() == "h2" and "PMI_RANK" in os.environ:  # as a launcher w
 def ran(hosts, tmp_path):
     """Runs a program on h1; the processes of MPI's on h2 have some variables."""
 
-    def run(*names, options="", **variables):
+    def run(*names, options="", command=(), **variables):
         (tmp_path / "sitecustomize.py").write_text(ON_H2.format(variables=variables))
         path = os.pathsep.join(map(str, (tmp_path, ROOT, STAND_IN)))
         with environment("stand-in", FAKE_CUDA_DEVICES="3"):
-            code = PROGRAM.format(options=options)
+            program = ["-c", PROGRAM.format(options=options), hosts.launcher, *names]
             return subprocess.run(
-                hosts.on("h1", sys.executable, "-c", code, hosts.launcher, *names),
+                hosts.on("h1", sys.executable, *(command or program)),
                 env={**os.environ, "PYTHONPATH": path},
                 capture_output=True,
                 text=True,
@@ -364,3 +365,29 @@ def test_cpus_where_nobody_asked_and_a_host_has_no_gpu(ran):
     done = ran("h1:1", "h2:1", CUDA_VISIBLE_DEVICES="")
     assert "Synkro uses CPUs, as on h2 CUDA finds no GPU" in done.stderr
     assert "2 CPU workers initialized" in done.stderr
+
+
+def test_doctor_tells_the_gpus_of_hosts(hosts, ran):
+    doctor = ["-m", "synkro", "doctor", "--hosts", "h1,h2", "--launcher", hosts.launcher]
+    done = ran(command=doctor, CUDA_VISIBLE_DEVICES="2,1")
+    assert re.search(r"GPUs: h1 has 3 \S.* \(CuPy .*, NCCL 2.32.3\); h2 has 2 ", done.stdout), (
+        done.stdout
+    )
+    done = ran(command=doctor, CUDA_VISIBLE_DEVICES="")
+    assert re.search(r"GPUs: h1 has 3 .*; h2 has none: CUDA finds no GPU", done.stdout), done.stdout
+    done = ran(command=doctor, FAKE_NCCL_VERSION="22800")
+    assert "h2 has NCCL 2.28.0 (h1 has 2.32.3)" in done.stdout
+
+
+def test_a_name_that_several_hosts_have_is_no_target(ran):
+    done = ran(
+        "h1:2", "h2:2", options=", devices=['cuda:0', 'cuda:1']); synk.shared(1.0, target='cuda:0'"
+    )
+    says = "target='cuda:0' is a name of the ranks 0, 2: give the number of one."
+    assert says in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_more_devices_than_ranks(ran):
+    done = ran("h1:2", "h2:1", options=", devices=['cuda:0', 'cuda:1']")
+    says = "devices= lists 2 devices for each host (['cuda:0', 'cuda:1']), but hosts= gives h2 1 rank:"
+    assert says in done.stderr.splitlines()[-1], done.stderr

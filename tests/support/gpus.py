@@ -158,7 +158,8 @@ def started(crew, devices, **options):
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         options = {"timeout": 60, "hosts": crew.hosts or None, **options}
-        session = synk.Session(devices=devices, verbose=True, **options)
+        asked = "cuda" if crew.hosts else devices  # each host has ranks on the first of its GPUs
+        session = synk.Session(devices=asked, verbose=True, **options)
     through = [line for line in said.getvalue().splitlines() if "through host memory" in line]
     if crew.link == "nccl" and through:
         session.close()

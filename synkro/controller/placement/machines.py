@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...devices.cpu import ALLOCATOR, thread_caps
 from ...devices.gpus import Visible, visible
-from ...errors import counted, ranks_in_words
+from ...errors import InvalidValue, SynkroError, counted, ranks_in_words
 from ...ipc.crew import Crew
 from ...machine import available_cores
 from ...plan.hosts import VARIABLE, Host, ranks_of
+from .choice import VARIABLE as DEVICES
 from .choice import Assignment, Room, choose
 from .placement import Placement
 
@@ -87,6 +88,7 @@ def machines_of(
     hosts: Any,
     launcher: str | None,
     host_timeout: float,
+    start_timeout: float,
     n_parallel: int | None,
     devices: str | Sequence[str] | None,
     environment_value: str | None,
@@ -95,7 +97,14 @@ def machines_of(
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if hosts cannot work together.
     """
-    hosts = os.environ.get(VARIABLE) or None if hosts is None else hosts
+    if hosts is None and (value := os.environ.get(VARIABLE)):
+        try:
+            return machines_of(
+                value, launcher, host_timeout, start_timeout, n_parallel, devices, environment_value
+            )
+        except SynkroError as error:
+            said = f"{error}\nThe environment variable {VARIABLE} names these hosts: {value!r}."
+            raise type(error)(said) from None
     if hosts is None:
         assignments = choose(n_parallel, devices, environment_value)
         ranks = range(len(assignments))
@@ -103,12 +112,13 @@ def machines_of(
     from ...cluster.crew import ClusterCrew  # noqa: PLC0415  for several hosts only
     from ...cluster.reached import reached  # noqa: PLC0415
 
-    launch, found = reached(hosts, launcher)
+    launch, found = reached(hosts, launcher, start_timeout)
     try:
         rooms = _rooms(launch, found)
         if devices is None and not environment_value:
             devices = "cuda" if all(room.look().gpus for room in rooms) else "cpu"
         most = [len(choose(None, devices, environment_value, room)) for room in rooms]
+        _check_ranks(found, most, devices, environment_value)
         wanted = None if n_parallel == -1 else n_parallel
         ranks_there = ranks_of(found, most, wanted)
         assigned = [
@@ -127,6 +137,24 @@ def machines_of(
     except BaseException:
         launch.close()
         raise
+
+
+def _check_ranks(
+    hosts: Sequence[Host], most: Sequence[int], devices: Any, environment_value: str | None
+) -> None:
+    """Raises: InvalidValue where devices are listed, and more than the ranks that a host is to have."""
+    source = "devices="
+    if devices is None:
+        devices, source = environment_value, DEVICES
+    if isinstance(devices, str) and devices.strip() in ("cpu", "cuda"):
+        return  # as many as there are
+    for host, listed in zip(hosts, most, strict=True):
+        if host.ranks is not None and host.ranks < listed:
+            raise InvalidValue(
+                f"{source} lists {counted(listed, 'device')} for each host ({devices!r}), but hosts= "
+                f"gives {host.name} {counted(host.ranks, 'rank')}: list as many devices as ranks, or "
+                f"name the host without a number."
+            )
 
 
 def _rooms(cluster: Cluster, hosts: Sequence[Host]) -> list[Room]:

@@ -15,7 +15,9 @@ from .choice import Assignment
 class Targets:
     """The names of a session's ranks."""
 
-    def __init__(self, assignments: Sequence[Assignment]) -> None:
+    def __init__(self, assignments: Sequence[Assignment], hosts: Sequence[range]) -> None:
+        """*hosts* are the ranks of each host."""
+        self._several = len(hosts) > 1
         self._size = len(assignments)
         self._contexts = [assignment.name for assignment in assignments]
         self._names: dict[str, list[int]] = {}
@@ -81,9 +83,10 @@ class Targets:
         found = self._names.get(re.sub(r"^(cpu|cuda):", r"\1", target), [])
         if len(found) > 1:
             ranks = ", ".join(map(str, found))
+            own = ', or give each a name of its own, by devices="dev0->cpu;dev1->cpu"'
             raise InvalidValue(
-                f"target={target!r} is the device of the ranks {ranks}: name one by its number, or give "
-                f'each a name of its own, by devices="dev0->cpu;dev1->cpu".'
+                f"target={target!r} is a name of the ranks {ranks}: give the number of one"
+                f"{'' if self._several else own}."
             )
         if not found:
             names = [name for name, ranks in self._names.items() if len(ranks) == 1]
