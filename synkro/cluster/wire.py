@@ -23,7 +23,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mpi4py import MPI  # which begins MPI
+os.environ.setdefault("UCX_TCP_RX_SEG_SIZE", "256k")  # fewer calls of the kernel for large messages
+from mpi4py import MPI  # which begins MPI, and reads that
 
 from ..errors import InternalError
 from ..ipc.waiting import Patience, spin
