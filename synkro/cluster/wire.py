@@ -20,18 +20,23 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 os.environ.setdefault("UCX_TCP_RX_SEG_SIZE", "256k")  # fewer calls of the kernel for large messages
 from mpi4py import MPI  # which begins MPI, and reads that
 
 from ..errors import InternalError
 from ..ipc.waiting import Patience, spin
+from ..plan.split import Span
 from . import orders, questions
 
 _HEAD, _BODY, _BEAT = 1, 2, 3  # tags
 _CHUNK = 1 << 26  # bytes of one message at most
+_PIECE = 1 << 21  # bytes of one of a stream, which stay in a cache until they are used
 _DIGEST_BYTES = 32
 
 _PARTING = 10.0  # seconds of silence at least, in which the others can end their workers
@@ -92,6 +97,7 @@ class Wire:
         self._patience = Patience(_SPIN)
         self._busy = 0.0  # when there was something to do last
         self._sleep = _Sleep()
+        self._pieces: NDArray[np.uint8] = np.empty((0, 0), np.uint8)
         self._wait_until(self._comm.Ibarrier().Test)  # a host that cannot be reached shows here
 
     def _agreed(self) -> bytes:
@@ -220,12 +226,36 @@ class Wire:
             self._begin(memoryview(b""), other, _BEAT)
         return True
 
-    def fill(self, source: int, bodies: Sequence[Buffer]) -> None:
-        """Receive the bodies of the last message from *source* into memory of their sizes."""
+    def fill(
+        self, source: int, bodies: Sequence[Buffer], meanwhile: Callable[[], object] = tuple
+    ) -> None:
+        """Receive the bodies of the last message from *source* into memory of their sizes.
+
+        *meanwhile* is done again and again until all are here; it may send.
+        """
         pieces = [piece for body in bodies for piece in _pieces(body)]
         requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces]
 
-        self._wait_until(lambda: bool(MPI.Request.Testall(requests)))
+        def filled() -> bool:
+            meanwhile()
+            return bool(MPI.Request.Testall(requests))
+
+        self._wait_until(filled)
+
+    def stream(self, source: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        """Receive what ``in_pieces`` has cut: each piece is there until the next one is asked for.
+
+        Meanwhile the next one is on its way.
+        """
+        if not len(self._pieces):
+            self._pieces = np.empty((2, _PIECE), np.uint8)  # kept, as fresh pages take as long as bytes
+        pieces = [self._pieces[n % 2, : stop - start] for n, (start, stop) in enumerate(cuts(nbytes))]
+        requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces[:2]]
+        for number, piece in enumerate(pieces):
+            self._wait_until(requests[number].Test)
+            yield piece
+            if number + 2 < len(pieces):
+                requests.append(self._comm.Irecv([pieces[number + 2], MPI.BYTE], source, _BODY))
 
     def next(self) -> tuple[int, Any]:
         """As ``receive``, after waiting for a message."""
@@ -382,6 +412,16 @@ def library() -> str:
 def _pieces(body: Buffer) -> list[memoryview]:
     view = memoryview(body).cast("B")
     return [view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK)]
+
+
+def cuts(nbytes: int) -> Iterator[Span]:
+    """The pieces of so many bytes in a stream."""
+    return ((start, min(start + _PIECE, nbytes)) for start in range(0, nbytes, _PIECE))
+
+
+def in_pieces(body: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """*body*, as ``Wire.stream`` receives it."""
+    return [body[start:stop] for start, stop in cuts(len(body))]
 
 
 def end() -> None:
