@@ -43,6 +43,7 @@ _PARTING = 10.0  # seconds of silence at least, in which the others can end thei
 _EACH = 1.0  # seconds from one beat to the next
 _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
+_FAST = 1e9  # bytes a second of a network on which naps would take longer than what is awaited
 _SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
 _LOOKS = 3  # in a row
 _GLANCES = 8  # of which one is a look at everything
@@ -96,6 +97,7 @@ class Wire:
         self._over: set[int] = set()  # those that are
         self._patience = Patience(_SPIN)
         self._busy = 0.0  # when there was something to do last
+        self._eager = 0.0  # until when bytes on their way are polled for
         self._sleep = _Sleep()
         self._pieces: NDArray[np.uint8] = np.empty((0, 0), np.uint8)
         self._wait_until(self._comm.Ibarrier().Test)  # a host that cannot be reached shows here
@@ -120,9 +122,14 @@ class Wire:
         return hashlib.blake2b(payload, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def _begin(self, piece: Buffer, to: int, tag: int) -> Any:
+        self._expect(len(piece))
         request = self._comm.Isend([piece, MPI.BYTE], to, tag)
         self._sending.append((request, piece))
         return request  # which is false when it has been seen to be done
+
+    def _expect(self, nbytes: int) -> None:
+        """So many bytes are on their way: poll for them as long as a fast network takes."""
+        self._eager = max(time.perf_counter(), self._eager) + nbytes / _FAST
 
     def sent(self) -> bool:
         """Whether all messages are sent, so that what they were made of may change."""
@@ -234,6 +241,7 @@ class Wire:
         *meanwhile* is done again and again until all are here; it may send.
         """
         pieces = [piece for body in bodies for piece in _pieces(body)]
+        self._expect(sum(map(len, pieces)))
         requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces]
 
         def filled() -> bool:
@@ -250,6 +258,7 @@ class Wire:
         if not len(self._pieces):
             self._pieces = np.empty((2, _PIECE), np.uint8)  # kept, as fresh pages take as long as bytes
         pieces = [self._pieces[n % 2, : stop - start] for n, (start, stop) in enumerate(cuts(nbytes))]
+        self._expect(nbytes)
         requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces[:2]]
         for number, piece in enumerate(pieces):
             self._wait_until(requests[number].Test)
@@ -338,8 +347,11 @@ class Wire:
         """
 
         def doze(others: Sequence[int]) -> None:
-            nap = min(_NAP, (time.perf_counter() - since) * _SHARE)
-            sending = not self.sent()
+            now, sending = time.perf_counter(), not self.sent()
+            if (busy or sending) and now < self._eager:
+                os.sched_yield()
+                return
+            nap = min(_NAP, (now - since) * _SHARE)
             self._sleep(nap, others, sending, busy or sending)
 
         while not condition():
