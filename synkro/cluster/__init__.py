@@ -20,6 +20,7 @@
     cargo      pieces of segments on their way
     porter     items of a map to a host, and results from there
     depot      where its workers take them
+    merging    the parts of a result, from all hosts
     freight    pickled values on their way
     traffic    what a command reads and writes on the ranks of one host
     orders     what they tell each other while a session lives

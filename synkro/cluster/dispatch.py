@@ -19,15 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from ..comms.ops import OPERATIONS, reduce_share
 from ..errors import InternalError
 from ..ipc.deputy import Deputy, Order
 from ..ipc.descriptors import Descriptors, Inherited
+from ..ipc.waiting import spin
 from ..messages import Command, Housekeeping, Phase, Start, Work
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .cargo import Piece, packed, size_of, unpacked
 from .clocks import Clocks
+from .merging import HERE, Merging
 from .orders import (
     Answered,
     Begin,
@@ -58,6 +59,7 @@ from .stock import Stock
 from .traffic import Partial, Traffic
 from .wire import Wire
 
+_PATIENCE = 5e-3  # seconds in which this host can come before others, whose parts then need no memory
 _LONG = 2.0  # seconds after which the user hears that inputs are on their way
 
 
@@ -67,13 +69,13 @@ class _Pending:
     Attributes:
         waiting: these ranks.
         replies: of ranks whose answer waits until partial results are merged.
-        parts: of each target, by where it lies: what it is, and the part of each process of MPI's.
+        merging: of each target, by where it lies: the parts of the hosts.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.waiting = set(ranks)
         self.replies: dict[int, bytes] = {}
-        self.parts: dict[tuple[int, int], tuple[Partial, dict[int, Array]]] = {}
+        self.merging: dict[tuple[int, int], Merging] = {}
 
     def take(self, replies: dict[int, bytes]) -> None:
         """These ranks have answered."""
@@ -307,11 +309,10 @@ class Dispatch:
         pending = self._pending[answered.number]
         unpacked(answered.cargo, self._segments.memory, lambda places: self._wire.fill(host, places))
         for partial in answered.partials:
-            target = self._segments.array(partial.target)
-            part = np.empty(target.shape, target.dtype)
-            self._wire.fill(host, [part])
-            place = partial.target.segment, partial.target.offset
-            pending.parts.setdefault(place, (partial, {}))[1][host] = part
+            merging = self._merging(pending, partial)
+            if spin(lambda: self._reduced_here(answered.number), _PATIENCE):
+                merging.here()
+            merging.take(host, self._wire.stream(host, merging.nbytes))
         for rank, payload in answered.replies.items():
             self._last[rank] = self._last[rank] if payload is None else payload
         replies = {rank: self._last[rank] for rank in answered.replies}
@@ -321,29 +322,38 @@ class Dispatch:
         else:
             self._take(answered.number, replies)
 
+    def _merging(self, pending: _Pending, partial: Partial) -> Merging:
+        """Where the parts of all hosts are merged."""
+        place = partial.target.segment, partial.target.offset
+        if place not in pending.merging:
+            hosts = {self._host_of[rank] for rank in partial.owners}
+            order = sorted(hosts, key=lambda host: self._hosts[host].start)
+            target = self._segments.array(partial.target)
+            pending.merging[place] = Merging(partial, target, order)
+        return pending.merging[place]
+
+    def _reduced_here(self, number: int) -> bool:
+        """Whether all ranks of this host have answered command *number*."""
+        local = [rank for rank in self._deputy.lane(number) if self._host_of[rank] == HERE]
+        return all(self._deputy.answered(rank) == number for rank in local)
+
     def _take(self, number: int, replies: dict[int, bytes]) -> None:
         """Ranks have answered command *number*, and what they have written is here."""
         pending = self._pending[number]
         pending.take(replies)
         for rank in replies:
             self._deputy.report(rank, Phase.WAITING, 0)
-        if not pending.parts:
+        if not pending.merging:
             self._deputy.answer(number, pending.hand_over())
             if not pending.waiting:
                 del self._pending[number]
 
     def _merge(self, number: int, pending: _Pending) -> None:
-        """All hosts have reduced their parts; if this one has, too, reduce the parts, and answer."""
-        local = [rank for rank in self._deputy.lane(number) if self._host_of[rank] == 0]
-        if any(self._deputy.answered(rank) != number for rank in local):
+        """The parts of all other hosts are here; if this one has its own, too, answer."""
+        if not self._reduced_here(number):
             return
-        for partial, parts in pending.parts.values():
-            target = self._segments.array(partial.target)
-            if set(partial.owners).intersection(local):
-                parts[0] = target
-            order = sorted(parts, key=lambda host: self._hosts[host].start)
-            sources = [parts[host] for host in order]
-            reduce_share(OPERATIONS[partial.op], partial.divisor, sources, [target])
+        for merging in pending.merging.values():
+            merging.here()
         self._deputy.answer(number, pending.hand_over())
         del self._pending[number]
 

@@ -43,7 +43,7 @@ from .orders import (
 )
 from .sharing import Sharing
 from .traffic import Extent, Partial, Traffic
-from .wire import GATEWAY, Wire
+from .wire import GATEWAY, Buffer, Wire, in_pieces
 
 _PATIENCE = 5e-3  # seconds that ranks which have answered wait for the others of their host
 _GRACE = 1.0  # seconds in which workers can leave by themselves
@@ -280,10 +280,12 @@ class Outpost:
         listed = running.lane.replies()
         payloads = dict(zip(running.lane.ranks, listed, strict=True))
         pieces, partials = self._written(running, ranks, listed)
-        cargo, bodies = loaded(pieces, self._mirrors.memory)
+        cargo, whole_bodies = loaded(pieces, self._mirrors.memory)
+        bodies: list[Buffer] = list(whole_bodies)
         for partial in partials:
             extent = whole(partial.target)
-            bodies.append(self._mirrors.memory(extent.segment)[extent.start : extent.stop].data)
+            part = self._mirrors.memory(extent.segment)[extent.start : extent.stop]
+            bodies += in_pieces(part)
         if self._depot is not None and self._depot.problem is not None:
             payloads |= dict.fromkeys(ranks, refusal(self._depot.problem))
         for rank in ranks:

@@ -7,6 +7,7 @@ journals at all.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 
@@ -53,10 +54,7 @@ class Sharing:
             return False
         # read before the journals are: what a rank has written down comes before its answer
         answered = {rank: self._answered(rank) for rank in self._ranks} if self._traffic else {}
-        passed = self._relay.outgoing()
-        for host, (entries, shown) in passed.items():
-            self._wire.send(self._numbers[host], Shown(entries), shown)
-            self._traffic = True
+        passed = self._pass_on(self._relay)
         news = {rank: number for rank, number in answered.items() if self._told.get(rank) != number}
         if news:
             self._told |= news
@@ -65,13 +63,25 @@ class Sharing:
                     self._wire.send(number, Ended(news))
         if not (passed or news or busy()):
             self._traffic = False
-        return bool(passed or news)
+        return passed or bool(news)
+
+    def _pass_on(self, relay: Relay) -> bool:
+        """Send what the ranks of this host have shown; returns whether there was something."""
+        passed = relay.outgoing()
+        for host, (entries, shown) in passed.items():
+            self._wire.send(self._numbers[host], Shown(entries), shown)
+            self._traffic = True
+        return bool(passed)
 
     def take(self, source: int, shown: Shown) -> None:
-        """What another host has passed on has come.  Raises: SharedMemoryError."""
+        """What another host has passed on has come.  Raises: SharedMemoryError.
+
+        While it comes, what is shown here goes: both ways at the same time.
+        """
         self._traffic = True
-        if self._relay is not None:
-            self._relay.apply(shown.entries, lambda views: self._wire.fill(source, views))
+        if (relay := self._relay) is not None:
+            meanwhile = functools.partial(self._pass_on, relay)
+            relay.apply(shown.entries, lambda views: self._wire.fill(source, views, meanwhile))
 
     def dozing(self, doze: Callable[[list[int]], object]) -> None:
         """Do *doze*, which ends when one of the descriptors that it gets is readable."""

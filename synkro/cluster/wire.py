@@ -20,17 +20,23 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mpi4py import MPI  # which begins MPI
+import numpy as np
+from numpy.typing import NDArray
+
+os.environ.setdefault("UCX_TCP_RX_SEG_SIZE", "256k")  # fewer calls of the kernel for large messages
+from mpi4py import MPI  # which begins MPI, and reads that
 
 from ..errors import InternalError
 from ..ipc.waiting import Patience, spin
+from ..plan.split import Span
 from . import orders, questions
 
 _HEAD, _BODY, _BEAT = 1, 2, 3  # tags
 _CHUNK = 1 << 26  # bytes of one message at most
+_PIECE = 1 << 21  # bytes of one of a stream, which stay in a cache until they are used
 _DIGEST_BYTES = 32
 
 _PARTING = 10.0  # seconds of silence at least, in which the others can end their workers
@@ -38,6 +44,7 @@ _IDLE = 10.0  # seconds of silence of the gateway between two sessions
 _ABSENT = 1.0  # seconds without a look after which nobody knows what has come meanwhile
 _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
+_FAST = 1e9  # bytes a second of a network on which naps would take longer than what is awaited
 _SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
 _LOOKS = 3  # in a row
 _GLANCES = 8  # of which one is a look at everything
@@ -96,7 +103,9 @@ class Wire:
         self._over: set[int] = set()  # those that are
         self._patience = Patience(_SPIN)
         self._busy = 0.0  # when there was something to do last
+        self._eager = 0.0  # until when bytes on their way are polled for
         self._sleep = _Sleep()
+        self._pieces: NDArray[np.uint8] = np.empty((0, 0), np.uint8)
         self._wait_until(self._comm.Ibarrier().Test)  # a host that cannot be reached shows here
 
     def _agreed(self) -> bytes:
@@ -119,9 +128,14 @@ class Wire:
         return hashlib.blake2b(payload, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def _begin(self, piece: Buffer, to: int, tag: int) -> Any:
+        self._expect(len(piece))
         request = self._comm.Isend([piece, MPI.BYTE], to, tag)
         self._sending.append((request, piece))
         return request  # which is false when it has been seen to be done
+
+    def _expect(self, nbytes: int) -> None:
+        """So many bytes are on their way: poll for them as long as a fast network takes."""
+        self._eager = max(time.perf_counter(), self._eager) + nbytes / _FAST
 
     def sent(self) -> bool:
         """Whether all messages are sent, so that what they were made of may change."""
@@ -226,12 +240,38 @@ class Wire:
             self._begin(memoryview(b""), other, _BEAT)
         return True
 
-    def fill(self, source: int, bodies: Sequence[Buffer]) -> None:
-        """Receive the bodies of the last message from *source* into memory of their sizes."""
+    def fill(
+        self, source: int, bodies: Sequence[Buffer], meanwhile: Callable[[], object] = tuple
+    ) -> None:
+        """Receive the bodies of the last message from *source* into memory of their sizes.
+
+        *meanwhile* is done again and again until all are here; it may send.
+        """
         pieces = [piece for body in bodies for piece in _pieces(body)]
+        self._expect(sum(map(len, pieces)))
         requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces]
 
-        self._wait_until(lambda: bool(MPI.Request.Testall(requests)))
+        def filled() -> bool:
+            meanwhile()
+            return bool(MPI.Request.Testall(requests))
+
+        self._wait_until(filled)
+
+    def stream(self, source: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+        """Receive what ``in_pieces`` has cut: each piece is there until the next one is asked for.
+
+        Meanwhile the next one is on its way.
+        """
+        if not len(self._pieces):
+            self._pieces = np.empty((2, _PIECE), np.uint8)  # kept, as fresh pages take as long as bytes
+        pieces = [self._pieces[n % 2, : stop - start] for n, (start, stop) in enumerate(cuts(nbytes))]
+        self._expect(nbytes)
+        requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces[:2]]
+        for number, piece in enumerate(pieces):
+            self._wait_until(requests[number].Test)
+            yield piece
+            if number + 2 < len(pieces):
+                requests.append(self._comm.Irecv([pieces[number + 2], MPI.BYTE], source, _BODY))
 
     def next(self) -> tuple[int, Any]:
         """As ``receive``, after waiting for a message."""
@@ -279,7 +319,7 @@ class Wire:
             looks += 1
             if not looks % _GLANCES:
                 return news()
-            return (called() and stepped()) or self._comm.Iprobe(MPI.ANY_SOURCE, _HEAD)
+            return (called() and stepped()) or self._has_come()
 
         if not self._patience.poll(glance):
             with self._patience:
@@ -314,13 +354,15 @@ class Wire:
         """
 
         def doze(others: Sequence[int]) -> None:
-            nap = (time.perf_counter() - since) * _SHARE
-            sending = not self.sent()
-            self._sleep(nap, others, sending, busy or sending)
+            now, sending = time.perf_counter(), not self.sent()
+            if (busy or sending) and now < self._eager:
+                os.sched_yield()
+                return
+            self._sleep((now - since) * _SHARE, others, sending, busy or sending)
+            self._sleep.judge(self._has_come, lambda: self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG))
 
         while not condition():
             dozing(doze)
-            self._sleep.judge(self._has_come, lambda: self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG))
 
 
 def _plain(head: Any) -> tuple[Any, ...]:
@@ -409,6 +451,16 @@ def library() -> str:
 def _pieces(body: Buffer) -> list[memoryview]:
     view = memoryview(body).cast("B")
     return [view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK)]
+
+
+def cuts(nbytes: int) -> Iterator[Span]:
+    """The pieces of so many bytes in a stream."""
+    return ((start, min(start + _PIECE, nbytes)) for start in range(0, nbytes, _PIECE))
+
+
+def in_pieces(body: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """*body*, as ``Wire.stream`` receives it."""
+    return [body[start:stop] for start, stop in cuts(len(body))]
 
 
 def end() -> None:

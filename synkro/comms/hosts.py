@@ -166,8 +166,12 @@ class HostsCommunicator(ShmCommunicator):
         self._reduce_on_host(record, sources)
         self._meeting.step()
         parts = _parts(record, self.count, self.place, self.place + 1)
-        merged = [self._merged(operation, divisor, sources[part.vector], part) for part in parts]
         if record.kind == "reduce_scatter":
+            merged = [
+                self._new((part.stop - part.start,), sources[part.vector][0].dtype) for part in parts
+            ]
+            for part, values in zip(parts, merged, strict=True):
+                self._merge(operation, divisor, sources[part.vector], part, values)
             return [
                 values.reshape(self.part_of(array).shape).astype(
                     operation.result_dtype(array.dtype), copy=False
@@ -176,8 +180,10 @@ class HostsCommunicator(ShmCommunicator):
             ]
         # ranks of this host, and what is under way to others, may still read of this stage what other
         # ranks merge; what this rank merges is read by nobody else since the step
-        for part, values in zip(parts, merged, strict=True):
-            sources[part.vector][self.place][part.start : part.stop] = values
+        for part in parts:
+            stages = sources[part.vector]
+            into = stages[self.place][part.start : part.stop]
+            self._merge(operation, divisor, stages, part, into)
             for group in self._groups():
                 if record.root == -1 or group.start <= record.root < group.stop:
                     self._show(sources, part, group.host)
@@ -200,22 +206,23 @@ class HostsCommunicator(ShmCommunicator):
                 part = _Part(vector, max(start, low), min(stop, high))  # which may be empty
                 self._show(sources, part, group.host)
 
-    def _merged(
-        self, operation: Operation, divisor: float, stages: Sequence[Array], part: _Part
-    ) -> Array:
-        """What all hosts have of *part*, merged; *stages* hold what each has reduced, share by share."""
+    def _merge(
+        self, operation: Operation, divisor: float, stages: Sequence[Array], part: _Part, into: Array
+    ) -> None:
+        """Merge what all hosts have of *part*; *stages* hold what each has reduced, share by share.
+
+        *into* may be that part of this rank's stage.
+        """
         groups, size = self._groups(), stages[0].size
         starts = [[start for start, _ in group.shares(size)] for group in groups]
         within = {edge for each in starts for edge in each if part.start < edge < part.stop}
-        merged = self._new((part.stop - part.start,), stages[0].dtype)
         for low, high in pairwise(sorted({part.start, part.stop, *within})):
             places = [
                 group.start + bisect_right(each, low) - 1
                 for group, each in zip(groups, starts, strict=True)
             ]
             sources = [stages[place][low:high] for place in places]
-            reduce_share(operation, divisor, sources, [merged[low - part.start : high - part.start]])
-        return merged
+            reduce_share(operation, divisor, sources, [into[low - part.start : high - part.start]])
 
     def _show(self, sources: Sequence[Sequence[Array]], part: _Part, host: int) -> None:
         """Show *host* a part of what lies on this rank's stage."""

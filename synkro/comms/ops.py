@@ -127,7 +127,8 @@ def reduce_share(
     start, stop = split(0, sources[0].size, count)[place]
     step = max(1, _BLOCK_BYTES // sources[0].itemsize)
     # a target that is a later source must not be written before that source is merged
-    apart = len(sources) > 2 and any(target is source for target in targets for source in sources[2:])
+    pairs = ((target, source) for target in targets for source in sources[2:])
+    apart = any(np.may_share_memory(target, source) for target, source in pairs)
     spare = np.empty(min(step, stop - start), sources[0].dtype) if apart else None
     for low in range(start, stop, step):
         block = slice(low, min(low + step, stop))

@@ -156,6 +156,10 @@ class Engine:
         """The name of a rank's host; empty if there is one host."""
         return self._crew.host_of(rank)
 
+    def host_number(self, rank: int) -> int:
+        """The number of a rank's host."""
+        return next(number for number, ranks in enumerate(self._crew.hosts) if rank in ranks)
+
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
         if self.state is State.CLOSED:

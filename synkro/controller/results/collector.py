@@ -6,7 +6,8 @@ still in the worker (it is large).  Large outputs take two more steps, in which 
     workers' memory ─ Store ─▶ stages, one a rank ─ Reduce, each rank its share ─▶ result segment
                     └ Store, for what is gathered, straight to its place ────────▶ result segment
 
-The result is a view of that segment, not a copy.
+The first rank of a host has no stage for what is reduced: it stores that in the result segment.  The
+result is a view of that segment, not a copy.
 """
 
 from __future__ import annotations

@@ -139,14 +139,17 @@ class Transfer:
     def _add(self, index: int, output: Leaves) -> None:
         if output.operation is not None:
             operation, first = output.operation, output.pieces[0][2]
-            owners, sources = [], []
+            target = self._reserve(_RESULT, first.shape, first.dtype)
+            owners, sources, hosts = [], [], set()
             if not self._linked or carrier(operation, np.dtype(first.dtype)) is None:
                 for rank, number, piece in output.pieces:
-                    source = self._reserve(rank, piece.shape, piece.dtype)
+                    host = self._home.engine.host_number(rank)
+                    first_there = host not in hosts  # it stores where all is reduced
+                    source = target if first_there else self._reserve(rank, piece.shape, piece.dtype)
+                    hosts.add(host)
                     self._stores[rank].append(StoredPiece(index, number, source, True))
                     owners.append(rank)
                     sources.append(source)
-            target = self._reserve(_RESULT, first.shape, first.dtype)
             name, divisor = operation.name, self._total_weight
             self._reductions.append(
                 Reduction(name, divisor, tuple(owners), tuple(sources), target, index)
