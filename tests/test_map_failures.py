@@ -181,7 +181,7 @@ def sleep(seconds):
 
 
 def test_a_timeout_says_what_runs(own):
-    with Watch(), pytest.raises(CallTimeout, match=r"rank \d \(pid \d+\) is running item 3"):
+    with Watch(), pytest.raises(CallTimeout, match=r"rank \d \((h\d, )?pid \d+\) is running item 3"):
         synk.map(sleep, [0, 0, 0, 30, 0], timeout=0.5)
     assert fine()
 
