@@ -21,6 +21,10 @@ from .orders import Begin, Begun, Died, Interrupt, Missing, Printed, Pushing, Si
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
+_AFTER = re.compile(r"occurred in Socket closed\n.*reported by process \[\d+,(\d+)\]")
+"""How Open MPI says that it ends a process as another has ended, perhaps before that is heard of."""
+_UNREACHED = re.compile(r"Remote daemon: .* on node ([^\s.]+)")
+"""How its mpiexec names a host that it does not reach any more."""
 
 
 class _JournalingCrew(Crew):
@@ -156,12 +160,22 @@ class ClusterCrew(_JournalingCrew):
                 why = f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
                 return self._lost(said.host, why)
         words = cluster.last_words(_DYING)
-        ends = [words.find(ENDED.format(pid=said.pid, name=said.name)) for said in cluster.said]
-        number = min([n for n, at in enumerate(ends) if at >= 0], key=ends.__getitem__, default=None)
+        number = self._first_to_end(words)
         how = re.search(r"EXIT STRING: (.*)", words)
         if number is None:
             return self._lost(None, f"mpiexec ended: {words or 'nobody knows why'}")
-        return self._lost(number, f"its process of MPI's ended ({how[1] if how else 'exit code 0'})")
+        return self._lost(number, f"its process of MPI's ended{f' ({how[1]})' if how else ''}")
+
+    def _first_to_end(self, words: str) -> int | None:
+        """Which of the processes that was, by the *words* of all; None: nobody knows."""
+        said, unreached = self._cluster.said, _UNREACHED.search(words)
+        after = set(map(int, _AFTER.findall(words)))
+        for number, each in enumerate(said):
+            if unreached and each.name.partition(".")[0] == unreached[1]:
+                return number
+        ends = [words.find(ENDED.format(pid=each.pid, name=each.name)) for each in said]
+        first = [number for number, at in enumerate(ends) if at >= 0 and number not in after]
+        return min(first, key=ends.__getitem__, default=None)
 
     def _lost(self, number: int | None, why: str) -> HostLost:
         """What to raise for host *number* of the processes; None: nobody knows which it was."""
