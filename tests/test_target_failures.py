@@ -53,7 +53,7 @@ def whole(future, sign):
 def test_an_exception_leaves_the_other_call_whole(session, sign):
     f = session.function(lambda: 1 / 0, target=1)
     other = begun(session, sign)
-    with pytest.raises(synk.WorkerError, match="rank 1 .*failed"):
+    with pytest.raises(synk.WorkerError, match=r"rank 1 .*failed"):
         f.submit().result()
     assert whole(other, sign)
     assert total(session) == 7

@@ -400,7 +400,7 @@ class Meeting:
                 raise self._stranded(wanted)
             if poll.poll(_NAP):
                 os.eventfd_read(self._wakes[self.rank])
-                if time.monotonic() - judged < _NAP / 1000:  # others of its host may wake it all the time
+                if time.monotonic() - judged < _NAP / 1000:  # others may wake it all the time
                     return False
             judged = time.monotonic()
             if condition():
