@@ -21,9 +21,11 @@ from .orders import Begin, Begun, Died, Interrupt, Missing, Printed, Pushing, Si
 
 _BEGINNING = 60.0  # seconds until all hosts have started their workers
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
-_AFTER = re.compile(r"occurred in Socket closed\n.*reported by process \[\d+,(\d+)\]")
-"""How Open MPI says that it ends a process as another has ended, perhaps before that is heard of."""
-_UNREACHED = re.compile(r"Remote daemon: .* on node ([^\s.]+)")
+_AFTER = re.compile(
+    r"occurred in Socket closed\n.*reported by process \[\d+,(\d+)\]|\[\[\d+,\d+\],(\d+)\]\S+ peer: "
+)
+"""How Open MPI says that a process ends as it misses another: that one's end may be heard later."""
+_UNREACHED = re.compile(r"Remote (?:host|daemon): +(?:\S+ on node )?([^\s.]+)")
 """How its mpiexec names a host that it does not reach any more."""
 
 
@@ -169,7 +171,7 @@ class ClusterCrew(_JournalingCrew):
     def _first_to_end(self, words: str) -> int | None:
         """Which of the processes that was, by the *words* of all; None: nobody knows."""
         said, unreached = self._cluster.said, _UNREACHED.search(words)
-        after = set(map(int, _AFTER.findall(words)))
+        after = {int(one or other) for one, other in _AFTER.findall(words)}
         for number, each in enumerate(said):
             if unreached and each.name.partition(".")[0] == unreached[1]:
                 return number
