@@ -9,20 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from support.hosts import processes_of
+from support.hosts import MPIEXEC, OPEN_MPI, processes_of
 from support.programs import ROOT
 from support.schedulers import pbs, slurm
 from support.waiting import wait_until
-from synkro.cluster.mpiexec import found_mpiexec
-from synkro.errors import NotAvailable
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 
-try:
-    MPIEXEC = found_mpiexec()
-except NotAvailable:  # where these tests are left out
-    MPIEXEC = None
-OPEN_MPI = MPIEXEC is not None and MPIEXEC.open_mpi
 SESSION = """
 import sys, os, socket, numpy as np, synkro as synk
 def where(**options):
@@ -152,10 +145,10 @@ def started(request, hosts, job, start):
     def started(*arguments, python=("-m", "synkro.cluster"), **variables):
         program = [sys.executable, *python, *map(str, arguments)]
         if request.param == "srun":
-            if MPIEXEC.open_mpi:
+            if OPEN_MPI:
                 pytest.skip("the stand-in for srun offers MPI what MPICH asks for")
             return start("srun", "--ntasks-per-node=1", *program, **slurm(hosts, job), **variables)
-        if MPIEXEC.open_mpi:
+        if OPEN_MPI:
             reach = ["--allow-run-as-root", "--prtemca", "plm_ssh_agent", hosts.launcher]
             where = ["--host", "h1,h2,h3", "--map-by", "ppr:1:node", "--bind-to", "none"]
             where += ["-x", "PYTHONPATH", "-x", "TMPDIR"]

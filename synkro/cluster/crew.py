@@ -20,6 +20,12 @@ from .janitor import ENDED, NO_MEMORY, UNHEARD
 from .orders import Begin, Begun, Died, Interrupt, Missing, Printed, Pushing, Silent
 
 _DYING = 1.0  # seconds until mpiexec has said which of its processes has ended
+_AFTER = re.compile(
+    r"occurred in Socket closed\n.*reported by process \[\d+,(\d+)\]|\[\[\d+,\d+\],(\d+)\]\S+ peer: "
+)
+"""How Open MPI says that a process ends as it misses another: that one's end may be heard later."""
+_UNREACHED = re.compile(r"Remote (?:host|daemon): +(?:\S+ on node )?([^\s.]+)")
+"""How its mpiexec names a host that it does not reach any more."""
 
 
 class _JournalingCrew(Crew):
@@ -166,12 +172,22 @@ class ClusterCrew(_JournalingCrew):
             begin = re.escape(NO_MEMORY.format(pid=said.pid, name=said.name))
             if why := re.search(f"{begin}(.*)", words):
                 return self._lost(at, f"memory ran out there, as {why[1].rstrip('.')}")
-        ends = [words.find(ENDED.format(pid=said.pid, name=said.name)) for said in cluster.said]
-        number = min([n for n, at in enumerate(ends) if at >= 0], key=ends.__getitem__, default=None)
+        number = self._first_to_end(words)
         how = re.search(r"EXIT STRING: (.*)", words)
         if number is None:
             return self._lost(None, f"mpiexec ended: {words or 'nobody knows why'}")
-        return self._lost(number, f"its process of MPI's ended ({how[1] if how else 'exit code 0'})")
+        return self._lost(number, f"its process of MPI's ended{f' ({how[1]})' if how else ''}")
+
+    def _first_to_end(self, words: str) -> int | None:
+        """Which of the processes that was, by the *words* of all; None: nobody knows."""
+        said, unreached = self._cluster.said, _UNREACHED.search(words)
+        after = {int(one or other) for one, other in _AFTER.findall(words)}
+        for number, each in enumerate(said):
+            if unreached and each.name.partition(".")[0] == unreached[1]:
+                return number
+        ends = [words.find(ENDED.format(pid=each.pid, name=each.name)) for each in said]
+        first = [number for number, at in enumerate(ends) if at >= 0 and number not in after]
+        return min(first, key=ends.__getitem__, default=None)
 
     @property
     def _silent(self) -> str:

@@ -17,7 +17,16 @@ import signal
 import subprocess
 from pathlib import Path
 
+from synkro.cluster.mpiexec import found_mpiexec
+from synkro.errors import NotAvailable
+
 from .waiting import wait_until
+
+try:
+    MPIEXEC = found_mpiexec()
+except NotAvailable:  # where the tests of several hosts are left out
+    MPIEXEC = None
+OPEN_MPI = MPIEXEC is not None and MPIEXEC.open_mpi
 
 _SHELL = """#!/bin/sh
 # Called as ssh is: [options] HOST COMMAND…

@@ -1,6 +1,6 @@
 """Hosts for tests, and ``pytest --over h1,h2 --launcher PROGRAM``: all sessions are over these.
 
-Tests that are marked ``one_host`` are left out then.
+Tests that are marked ``one_host`` are left out then, and those with a single worker, which has one.
 """
 
 import functools
@@ -29,9 +29,14 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("over"):
-        left_out = [item for item in items if item.get_closest_marker("one_host") is not None]
+        left_out = [item for item in items if of_one_host(item)]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+def of_one_host(item):
+    workers = item.callspec.params.get("forked") if hasattr(item, "callspec") else None
+    return workers == 1 or item.get_closest_marker("one_host") is not None
 
 
 def over(names, launcher, hosts, own_launcher, *rest):
