@@ -18,6 +18,7 @@ RUNS = [
     ("h2,h1", "test_variable_collectives", "test_outputs"),
     ("h3,h1,h2", "test_function"),
     ("h2,h3", "test_collectives"),
+    ("h1,h2", "test_dtypes"),
 ]
 
 

@@ -277,7 +277,10 @@ def _is_pickled(value: Any, mode: str | None) -> bool:
     """
     if mode == MERGE:
         return type(value) in (bool, int, float, complex) or not _is_array(value)
-    return type(value) is list if mode == "gather" else mode is None and not _is_array(value)
+    if mode is None:
+        fixed = type(value) is np.ndarray and is_fixed(value.dtype)
+        return not (fixed or _is_array(value))
+    return type(value) is list and mode == "gather"
 
 
 def _check_no_table(value: Any, mode: str | None) -> None:
