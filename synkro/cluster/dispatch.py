@@ -309,7 +309,7 @@ class Dispatch:
         for partial in answered.partials:
             target = self._segments.array(partial.target)
             part = np.empty(target.shape, target.dtype)
-            self._wire.fill(host, [part])
+            self._wire.fill(host, [part.reshape(-1).view(np.uint8)])  # not all dtypes have buffers
             place = partial.target.segment, partial.target.offset
             pending.parts.setdefault(place, (partial, {}))[1][host] = part
         for rank, payload in answered.replies.items():
