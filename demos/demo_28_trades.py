@@ -3,18 +3,17 @@
 A record has a string, a time and numbers; its dtype travels as it is.  The workers map the file, and
 each reads its rows.  Numbers add up with "sum"; times have a "min" and a "max".
 
-    python demos/demo_28_trades.py [times as large]
+    python demos/demo_28_trades.py
 """
 
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from cookbook import LARGER, timed
 
 import synkro as synk
 
-ROWS = 1_000_000 * LARGER
+ROWS = 1_000_000
 TRADE = np.dtype([("symbol", "U4"), ("time", "M8[us]"), ("price", "f8"), ("volume", "i8")])
 SYMBOLS = np.array(["AMZ", "BRK", "GOOG", "IBM", "MSFT"])
 
@@ -59,8 +58,8 @@ chosen = synk.function(large, outputs="gather")
 synk.distribute()
 
 table = synk.data(np.load(path, mmap_mode="r"))
-expected = timed("serial", by_symbol, trades, SYMBOLS)
-found = timed("Synkro (2 workers)", everywhere, table, SYMBOLS)
+expected = by_symbol(trades, SYMBOLS)
+found = everywhere(table, SYMBOLS)
 
 for name, column in expected.items():
     same = np.allclose if name == "turnover" else np.array_equal
