@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 from .plan.call import Access, CallPlan, Region, Rows
 from .plan.outputs import Tree
 from .plan.split import Span
+from .values.arrays import Code
 
 
 class Message:
@@ -253,7 +254,7 @@ class KeptOutput(NamedTuple):
     leaf: int
     number: int
     tail: tuple[int, ...]
-    dtype: str
+    dtype: Code
 
 
 @dataclass(eq=False, repr=False)
@@ -423,7 +424,7 @@ class Piece(NamedTuple):
     """One array: in the rank's outbox at *offset*, or, if that is None, waiting in the worker."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: Code
     offset: int | None
 
 
@@ -433,7 +434,7 @@ class Leaf(NamedTuple):
     A reduced leaf has one piece; a gathered one, or one without reduction, a piece a slice.
     """
 
-    dtype: str
+    dtype: Code
     pieces: tuple[Piece, ...]
 
 

@@ -393,7 +393,7 @@ def test_a_global_that_cannot_be_pickled(quiet, monkeypatch):
         ((ROWS, None), {}, InvalidType, "'y' .*by rows, but has none: it is None.*bcast_inputs"),
         ((ROWS, [threading.Lock()] * 6), {}, InvalidType, "'y' .*cannot be pickled: TypeError"),
         ((ROWS, [[1], [1, 2]]), {}, InvalidValue, "x has 6, y has 2"),
-        ((ROWS, np.zeros(6, "M8[s]")), {}, InvalidType, "'y' .*cannot have the dtype datetime64"),
+        ((ROWS, np.zeros(6, object)), {}, InvalidType, "'y' .*cannot have the dtype object"),
     ],
 )
 def test_arguments(quiet, args, kwargs, error, message):
@@ -574,8 +574,8 @@ SMALL, OTHER = np.ones(3), np.ones(4)
         (lambda x: (1, {"a": (v for v in x)}), ("sum", None), r"output\[1\] .*cannot be pickled"),
         (lambda x: (1, {"a": "text"}), "sum", r"output\[1\]\['a'\] .*got 'text', a str"),
         (lambda x: iter(()), "sum", "expected an array or a number"),
-        (lambda x: np.array(["a"]), "gather", "expected bools, integers, .* array of dtype <U1"),
-        (lambda x: np.array([None]), "gather", "array of dtype object"),
+        (lambda x: np.array(["a"]), "sum", 'there is no "sum" of <U1, nor .* outputs=None take it'),
+        (lambda x: np.array([None]), "gather", "of a fixed size, got an array of dtype object"),
         (lambda x: x.sum(), "gather", '"gather" concatenates rows, got a scalar'),
         (lambda x: 2.5, "gather", "got a scalar"),
     ],
@@ -766,9 +766,8 @@ def test_what_can_be_a_list_of_rows_is_to_be_one(quiet, made):
     assert ("bcast_inputs" in str(caught.value)) == (not hasattr(made(), "__next__"))
 
 
-@pytest.mark.parametrize("dtype", [object, "M8[s]"])
-def test_arrays_of_other_things_are_to_be_lists(session, dtype):
-    array = np.array([0, 1, 2]).astype(dtype)
+def test_arrays_of_objects_are_to_be_lists(session):
+    array = np.array([0, 1, 2]).astype(object)
     with pytest.raises(InvalidType, match=r"cannot have the dtype .*\.tolist\(\).*bcast_inputs"):
         session.function(total)(array)
     rows = session.function(lambda x: list(x), outputs="gather")(array.tolist())

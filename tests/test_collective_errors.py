@@ -121,7 +121,7 @@ ARGUMENTS = {
         lambda r: synk.exchange(1, "next"),
         "with_rank must be a rank, an int; got 'next'",
     ),
-    "exchange of text": (lambda r: synk.exchange("text", r), "takes arrays of bools, integers"),
+    "exchange of text": (lambda r: synk.exchange("text", r), "takes numbers, and arrays of numbers"),
     "send to oneself": (lambda r: synk.send(np.ones(1), r), "to=0 is this rank itself"),
     "receive from oneself": (lambda r: synk.recv(r), "source=0 is this rank itself"),
     "send outside": (lambda r: synk.send(np.ones(1), 3), "to=3, but 3 ranks take part"),
@@ -140,8 +140,8 @@ ARGUMENTS = {
         "weight must be a number of 0 or more",
     ),
     "weights": (lambda r: synk.all_reduce(1.0, weight=[1]), "weight must be a number of 0 or more"),
-    "text": (lambda r: synk.all_reduce("text", "sum"), "takes arrays of bools, integers"),
-    "objects": (lambda r: synk.all_gather(np.array([None])), "takes arrays of bools, integers"),
+    "text": (lambda r: synk.all_reduce("text", "sum"), "takes numbers, and arrays of numbers"),
+    "objects": (lambda r: synk.all_gather(np.array([None])), "takes numbers, and arrays of"),
     "nd_up": (lambda r: synk.all_gather(np.ones(1), nd_up=2), "nd_up must be 0"),
 }
 

@@ -125,12 +125,10 @@ def test_the_module_function_makes_the_same():
         ({"shape": (2, -1)}, InvalidValue, r"0 or more; got \(2, -1\)"),
         ({"shape": (2.0,)}, InvalidType, r"tuple of ints; got \(2\.0,\)"),
         ({"shape": "ab"}, InvalidType, "tuple of ints; got 'ab'"),
-        ({"value": "abc"}, InvalidType, "dtype <U3: expected bools, integers, floats or complex"),
+        ({"value": "abc"}, InvalidType, "dtype <U3 of a list: expected bools"),
         ({"value": ["a"], "name": "x"}, InvalidType, "the Data 'x' cannot have the dtype <U1"),
         ({"value": [None]}, InvalidType, "dtype object"),
         ({"value": [[1], [1, 2]]}, InvalidType, "is no array"),
-        ({"value": np.zeros(2, "M8[s]")}, InvalidType, r"dtype datetime64\[s\]"),
-        ({"value": np.zeros(2, [("a", "f4")])}, InvalidType, "cannot have the dtype"),
         ({"shape": 2, "dtype": "float33"}, InvalidType, "'float33'"),
         ({"shape": 2, "dtype": object}, InvalidType, "dtype object"),
         ({"value": [1.5], "dtype": int}, InvalidType, "may lose information"),
@@ -457,8 +455,8 @@ def test_force_cast_casts_as_numpy(session, dtype, value):
 
 def test_objects_cannot_be_forced(session):
     x = session.data([1.0])
-    for wrong in ([None], ["1"], np.zeros(1, "m8[s]")):
-        with pytest.raises(InvalidType, match="expected bools, integers, floats"):
+    for wrong in ([None], ["1"], np.zeros(1, object), np.zeros(1, "m8[s]")):
+        with pytest.raises(InvalidType, match=r"expected (bools|numbers)|is no such thing"):
             x.set_value(wrong, force_cast=True)
 
 

@@ -242,3 +242,21 @@ def test_tables_are_not_gathered_without_their_columns(session, library, mode):
     found = session.function(doubled, outputs=both)(x)
     assert list(found.columns) == ["x", "double"]
     assert found["double"].to_list() == [0, 2, 4, 6, 8]
+
+
+def test_dates_and_fixed_strings_are_columns_of_a_dict(session, library):
+    days = np.array(["2024-02-29", "2024-03-01", "2024-03-02"], "M8[D]").astype("M8[ns]")
+    frame = library.DataFrame({"day": days, "city": ["Rome", "Oslo", "Bern"], "x": [1.0, 2.0, 3.0]})
+    table = cure(frame) | {"city": frame["city"].to_numpy().astype("U4")}
+
+    def latest(t):
+        return {"day": t["day"].max(), "cities": t["city"][t["x"] > 1]}
+
+    found = session.function(latest, outputs={"day": "max", "cities": "gather"})(table)
+    assert found["day"] == days.max()
+    assert found["day"].dtype == table["day"].dtype
+    assert found["cities"].tolist() == ["Oslo", "Bern"]
+    last = session.function(lambda x: x.max(), outputs="max")
+    assert last(frame["day"]) == days.max()
+    with pytest.raises(InvalidType, match=r"cannot have the dtype object.*\.tolist\(\)"):
+        session.function(lambda t: t["city"], outputs="gather")(cure(frame))

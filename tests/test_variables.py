@@ -111,8 +111,8 @@ def test_writing_in_the_main_process_writes_all_replicas(n):
         check(replica, [2.0])
 
 
-@pytest.mark.parametrize("value", ["text", None, [object()], np.array(["2020"], "M8[Y]"), [[1], [2, 3]]])
-def test_values_without_arithmetic_are_refused(two, value):
+@pytest.mark.parametrize("value", ["text", None, [object()], np.array([None]), [[1], [2, 3]]])
+def test_values_of_no_fixed_size_are_refused(two, value):
     with pytest.raises(InvalidType):
         synk.shared(value, "w")
     with pytest.raises(InvalidType, match=r"variable 'w'|no value|is no array"):

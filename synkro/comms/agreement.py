@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import CollectiveError
+from ..values.arrays import Code
 from ..values.cache import Cache
 from .board import KINDS
 from .meeting import Meeting
@@ -120,7 +121,7 @@ class Agreement:
     def check_fit(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks' arrays can be concatenated along axis 0."""
 
-        def but_for_rows(record: Record) -> list[tuple[tuple[int, ...], int, str]]:
+        def but_for_rows(record: Record) -> list[tuple[tuple[int, ...], int, Code]]:
             return [(shape[1:], len(shape), dtype) for shape, dtype in record.given]
 
         self._check_same(records, but_for_rows, "only the number of rows may differ")

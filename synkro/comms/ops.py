@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidValue
+from ..errors import InvalidType, InvalidValue
 from ..plan.outputs import ALIASES, suggested
 from ..plan.split import split
-from ..values.arrays import Array
+from ..values.arrays import Array, is_numeric
 
 _BLOCK_BYTES = 1 << 18
 """Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
@@ -44,6 +44,34 @@ class Operation:
     ufunc: np.ufunc
     weighted: bool = False
     accumulates: bool = True
+
+    def takes(self, dtype: np.dtype[Any]) -> bool:
+        """Whether it makes one value of *dtype* of two: what NumPy's ufunc does with them.
+
+        It has no mean of what is no number: the mean of a piece would be rounded to its unit.
+        """
+        if is_numeric(dtype):
+            return True
+        two = np.zeros((2, 0), dtype)
+        try:
+            return not self.weighted and bool(self.ufunc(*two).dtype == dtype)
+        except TypeError:
+            return False
+
+    def check(self, dtype: np.dtype[Any], called: str) -> None:
+        """Raises: InvalidType if it does not take *dtype*."""
+        if refusal := self.refusal(dtype):
+            raise InvalidType(f"{called}: {refusal}.")
+
+    def refusal(self, dtype: np.dtype[Any]) -> str:
+        """Why it does not take *dtype*, and which operations do; empty if it does."""
+        if self.takes(dtype):
+            return ""
+        others = [f'"{each.name}"' for each in OPERATIONS.values() if each.takes(dtype)]
+        what = f'there is no "{self.name}" of {dtype}'
+        if self.weighted and dtype.kind == "m":
+            return f'{what}, which each rank would round: take "sum", and divide by the number of rows'
+        return f"{what}, only {', '.join(others)}" if others else f"{what}, nor any other reduction"
 
     def partial_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype that outputs of *dtype* accumulate in."""

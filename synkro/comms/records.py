@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ranks_in_words
-from ..values.arrays import Array, code_of
+from ..values.arrays import Array, Code, code_of
 from .ops import OPERATIONS
 
 _REMEMBERED = 64  # layouts that are kept
@@ -18,7 +18,7 @@ _REMEMBERED = 64  # layouts that are kept
 _ONE_SIDED = ("broadcast", "scatter", "send or recv", "exchange")
 
 
-ArrayType = tuple[tuple[int, ...], str]
+ArrayType = tuple[tuple[int, ...], Code]
 """The shape and the dtype of an array."""
 
 Entry = tuple[int, str]

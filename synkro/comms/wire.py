@@ -79,7 +79,7 @@ def decode(operation: Operation, carried: Array, dtype: np.dtype[Any]) -> Array:
 
 def _code(dtype: np.dtype[Any]) -> str:
     """A dtype's kind and size, without its byte order, which is the machine's."""
-    return code_of(dtype).lstrip("<>|=")
+    return str(code_of(dtype)).lstrip("<>|=")
 
 
 def _reordered(operation: Operation, code: str) -> bool:

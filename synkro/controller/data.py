@@ -196,8 +196,8 @@ class Data(NDArrayOperatorsMixin):
     def condition_data(self, input_data: ArrayLike, force_cast: bool = False) -> Array:
         """*input_data* as an array of this Data's dtype and number of dimensions; changes nothing.
 
-        Raises: InvalidType if the cast would lose information, unless *force_cast*, and for objects
-        and strings; InvalidValue for another number of dimensions.
+        Raises: InvalidType if the cast would lose information, unless *force_cast*, and for objects;
+        InvalidValue for another number of dimensions.
         """
         array = arrays.cast(input_data, self._dtype, force_cast, self._called())
         if array.ndim != self._ndim:
@@ -238,7 +238,7 @@ class Data(NDArrayOperatorsMixin):
             old = old[common].copy()
         self._resize(wanted, oversize)
         new = self._memory.array
-        new[rows if stay else 0 :] = 0
+        new[rows if stay else 0 :] = np.zeros((), self._dtype)
         if new.base is not old.base:
             new[common] = old[common]
 
@@ -335,7 +335,8 @@ def make_data(
         value: its contents, of any shape.  A memory-mapped array (``np.load(…, mmap_mode="r")``,
             ``np.memmap``) is not copied: the workers map the same file, and the Data is read-only.
         var: something with a ``dtype`` and an ``ndim`` (and perhaps a ``name``) to take them from.
-        dtype: bool, an integer, float or complex type; by default the value's, or float64.
+        dtype: one of fixed size: of numbers, dates, strings or records; by default the value's, or
+            float64.
         ndim, shape: the number of dimensions, or all lengths, of one without a value: zeros.
         minibatch: it holds the rows of a batch, in its order: row k belongs to the k-th row that
             ``batch=`` names.
@@ -370,7 +371,7 @@ def make_data(
 def _as_array(value: ArrayLike, dtype: DTypeLike | None, force: bool, name: str | None) -> Array:
     """*value* as an array of *dtype*, or of its own; a memory map stays one where it can."""
     called = f"the Data {name!r}" if name else "a Data"
-    array = value if isinstance(value, np.memmap) else arrays.as_numeric(value, called)
+    array = value if isinstance(value, np.memmap) else arrays.as_array(value, called)
     wanted = arrays.checked_dtype(array.dtype if dtype is None else dtype, called)
     return array if array.dtype == wanted else arrays.cast(value, wanted, force, called)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InvalidType, SharedMemoryError
 from ..memory.segment import Segment
 from ..plan.call import Region
-from ..values.arrays import Array, code_of
+from ..values.arrays import Array, code_of, is_numeric
 from .engine.engine import Engine
 
 _NOTHING = np.empty(0, np.uint8)
@@ -98,5 +98,12 @@ class Outgoing:
 
 def check_for_gpus(engine: Engine, dtype: np.dtype[Any], called: str) -> None:
     """Raises: InvalidType if the workers compute on GPUs, and those do not have *dtype*."""
-    if engine.on_gpus and dtype.char in "gG":
+    if not engine.on_gpus:
+        return
+    if dtype.char in "gG":
         raise InvalidType(f"{called} holds {dtype}, which GPUs do not have: convert it, to float64 say.")
+    if not is_numeric(dtype):
+        raise InvalidType(
+            f"{called} holds {dtype}, which GPUs do not have: give numbers, such as codes of strings "
+            f'(np.unique(…, return_inverse=True)), .view("i8") of dates, and the fields of records.'
+        )

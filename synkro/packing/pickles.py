@@ -29,8 +29,8 @@ from .refused import is_open_file, is_parallel_map
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
 
-PICKLED = "|V1"
-"""The dtype of a pickle among a function's outputs, which no output has."""
+PICKLED = np.dtype(np.uint16).newbyteorder("S").str
+"""The dtype of a pickle among a function's outputs, which no output has: they are in native order."""
 
 HEAD = 4  # bytes before it, which say how many buffers follow
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from ..values.arrays import Code
 from .batch import Strided
 from .outputs import Tree, unflatten
 from .split import Span
@@ -30,7 +31,7 @@ class Region:
     segment: int
     offset: int
     shape: tuple[int, ...]
-    dtype: str
+    dtype: Code
     strides: tuple[int, ...] | None = None
 
 

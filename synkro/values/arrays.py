@@ -1,10 +1,11 @@
-"""Values as arrays of numbers: checks and casts; errors call the value what *called* says."""
+"""Values as arrays: checks and casts; errors call the value what *called* says."""
 
 from __future__ import annotations
 
 import importlib
 import math
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,34 @@ from .foreign import columns_of, host_array, is_key
 Array = NDArray[Any]
 
 NUMERIC_KINDS = "biufc"
-"""The kinds of dtype that arrays may have: bools, integers, floats and complex numbers."""
+"""The kinds of dtype that have arithmetic: bools, integers, floats and complex numbers."""
+
+Code = str | np.dtype[Any]
+"""A dtype in messages: its name, or itself where it has no name."""
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of *dtype* have arithmetic: NumPy's kinds, and the bfloat16 of ml_dtypes."""
     return dtype.kind in NUMERIC_KINDS or dtype.name == "bfloat16"
+
+
+def is_fixed(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of *dtype* are bytes, as many in each: numbers, dates, strings, records."""
+    if is_numeric(dtype):
+        return True
+    known = issubclass(dtype.type, np.character | np.datetime64 | np.timedelta64 | np.void)
+    return known and bool(dtype.itemsize) and dtype.subdtype is None and not dtype.hasobject
+
+
+def longer(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The dtype of rows of one dtype behind rows of another; None unless both are the same.
+
+    Strings may be of two lengths.
+    """
+    if one == other:
+        return one
+    strings = one.kind == other.kind and one.kind in "SU"
+    return max(one, other, key=lambda dtype: dtype.itemsize) if strings else None
 
 
 def native(array: Array) -> Array:
@@ -33,8 +56,7 @@ def same_bits(one: Array, other: Array) -> bool:
     """Whether two arrays are equal to the bit: -0.0 is not 0.0, and a NaN is itself."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    first, second = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other))
-    return np.array_equal(first, second)
+    return all(map(np.array_equal, _bytes_of(one), _bytes_of(other)))
 
 
 def digest(array: Array) -> bytes:
@@ -42,13 +64,24 @@ def digest(array: Array) -> bytes:
     import hashlib  # noqa: PLC0415  it takes a while, and few programs need it
 
     found = hashlib.sha256(repr((code_of(array.dtype), array.shape)).encode())
-    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    for part in _bytes_of(array):
+        found.update(part.data)
     return found.digest()
 
 
-def code_of(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype in messages: every process can give it to ``np.dtype``."""
-    plain = dtype.kind in NUMERIC_KINDS or dtype.type is np.void
+def _bytes_of(array: Array) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of an array; of records without those between their fields, which mean nothing."""
+    if array.dtype.names is None:
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for name in array.dtype.names or ():
+        yield from _bytes_of(array[name])
+
+
+def code_of(dtype: np.dtype[Any]) -> Code:
+    """A dtype in messages: every process can give it to ``np.dtype``."""
+    if dtype.names is not None:
+        return dtype
+    plain = dtype.kind in NUMERIC_KINDS or (is_fixed(dtype) and not is_numeric(dtype))
     return dtype.str if plain else _Extension(dtype.name)
 
 
@@ -74,13 +107,16 @@ def cast(
     """*value* as an array of *dtype*.
 
     Arrays and NumPy scalars are cast where NumPy calls that safe.  Python numbers, alone or in lists,
-    have no dtype of their own: they are cast if their kind allows it and no integer changes.
+    have no dtype of their own: they are cast if their kind allows it and no integer changes.  What is
+    no number becomes nothing of another kind.
 
     Raises: InvalidType.
     """
-    given = as_numeric(value, called)
+    given = as_array(value, called)
     if given.dtype == dtype:
         return given
+    if not (is_numeric(given.dtype) and is_numeric(dtype)):
+        return _cast_alike(given, dtype, force, called, advice)
     if force:  # what *dtype* cannot hold is lost: imaginary parts, fractions, digits, range
         real = given.real if given.dtype.kind == "c" and dtype.kind not in "cb" else given
         with np.errstate(all="ignore"):
@@ -99,11 +135,43 @@ def cast(
     )
 
 
-def as_numeric(value: ArrayLike, called: str) -> Array:
-    """*value* as an array.
+def _cast_alike(given: Array, dtype: np.dtype[Any], force: bool, called: str, advice: str) -> Array:
+    """Strings, dates or records as others of their kind.
 
-    Raises: InvalidType for ragged lists, masked arrays, tables that are not one array, and objects
-    that are no numbers.
+    Raises: InvalidType.
+    """
+    own = given.dtype
+    if own.kind != dtype.kind or not _same_fields(own, dtype):
+        raise InvalidType(f"{called} holds {dtype}, and {own} is no such thing: convert it yourself.")
+    if force or can_assign(own, dtype):
+        converted = given.astype(dtype)
+        # a finer unit of time has a smaller range
+        if force or dtype.kind in "SU" or same_bits(converted.astype(own), given):
+            return converted
+    raise InvalidType(
+        f"{called} holds {dtype}, and a cast of {own} to it may lose information: {advice}."
+    )
+
+
+def can_assign(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether a variable of *dtype* takes values of the dtype *given*: numbers may be rounded."""
+    if is_numeric(given) and is_numeric(dtype):
+        return bool(np.can_cast(given, dtype, "same_kind"))
+    alike = given.kind == dtype.kind and _same_fields(given, dtype)
+    return alike and bool(np.can_cast(given, dtype, "safe"))
+
+
+def _same_fields(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether records have fields of the same names in the same order, as NumPy casts them by place."""
+    if one.names != other.names:
+        return False
+    return all(_same_fields(one[name].base, other[name].base) for name in one.names or ())
+
+
+def as_array(value: ArrayLike, called: str) -> Array:
+    """*value* as an array; lists, which have no dtype, become arrays of numbers only.
+
+    Raises: InvalidType for ragged lists, masked arrays, tables that are not one array, and objects.
     """
     columns = columns_of(value)
     if columns is not None:
@@ -126,9 +194,14 @@ def as_numeric(value: ArrayLike, called: str) -> Array:
                 f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
             ) from None
         raise InvalidType(f"{called} needs an array in host memory: {error}") from None
-    if not is_numeric(array.dtype):
-        got = "" if hasattr(value, "dtype") else f"; got {shortened(value)}"
-        raise _no_arithmetic(array.dtype, called, got)
+    if hasattr(value, "dtype"):
+        _check_fixed(array.dtype, called)
+    elif not is_numeric(array.dtype):
+        raise InvalidType(
+            f"{called} cannot have the dtype {array.dtype} of a list: expected bools, integers, floats "
+            f"or complex numbers; got {shortened(value)}. For an array of strings, dates or records "
+            f"give np.array(…, dtype), where the dtype has a fixed size."
+        )
     return array
 
 
@@ -178,16 +251,23 @@ def _lost_in(column: Any, table: Array, place: int) -> str:
     return f"would have {there[row]} in row {row}, where it has {own[row]}"
 
 
-def _no_arithmetic(dtype: np.dtype[Any], called: str, got: str = "") -> InvalidType:
+def _check_fixed(dtype: np.dtype[Any], called: str) -> None:
+    """Raises: InvalidType for objects, strings of any length, and what has no bytes."""
+    if is_fixed(dtype):
+        return
     advice = (
         "Rows of anything come as a list: give .tolist(). What every rank is to see whole may be "
         "anything: name it in bcast_inputs."
     )
-    if dtype.kind in "US":
-        advice = "Give a list of strings, .tolist(), or codes: np.unique(…, return_inverse=True)."
-    return InvalidType(
-        f"{called} cannot have the dtype {dtype}: expected bools, integers, floats or complex "
-        f"numbers{got}. {advice}"
+    if dtype.subdtype is not None:
+        advice = f"It is an array: give the dtype {dtype.base}, and the lengths {dtype.shape} in shape=."
+    elif not dtype.itemsize:
+        advice = 'Its elements have no bytes: say how long they are, by "U10" say.'
+    elif dtype.names is not None:
+        advice = f'Its fields hold objects: give them a fixed size, by "U10" say. {advice}'
+    raise InvalidType(
+        f"{called} cannot have the dtype {dtype}: expected numbers, dates, strings or records of a "
+        f"fixed size. {advice}"
     )
 
 
@@ -201,16 +281,15 @@ def shortened(value: Any) -> str:
 
 
 def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
-    """*dtype* as a NumPy dtype that has arithmetic.
+    """*dtype* as a NumPy dtype of fixed size.
 
-    Raises: InvalidType for objects, strings, dates, records and unknown names.
+    Raises: InvalidType for objects, strings without a length, and unknown names.
     """
     try:
         known = np.dtype(dtype)
     except TypeError as error:
         raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
-    if not is_numeric(known):
-        raise _no_arithmetic(known, called)
+    _check_fixed(known, called)
     return known
 
 

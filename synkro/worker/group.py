@@ -30,7 +30,7 @@ from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, cou
 from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
-from ..values.arrays import Array, is_numeric
+from ..values.arrays import Array, is_fixed, is_numeric
 from ..values.foreign import handed, has_history, host_array, library_of
 from ..values.random import generator_of_item
 from ..values.variable import Variable
@@ -268,7 +268,7 @@ class Group:
             return value
         factor = _weight(weight, operation)
         given = [leaves[index] for index in order]
-        arrays = self._given(given)
+        arrays = self._given(given, operation)
         found = self.comm.all_reduce(arrays, operation, factor, names)
         pairs = list(zip(given, found, strict=True))
         fit = [fitted(r, g, operation) if isinstance(g, Variable) else r for g, r in pairs]
@@ -290,7 +290,9 @@ class Group:
         _check_plain(value, "reduce", "all_reduce")
         operation = operation_named(op)
         factor = _weight(weight, operation)
-        results = self.comm.reduce([self._array(value)], operation, factor, self._place(root, "root"))
+        results = self.comm.reduce(
+            [self._array(value, operation)], operation, factor, self._place(root, "root")
+        )
         return None if results is None else _like(value, results[0])
 
     @_collective
@@ -298,7 +300,7 @@ class Group:
         """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
         operation = operation_named(op)
         factor = _weight(weight, operation)
-        results = self.comm.reduce_scatter(self._given([value]), operation, factor)
+        results = self.comm.reduce_scatter(self._given([value], operation), operation, factor)
         return self._results([value], results, operation.name)[0]
 
     @_collective
@@ -386,6 +388,8 @@ class Group:
 
         Raises: InvalidValue for a result that the variable's dtype does not have.
         """
+        for variable in variables:
+            operation.check(variable.dtype, f"all_reduce of {variable.called()}")
         places = [
             variable.in_place() if operation.result_dtype(variable.dtype) == variable.dtype else None
             for variable in variables
@@ -436,11 +440,11 @@ class Group:
         finally:
             self.within = before
 
-    def _given(self, values: Sequence[Any]) -> list[Array]:
+    def _given(self, values: Sequence[Any], operation: Operation | None = None) -> list[Array]:
         """*values* as arrays, for a collective in which this rank tells which of them have a history."""
         tracked = sum(1 << index for index, value in enumerate(values) if has_history(value))
         self.comm.agreement.note(tracked, self.within)
-        return [self._array(value) for value in values]
+        return [self._array(value, operation) for value in values]
 
     def _results(
         self,
@@ -463,19 +467,24 @@ class Group:
             return with_history(self, values, results, op, entry or agreement.entry(), other)
         return results
 
-    def _array(self, value: Any) -> Array:
-        """*value* as a contiguous array where it lies, on the device or in host memory."""
+    def _array(self, value: Any, operation: Operation | None = None) -> Array:
+        """*value* as a contiguous array where it lies, on the device or in host memory.
+
+        Raises: InvalidType for what is no array, or nothing for the *operation*.
+        """
         if isinstance(value, Variable):
             value = value.value
         array = self.device.adopt(value)
         here = self.device.xp
         if array is None:
             array, here = np.asarray(host_array(value)), np
-        if not is_numeric(array.dtype):
+        if not (is_fixed if hasattr(value, "dtype") else is_numeric)(array.dtype):
             raise InvalidType(
-                f"a collective takes arrays of bools, integers, floats or complex numbers; got "
-                f"{value!r}."
+                f"a collective takes numbers, and arrays of numbers, dates, strings or records of a "
+                f"fixed size; got {value!r}."
             )
+        if operation is not None:
+            operation.check(array.dtype, "a collective")
         native = array.dtype.newbyteorder("=")
         contiguous: Array = here.ascontiguousarray(array, native).reshape(array.shape)
         return contiguous

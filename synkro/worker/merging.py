@@ -25,7 +25,7 @@ from ..plan.outputs import (
     leaf_paths,
     unflatten,
 )
-from ..values.arrays import Array, code_of, is_numeric, native, shortened
+from ..values.arrays import Array, code_of, is_fixed, is_numeric, longer, native, shortened
 from ..values.foreign import columns_of, host_array, is_key, is_table, library_of
 from ..values.variable import Variable
 
@@ -142,12 +142,18 @@ class Merger:
     def _merge(self, index: int, array: Array, weight: int, device: Device) -> None:
         operation, pieces = self._operations[index], self.leaves[index]
         if array.dtype != self.dtypes[index] and self.modes[index] not in (None, MERGE):
-            what = f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another"
-            raise self._error(self.tree, index, what)
+            both = longer(self.dtypes[index], array.dtype) if self.modes[index] == "gather" else None
+            if both is None:
+                what = f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another"
+                raise self._error(self.tree, index, what)
+            self.dtypes[index] = both
         if operation is None:
             mode = self.modes[index]
             if mode in ("gather", "keep") and array.ndim == 0:
                 what = f'"{mode}" concatenates rows, got a scalar: return an array, or say outputs=None'
+                raise self._error(self.tree, index, what)
+            if mode == "keep" and device.xp is not np and not is_numeric(array.dtype):
+                what = f'GPUs do not have {array.dtype}, so they cannot keep it: say outputs="gather"'
                 raise self._error(self.tree, index, what)
             if self._several:
                 array = array.copy() if mode == "keep" else device.stow(array)
@@ -271,7 +277,10 @@ def _is_pickled(value: Any, mode: str | None) -> bool:
     """
     if mode == MERGE:
         return type(value) in (bool, int, float, complex) or not _is_array(value)
-    return type(value) is list if mode == "gather" else mode is None and not _is_array(value)
+    if mode is None:
+        fixed = type(value) is np.ndarray and is_fixed(value.dtype)
+        return not (fixed or _is_array(value))
+    return type(value) is list and mode == "gather"
 
 
 def _check_no_table(value: Any, mode: str | None) -> None:
@@ -332,10 +341,14 @@ def _in_container(value: Any, device: Device) -> Any:
 def _output(value: Any, mode: str | None = None) -> Array:
     """One leaf of a function's result as an array; an array on the device stays there.
 
-    Raises: OutputError for what is no array and no number, or of a dtype without arithmetic.
+    Raises: OutputError for what is no array and no number, or of a dtype that *mode* does not take.
     """
     array: Array = value if type(value) is np.ndarray else _as_array(value, mode)
-    if is_numeric(array.dtype):
+    if is_fixed(array.dtype):
+        operation = OPERATIONS.get(mode or "")
+        refusal = operation.refusal(array.dtype) if operation else ""
+        if refusal:
+            raise OutputError(f'{refusal}. "gather", "keep" and outputs=None take it.')
         return native(array)
     if isinstance(value, int):
         raise OutputError(
@@ -343,8 +356,8 @@ def _output(value: Any, mode: str | None = None) -> Array:
             f"or say outputs=None, or a function op(a, b), such as operator.add: it gets any int."
         )
     raise OutputError(
-        f"expected bools, integers, floats or complex numbers, got an array of dtype {array.dtype}. "
-        f"Lists are gathered as they are: return .tolist()."
+        f"expected numbers, dates, strings or records of a fixed size, got an array of dtype "
+        f"{array.dtype}. Lists are gathered as they are: return .tolist()."
     )
 
 

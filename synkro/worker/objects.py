@@ -202,6 +202,7 @@ class Belongings:
         """What a function returned, as bytes: the pickle, with the number of its buffers, and these."""
         pickled, buffers = self.packed_apart(value)
         head = len(buffers).to_bytes(HEAD, "little") + pickled
+        head += bytes(len(head) % 2)  # elements have two bytes; the pickle knows where it ends
         return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
 
     def _pickled(self, value: Any, buffer_callback: Any = None) -> bytes:

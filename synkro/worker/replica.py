@@ -11,7 +11,7 @@ from .. import here
 from ..comms.base import Communicator
 from ..devices.base import Device
 from ..errors import InvalidType, InvalidValue, UsageError, counted, ranks_in_words
-from ..values.arrays import Array, as_numeric
+from ..values.arrays import Array, as_array, can_assign
 from ..values.variable import Variable
 
 
@@ -56,13 +56,13 @@ class Replica(Variable):
         self._check_no_task()
         array = self._device.adopt(value)
         if array is None:
-            array = as_numeric(value, self.called())
+            array = as_array(value, self.called())
         if array.ndim != self.ndim:
             raise InvalidValue(
                 f"{self.called()} has {counted(self.ndim, 'dimension')}, got an array of "
                 f"{array.ndim} (shape {array.shape}); the number of dimensions cannot change."
             )
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+        if not can_assign(array.dtype, self.dtype):
             raise InvalidType(
                 f"{self.called()} holds {self.dtype}, got {array.dtype}: convert the values yourself."
             )

@@ -8,6 +8,7 @@ import pytest
 
 import synkro as synk
 from support.gpus import crews, serving
+from synkro.errors import InvalidType, OutputError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -395,3 +396,21 @@ def test_a_variable_keeps_what_its_slice_saw(session, when):
         [np.array_split(shard, 8)[when] for shard in np.array_split(array, session.n_parallel)]
     )
     assert np.array_equal(session.gather(kept, nd_up=0), first)
+
+
+def test_gpus_have_no_strings_dates_and_records(session):
+    words = np.array(["a", "bc", "def", "g"])
+    arrays = words, np.arange(4).view("M8[s]"), np.zeros(4, [("a", "f4"), ("b", "S3")])
+    f = session.function(lambda x: x, outputs="gather")
+    for array in arrays:
+        for given in (array, session.data(array)):
+            with pytest.raises(InvalidType, match="which GPUs do not have: give numbers, such as codes"):
+                f(given)
+        with pytest.raises(InvalidType, match="which GPUs do not have"):
+            session.shared(array)
+    with pytest.raises(OutputError, match="GPUs do not have <U3, so they cannot keep it"):
+        session.function(lambda x, w: w, bcast_inputs="w", outputs="keep")(np.ones(4), words)
+    both = session.function(lambda x, w: (w, w), bcast_inputs="w", outputs=["gather", None])
+    rows, each = both(np.ones(session.n_parallel), words)
+    assert rows.tolist() == words.tolist() * session.n_parallel
+    assert all(type(one) is np.ndarray for one in each)

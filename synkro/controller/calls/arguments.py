@@ -28,7 +28,7 @@ from ...plan.call import (
     Scattered,
 )
 from ...plan.outputs import Tree, flatten, leaf_paths
-from ...values.arrays import Array, as_numeric, cast, code_of, native, shortened
+from ...values.arrays import Array, as_array, cast, code_of, is_numeric, native, shortened
 from ...values.foreign import is_future, is_generator, is_graph_shared, is_key, is_table, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
@@ -268,14 +268,14 @@ class Arguments:
             placed = value.input(self._engine, called)
             return Input(bound.name, _by_rows(bound, placed, value.minibatch), placed, reusable=reusable)
         try:
-            if bound.broadcast and is_table(value):
-                raise InvalidType  # it arrives as a table
+            if bound.broadcast and (is_table(value) or self._stays(value)):
+                raise InvalidType  # it arrives as it is
             if _is_of_own_class(value):
                 raise InvalidType(
                     f"{called} is {shortened(value)}, whose rows would be plain arrays: give "
                     f"np.asarray(…), and make it of that in the function, or name it in bcast_inputs."
                 )
-            array = as_numeric(value, called)
+            array = as_array(value, called)
         except InvalidType as error:
             return self._other(index, bound, value, error)
         if self._engine.on_gpus:
@@ -283,6 +283,11 @@ class Arguments:
         buffer, placed = self._put(index, array, called)
         reusable = ReusableArray(buffer, placed) if array is bound.value else None
         return Input(bound.name, _by_rows(bound, placed), placed, reusable=reusable)
+
+    def _stays(self, value: Any) -> bool:
+        """Whether it is no number, and either one element, or an array for GPUs, which have no such."""
+        array = isinstance(value, np.ndarray) and self._engine.on_gpus
+        return (array or isinstance(value, np.generic)) and not is_numeric(value.dtype)
 
     def _number(self, index: int, bound: Bound, value: Any) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""

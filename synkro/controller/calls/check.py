@@ -142,8 +142,15 @@ def _difference(name: str, path: str, mode: Any, got: Any, want: Any) -> tuple[f
         return np.inf, sentence
     if got.size == 0:
         return None
+    if got.dtype.names is not None and got.dtype.names == want.dtype.names:  # field by field
+        fields = [(f"{path}[{each!r}]", got[each], want[each]) for each in got.dtype.names]
+        found = [_difference(name, where, mode, one, other) for where, one, other in fields]
+        return max(filter(None, found), default=None)
     if not (is_numeric(got.dtype) and is_numeric(want.dtype)):
-        same = bool(np.all(got == want))
+        equal = got == want
+        if got.dtype.kind == want.dtype.kind and got.dtype.kind in "mM":
+            equal |= np.isnat(got) & np.isnat(want)
+        same = bool(np.all(equal))
         return None if same else (np.inf, f"{head}plain function's: it is {got} instead of {want}.{why}")
     with np.errstate(all="ignore"):
         same = (got == want) | ((got != got) & (want != want))  # noqa: PLR0124  NaN

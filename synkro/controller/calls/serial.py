@@ -22,7 +22,7 @@ from ...messages import FunctionSpec
 from ...plan.binding import Bound
 from ...plan.call import Form
 from ...plan.outputs import pair_of
-from ...values.arrays import as_numeric, same_bits
+from ...values.arrays import as_array, same_bits
 from ...values.foreign import columns_of, handed, host_array, library_of
 from ...worker.group import Group
 from ..data import Data
@@ -84,7 +84,7 @@ def _serial(argument: Bound) -> Any:
         value = value.data.view()
         value.flags.writeable = False
     elif columns_of(value) is not None and not argument.broadcast:
-        value = as_numeric(value, f"the argument {argument.name!r}")
+        value = as_array(value, f"the argument {argument.name!r}")
     if argument.library == "numpy":
         return host_array(value)
     if argument.library is None or library_of(value) or isinstance(value, SCALARS):

@@ -34,7 +34,7 @@ from ...plan.outputs import (
     take_subset,
 )
 from ...plan.split import slices_of
-from ...values.arrays import Array
+from ...values.arrays import Array, longer
 from .transfer import Leaves, Outputs, Transfer
 
 _SHAPES = (
@@ -118,13 +118,17 @@ class Collection:
                 f"output{path} of the function {self._name!r} is a list on rank {rank}, but no list on "
                 f'rank {leaves[pickled.index(False)][0]}: "gather" needs the same on every rank.'
             )
+        dtype = np.dtype(first.dtype)
         if not (mode is None or callable(mode) or any(pickled)):
             by_rows = mode in ("gather", "keep")
             start = 1 if by_rows else 0  # of the dimensions that have to be the same
             for rank, leaf in leaves:
+                same = leaf.dtype == first.dtype
+                if not same and mode == "gather" and (both := longer(dtype, np.dtype(leaf.dtype))):
+                    dtype, same = both, True
                 for piece in leaf.pieces:
                     ours, theirs = first.pieces[0].shape, piece.shape
-                    if leaf.dtype != first.dtype or ours[start:] != theirs[start:]:
+                    if not same or ours[start:] != theirs[start:]:
                         rows = " but for the first dimension" if by_rows else ""
                         hint = "" if by_rows else _SHAPES
                         raise OutputError(
@@ -135,7 +139,7 @@ class Collection:
                         )
         inside = all(piece.offset is not None for _, _, piece in pieces)
         views = [self._home.in_outbox(rank, piece) for rank, _, piece in pieces] if inside else []
-        return Leaves(mode, np.dtype(first.dtype), pieces, views)
+        return Leaves(mode, dtype, pieces, views)
 
     def doubt(self, of_graph: bool) -> str:
         """What there is to say about outputs that look like rows, or counts, and are averaged, as nobody
@@ -218,7 +222,7 @@ class Collection:
         operation, views = output.operation, output.views
         if operation is None:
             if output.is_one_array:
-                return np.concatenate(views)
+                return np.concatenate(views, dtype=output.dtype)
             return self._joined(output.mode, [view.copy() for view in views])
         value: Any = views[0]
         if not value.ndim:  # NumPy makes scalars of arrays without dimensions by itself

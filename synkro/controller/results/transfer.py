@@ -17,7 +17,7 @@ from ...memory.segment import Segment, aligned
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...packing.pickles import PICKLED
 from ...plan.call import Access, Region
-from ...values.arrays import Array
+from ...values.arrays import Array, Code, code_of
 from ...values.cache import Cache
 from ...values.owners import sole_owner
 from ..engine.engine import Engine
@@ -166,7 +166,7 @@ class Transfer:
     def _gathered(self, output: Leaves) -> list[Region]:
         """Regions one behind the other, for one array of all rows."""
         shapes = [piece.shape for _, _, piece in output.pieces]
-        dtype = output.pieces[0][2].dtype
+        dtype = code_of(output.dtype)
         whole = self._reserve(_RESULT, (sum(s[0] for s in shapes), *shapes[0][1:]), dtype)
         self._results.append([whole])
         regions, offset = [], whole.offset
@@ -180,7 +180,7 @@ class Transfer:
         self._results.append(regions)
         return regions
 
-    def _reserve(self, where: int, shape: tuple[int, ...], dtype: str) -> Region:
+    def _reserve(self, where: int, shape: tuple[int, ...], dtype: Code) -> Region:
         region = Region(where, self._sizes[where], shape, dtype)
         self._sizes[where] += aligned(_nbytes(shape, dtype))
         return region
@@ -231,5 +231,5 @@ class Transfer:
         return commands
 
 
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+def _nbytes(shape: tuple[int, ...], dtype: Code) -> int:
     return prod(shape) * np.dtype(dtype).itemsize

@@ -170,6 +170,8 @@ class Collectives:
         """
         operation = operation_named(op)
         targets, single = self._checked(shared_vars)
+        for target in targets:
+            operation.check(target.dtype, f"reduce of {target.called()}")
         if checked_bool(in_place, "in_place"):
             self._exchange("reduce", targets, operation.name, nccl)
             return None
@@ -207,7 +209,11 @@ class Collectives:
 
         Raises: InvalidType, InvalidValue.
         """
-        self._exchange("all_reduce", self._checked(shared_vars)[0], operation_named(op).name, nccl)
+        operation = operation_named(op)
+        targets, _ = self._checked(shared_vars)
+        for target in targets:
+            operation.check(target.dtype, f"all_reduce of {target.called()}")
+        self._exchange("all_reduce", targets, operation.name, nccl)
 
     @in_turn
     def all_gather(self, shared_vars: Any, nccl: bool = True) -> None:

@@ -15,7 +15,7 @@ from ... import messages
 from ...comms.ops import operation_named
 from ...errors import InvalidType, InvalidValue
 from ...plan.call import Access
-from ...values.arrays import as_numeric, native
+from ...values.arrays import as_array, native
 from ...values.foreign import is_graph_shared, is_graph_variable
 from ...values.random import generator
 from ...values.variable import Variable
@@ -90,7 +90,7 @@ class Variables:
         replicas stay as they are.
 
         Args:
-            value: its first contents, on every rank; bools, integers, floats or complex numbers.
+            value: its first contents, on every rank, of any dtype that ``data`` takes.
             name: for messages, and for ``save`` and ``load``.
             target: the rank that has it, or a list of them, as for ``function``; None for all ranks.
 
@@ -101,7 +101,7 @@ class Variables:
             raise InvalidType(f"the name of a variable must be a string; got {name!r}.")
         called = f"the variable {name!r}" if name else "a variable"
         ranks = self.targets.ranks(target) or self._engine.everyone.ranks
-        array = native(as_numeric(value, called))
+        array = native(as_array(value, called))
         number = self._engine.directory.number()
         made = Shared(self.collectives, number, array.dtype, array.ndim, name, ranks)
         self._engine.directory.watch(made, number)
@@ -237,7 +237,9 @@ class Variables:
         for entry in _listed(updates, "updates=", ", or of pairs (variable, operation)"):
             paired = isinstance(entry, list | tuple) and len(entry) == 2
             variable, op = entry if paired else (entry, "mean")
-            pairs.append((self.check(variable, "updates="), operation_named(op).name))
+            variable, operation = self.check(variable, "updates="), operation_named(op)
+            operation.check(variable.dtype, f"updates= of {variable.called()}")
+            pairs.append((variable, operation.name))
         check_once([variable for variable, _ in pairs], "updates=")
         return tuple(pairs)
 

@@ -20,7 +20,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, counted, ranks_in_words
-from ...values.arrays import Array
+from ...values.arrays import Array, is_numeric
 from .registry import Variables
 from .shared import Shared
 
@@ -153,7 +153,8 @@ def _npz(path: str | os.PathLike[str]) -> Path:
 
 def _fitting(variable: Shared, value: Array) -> Array:
     """What was read, as a value of *variable*.  Raises: InvalidValue if it does not fit."""
-    if value.dtype.kind == "V" and value.dtype.itemsize == variable.dtype.itemsize:
+    unnamed = value.dtype.kind == "V" and value.dtype.names is None and is_numeric(variable.dtype)
+    if unnamed and value.dtype.itemsize == variable.dtype.itemsize:
         value = value.view(variable.dtype)  # one that NumPy's files have no name for
     if value.dtype != variable.dtype or value.ndim != variable.ndim:
         raise InvalidValue(
