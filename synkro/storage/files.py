@@ -60,7 +60,7 @@ def _home(value: Any) -> ModuleType | None:
 
 
 def mapped(path: str | bytes | os.PathLike[str]) -> Any:
-    """The array in a ``.npy`` file, memory-mapped; one without elements as it is.
+    """The array in a ``.npy`` file, memory-mapped.
 
     Raises: InvalidType, InvalidValue for a path of anything else.
     """
@@ -84,23 +84,11 @@ def mapped(path: str | bytes | os.PathLike[str]) -> Any:
     if head[:6] != b"\x93NUMPY":
         raise InvalidType(f"{shown} is no .npy file. {_advice(shown, head)}")
     try:
-        return _mapped(shown)
+        return np.load(shown, mmap_mode="r")
     except ValueError as error:
-        raise InvalidValue(f"{shown} cannot be mapped, so it is damaged or cut off: {error}") from None
-
-
-def _mapped(path: str) -> Any:
-    with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _read_header
-        shape, _, dtype = read(file)
-    if dtype.hasobject:
-        raise InvalidType(f"{path} holds objects of Python, and no numbers: data() cannot map it.")
-    return np.load(path, mmap_mode="r" if 0 not in shape else None)
-
-
-def _read_header(file: Any) -> Any:
-    return np.lib.format.read_array_header_2_0(file)
+        raise InvalidValue(
+            f"{shown} cannot be mapped: it is damaged or cut off, or holds objects of Python: {error}"
+        ) from None
 
 
 def _advice(path: str, head: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from math import prod
 from typing import Any
 
 import h5py
@@ -28,9 +29,9 @@ def describe(value: Any, number: int) -> FileArray:
     Raises: InvalidType, InvalidValue for one that others cannot open and find the same.
     """
     if not value:
-        raise InvalidValue(
-            "the HDF5 file of the dataset is closed: open it, with h5py.File(path, 'r'), and give the "
-            "dataset before you close it."
+        raise InvalidType(
+            "the HDF5 file of the dataset is closed, so it is no array any more: open it again, with "
+            "h5py.File(path, 'r'), and give the dataset before you close it."
         )
     if isinstance(value, h5py.Group):
         inside = ", ".join(map(repr, list(value)[:5])) or "nothing"
@@ -49,7 +50,7 @@ def describe(value: Any, number: int) -> FileArray:
         )
     if value.shape is None:
         raise InvalidValue(f"{what} is empty: it has a type, and no elements.")
-    row_bytes = max(1, value.dtype.itemsize * int(np.prod(value.shape[1:], dtype=np.int64)))
+    row_bytes = max(1, value.dtype.itemsize * prod(value.shape[1:]))
     chunk = value.chunks[0] if value.chunks else max(1, _BLOCK // row_bytes)
     dtype = code_of(value.dtype)
     return FileArray(number, KIND, path, value.name, value.shape, dtype, chunk, stamp_of(path))
@@ -94,8 +95,12 @@ class OpenDataset(Opened):
     _file: Any = None
 
     def _open(self) -> None:
-        self._file = h5py.File(self.stored.path, "r", locking="best-effort")
-        self._dataset = self._file[self.stored.name]
+        stored = self.stored
+        # room for the chunks in which one piece of a call ends and the next begins: unpacked once
+        band = stored.chunk * prod(stored.shape[1:]) * np.dtype(stored.dtype).itemsize
+        room = max(_BLOCK, band)
+        self._file = h5py.File(stored.path, "r", locking="best-effort", rdcc_nbytes=room)
+        self._dataset = self._file[stored.name]
 
     def _read(self, target: Array, start: int, stop: int) -> None:
         self._dataset.read_direct(target, part(self.stored.shape, start, stop))

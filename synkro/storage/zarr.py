@@ -64,18 +64,13 @@ def describe(value: Any, number: int) -> FileArray:
     return FileArray(number, KIND, path, name, value.shape, code_of(value.dtype), chunk, stamp)
 
 
-_COARSE = 5
-"""CLOCK_REALTIME_COARSE, by which the kernel says when a file was written (clock_gettime(2))."""
-
-
 def _stamp(folder: Path) -> Stamp:
     """What changes with the array's metadata, and last the time by which its chunks were written.
 
     Chunks are files of their own, of which there may be many: none is looked at before it is read.
     """
     metadata = _metadata_stamp(folder)
-    now = time.clock_gettime_ns(_COARSE)
-    return *metadata, max(now, metadata[1], folder.stat().st_mtime_ns)
+    return *metadata, max(time.time_ns(), metadata[1], folder.stat().st_mtime_ns)
 
 
 def _metadata_stamp(folder: Path) -> Stamp:
