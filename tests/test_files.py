@@ -1,4 +1,4 @@
-"""HDF5 and zarr arrays as inputs: the workers read the rows that NumPy would, or an error says why not."""
+"""HDF5 and zarr arrays as inputs: the workers read the rows that NumPy would, or an error says why."""
 
 import io
 import os
