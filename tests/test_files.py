@@ -468,13 +468,13 @@ def test_no_thread_and_no_descriptor_stays(session, path, slices):
 CTRL_C = """
 import os, signal, threading, time
 import numpy as np, h5py
+import synkro as synk
 
 def main():
     with h5py.File("x.h5", "w") as file:
         file.create_dataset("x", data=np.ones((1000, 10)), chunks=(10, 10), compression="gzip")
     synk.fork(2, verbose=False)
     x = synk.data(h5py.File("x.h5")["x"])
-    started = synk.data(np.zeros(2))
 
     def slow(x):
         while True:
