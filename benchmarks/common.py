@@ -48,6 +48,8 @@ LIBRARIES = (
     "ipyparallel",
     "ray",
     "distributed",
+    "h5py",
+    "zarr",
 )
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 

@@ -50,6 +50,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "training": ("threadpoolctl",),
     "memory": (),
     "mapped": (),
+    "files": ("h5py", "zarr"),
     "recovery": (),
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),

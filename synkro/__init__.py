@@ -15,6 +15,7 @@ from lower floors, or from its own folder::
        packing/     a user's function made ready to travel
        graphs/      graphs of PyTensor, as functions
        ipc/         commands and replies, and worker processes
+       storage/     arrays in files, read by rows
     4  messages     the commands and replies
        memory/      shared memory, and what becomes of it
     3  plan/        what a call will do: integers in, immutable records out
@@ -79,6 +80,7 @@ from .api import (
 from .controller.calls.function import Function
 from .controller.data import Data
 from .controller.session import Session
+from .controller.stored import StoredData
 from .controller.variables.shared import Shared
 from .errors import (
     CallTimeout,
@@ -125,6 +127,7 @@ __all__ = [
     "SessionError",
     "Shared",
     "SharedMemoryError",
+    "StoredData",
     "SynkroError",
     "UsageError",
     "WorkerDied",

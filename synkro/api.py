@@ -29,6 +29,7 @@ from .controller.calls.graphs import teach_transfers
 from .controller.data import Data  # noqa: F401
 from .controller.engine.engine import State
 from .controller.session import Session
+from .controller.stored import StoredData  # noqa: F401
 from .controller.variables.shared import Shared  # noqa: F401
 from .devices.gpus import visible
 from .errors import InvalidType, NotForked, UsageError, check_keywords

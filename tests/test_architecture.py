@@ -35,6 +35,8 @@ HOMES = {
     "tqdm": {"controller/progress.py"},
     "matplotlib": {"controller/tracing/picture.py"},
     "mpi4py": {"cluster/wire.py"},
+    "h5py": {"storage/hdf5.py"},
+    "zarr": {"storage/zarr.py"},
     "sklearn": set(),
     "theano": set(),
 }
@@ -121,9 +123,9 @@ def test_the_drawing_shows_every_room():
     assert {file.stem for file in PACKAGE.glob("*.py")} == LOOSE
 
 
-def test_there_are_at_most_twenty_rooms_on_a_dozen_floors():
+def test_there_are_at_most_two_dozen_rooms_on_a_dozen_floors():
     found = graph(rooms=True)
-    assert len(found) <= 20
+    assert len(found) <= 24
     height = {}
     for name in TopologicalSorter(found).static_order():  # raises CycleError
         height[name] = 1 + max((height[below] for below in found[name]), default=0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support.sessions import lasting
+from synkro.errors import InvalidType, InvalidValue
 
 pytestmark = pytest.mark.quick  # on every Python version
 
@@ -149,3 +150,44 @@ def test_maps_are_arguments_without_a_copy(session, numbers):
     assert np.allclose(f(mapped), array.sum(axis=0))
     assert np.allclose(f(mapped, batch=slice(None, None, -2)), array[::-2].sum(axis=0))
     assert np.allclose(f(mapped[3:]), array[3:].sum(axis=0))
+
+
+@pytest.mark.parametrize("kind", [str, lambda path: path], ids=["str", "Path"])
+def test_a_path_is_mapped(session, numbers, kind):
+    path, array = numbers
+    x = session.data(kind(path), name="x", minibatch=True)
+    assert is_mapped(x)
+    assert (x.name, x.minibatch) == ("x", True)
+    assert np.array_equal(rows_seen(session, x), array)
+    assert session.data(kind(path), dtype="c16").dtype == "c16"
+
+
+@pytest.mark.parametrize("array", [np.array(2.5), np.empty((0, 3)), np.asfortranarray(np.eye(3))])
+def test_paths_of_small_arrays(session, tmp_path, array):
+    np.save(tmp_path / "x.npy", array)
+    assert np.array_equal(session.data(tmp_path / "x.npy"), array)
+
+
+def test_paths_of_other_things(session, numbers, tmp_path):
+    path, array = numbers
+    np.savez(tmp_path / "x.npz", array)
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    (tmp_path / "x.zarr").mkdir()
+    (tmp_path / "x.zarr" / "zarr.json").write_text("{}")
+    (tmp_path / "raw").write_bytes(bytes(100))
+    (tmp_path / "cut.npy").write_bytes(path.read_bytes()[:1000])
+    np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
+    for name, message in {
+        "x.npz": r"no .npy file.*np.load\(.*\['name'\]",
+        "x.h5": r"no .npy file.*h5py.File\(.*\['name'\]",
+        "x.zarr": r"give the array, zarr.open\(.*mode='r'\)",
+        "raw": r"no .npy file.*np.memmap\(path",
+        "cut.npy": "cannot be mapped: it is damaged or cut off",
+        "objects.npy": "objects",
+        "none.npy": r"as the path of a .npy file.*No such file",
+        "": "is a folder",
+    }.items():
+        with pytest.raises((InvalidType, InvalidValue), match=message):
+            session.data(tmp_path / name)
+    with pytest.raises(InvalidType, match="fsdecode"):
+        session.data(b"x.npy")

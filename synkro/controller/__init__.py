@@ -12,6 +12,7 @@ in ``results``.
     variables/  variables on the workers, and collectives over them
     results/    the replies of all ranks as the user's result
     data        arrays in shared memory, the inputs of functions
+    stored      arrays in files, which the workers read by themselves
     outgoing    buffers in shared memory, by which arrays go to the workers
     placement/  which devices a session uses
     tracing/    where the time of calls goes

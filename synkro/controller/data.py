@@ -20,12 +20,14 @@ from ..errors import InvalidType, InvalidValue, counted
 from ..memory.files import file_of
 from ..memory.segment import Segment
 from ..plan.call import Access, Region
+from ..storage.files import is_stored, mapped
 from ..values import arrays
 from ..values.arrays import Array
 from ..values.foreign import library_of
 from ..values.owners import sole_owner
 from .engine.engine import Engine, State
 from .outgoing import Outgoing, Placed, check_for_gpus
+from .stored import StoredData, make_stored
 
 
 class Data(NDArrayOperatorsMixin):
@@ -319,7 +321,7 @@ class Data(NDArrayOperatorsMixin):
 
 def make_data(
     engine: Engine,
-    value: ArrayLike | None = None,
+    value: ArrayLike | os.PathLike[str] | Any = None,
     var: Any = None,
     dtype: DTypeLike | None = None,
     ndim: int | None = None,
@@ -328,12 +330,14 @@ def make_data(
     force_cast: bool = False,
     oversize: float = 1,
     name: str | None = None,
-) -> Data:
-    """An array in shared memory, an input of functions.
+) -> Data | StoredData:
+    """An array in shared memory, or in a file: an input of functions.
 
     Args:
         value: its contents, of any shape.  A memory-mapped array (``np.load(…, mmap_mode="r")``,
-            ``np.memmap``) is not copied: the workers map the same file, and the Data is read-only.
+            ``np.memmap``), or the path of a ``.npy`` file, is not copied: the workers map the same file,
+            and the Data is read-only.  Of an ``h5py.Dataset`` and a ``zarr.Array`` the workers read
+            their rows in each call: it becomes a ``StoredData``.
         var: something with a ``dtype`` and an ``ndim`` (and perhaps a ``name``) to take them from.
         dtype: one of fixed size: of numbers, dates, strings or records; by default the value's, or
             float64.
@@ -352,6 +356,10 @@ def make_data(
         dtype, ndim = dtype or var.dtype, var.ndim if ndim is None else ndim
         name = name or getattr(var, "name", None)
     wanted = None if shape is None else arrays.checked_shape(shape)
+    if is_stored(value):
+        return make_stored(engine, value, dtype, ndim, wanted, minibatch, name)
+    if isinstance(value, str | bytes | os.PathLike):
+        value = mapped(value)
     array = None if value is None else _as_array(value, dtype, force_cast, name)
     dims = _one_ndim(ndim, wanted, array)
     if dtype is None:

@@ -35,6 +35,24 @@ class Region:
     strides: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class FileArray:
+    """An array in a file of the user's, which every process opens by itself; compared as a region is.
+
+    *kind* is what errors call it, *name* which array of the file at *path* it is.  Its chunks have
+    *chunk* rows.  The *stamp* changes when somebody writes to the file.  Workers know it by *number*.
+    """
+
+    number: int
+    kind: str
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: Code
+    chunk: int
+    stamp: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Scattered:
     """An input whose rows are split over the ranks.
@@ -46,12 +64,37 @@ class Scattered:
     region: Region
     of_batch: bool = False
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all its rows."""
+        return self.region.shape
+
 
 @dataclass(frozen=True)
 class Broadcast:
     """An input that every rank sees whole."""
 
     region: Region
+
+
+@dataclass(frozen=True)
+class ScatteredFile:
+    """An input in a file, as ``Scattered``: each rank reads its rows."""
+
+    stored: FileArray
+    of_batch: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all its rows."""
+        return self.stored.shape
+
+
+@dataclass(frozen=True)
+class BroadcastFile:
+    """An input in a file that every rank reads whole, and keeps."""
+
+    stored: FileArray
 
 
 @dataclass(frozen=True)
@@ -106,7 +149,7 @@ class Items(Scattered):
     strings: bool = True
 
 
-Argument = Scattered | Broadcast | Held | Replicated | Number | Pickled
+Argument = Scattered | Broadcast | ScatteredFile | BroadcastFile | Held | Replicated | Number | Pickled
 
 
 @dataclass(frozen=True)

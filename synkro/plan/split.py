@@ -54,13 +54,14 @@ def equal_slices(spans: tuple[Span, ...], slices: int) -> int:
     return min([slices, *(stop - start for start, stop in spans if stop > start)])
 
 
-def fitting_slices(spans: tuple[Span, ...], row_bytes: int) -> int:
+def fitting_slices(spans: tuple[Span, ...], row_bytes: int, chunk: int = 1) -> int:
     """Into how many pieces the longest span is cut so that what is computed of a piece fits a cache.
 
-    *row_bytes* are those of a row of all inputs.  It depends on sizes alone.
+    *row_bytes* are those of a row of all inputs.  A piece has at least the rows of a *chunk* of a file.
+    It depends on sizes alone.
     """
     longest = max(stop - start for start, stop in spans)
-    return max(1, min(longest // PIECE_ROWS, longest * row_bytes // PIECE_BYTES))
+    return max(1, min(longest // PIECE_ROWS, longest * row_bytes // PIECE_BYTES, longest // chunk))
 
 
 def weight_unit(spans: tuple[Span, ...], slices: int) -> int:

@@ -5,6 +5,7 @@
     loop      receive a command, do it, reply
     rank      what one rank has and does: a handler for each command
     call      one call of one function on this rank's rows
+    reading   inputs in files: rows, read one piece ahead
     tasks     a map: one item of a queue after the other
     merging   the outputs of a call: merged over its slices, laid out in the outbox
     group     the ranks of a running call, as the function sees them

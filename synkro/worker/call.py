@@ -28,13 +28,14 @@ from ..memory.interrupts import atomic
 from ..memory.segment import aligned
 from ..messages import Done, FunctionSpec, Phase
 from ..plan import call as plans
-from ..plan.batch import Strided
+from ..plan.batch import Indexed, Selection, Strided
 from ..plan.outputs import pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
 from ..values.foreign import handed, host_array, library_instead
 from .group import Group, fitted
 from .merging import Layout, Merger
+from .reading import fed_from_files
 from .replica import read_only
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class PreparedCall:
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
-        changing = isinstance(plan.selection, plans.Picked) or rank.device.pins
+        self._files = [a for a in plan.inputs if isinstance(a, plans.ScatteredFile)]
+        files = self._files or any(isinstance(a, plans.BroadcastFile) for a in plan.inputs)
+        changing = isinstance(plan.selection, plans.Picked) or rank.device.pins or bool(files)
         self._pieces = None if changing else self._sources()
         # whether every run has the same arguments, except for numbers and pickles
         changing_inputs = (plans.Held, plans.Replicated, plans.Items)
@@ -191,7 +194,7 @@ class PreparedCall:
         """The arguments of each piece."""
         plan = self._plan
         pieces = self._sources() if self._pieces is None else self._pieces
-        with contextlib.closing(self._rank.device.feed(pieces)) as feeding:
+        with contextlib.closing(self._feed(pieces)) as feeding:
             for span, fed in zip(self._spans, feeding, strict=True):
                 values = [
                     self._argument(argument, library, value, span)
@@ -201,7 +204,31 @@ class PreparedCall:
                     values = plan.form.build(values)
                 weight = (span[1] - span[0]) // plan.unit
                 count = len(values) - len(plan.keywords)
-                yield values[:count], dict(zip(plan.keywords, values[count:], strict=True)), weight
+                args, kwargs = values[:count], dict(zip(plan.keywords, values[count:], strict=True))
+                yield args, kwargs, weight
+                if self._files:  # nobody may hold a piece while the one after the next is read
+                    for holder in (values, args, kwargs):
+                        holder.clear()
+
+    def _feed(self, pieces: list[list[Source | None]]) -> Generator[list[Any], None, None]:
+        """Each piece's inputs, on the device."""
+        device, files = self._rank.device, self._files
+        if not files:
+            return device.feed(pieces)
+        wanted = [[(f.stored, self._selection(f, span)) for f in files] for span in self._spans]
+        columns = [n for n, a in enumerate(self._plan.inputs) if isinstance(a, plans.ScatteredFile)]
+        return fed_from_files(device, pieces, wanted, columns)
+
+    def _selection(self, argument: plans.ScatteredFile, span: Span) -> Selection:
+        """The rows *span* of the call, as rows of an array in a file."""
+        start, stop = span
+        selection = self._plan.selection
+        if argument.of_batch:
+            return Strided(start, 1, stop - start)
+        if isinstance(selection, Strided):
+            return Strided(selection.start + start * selection.step, selection.step, stop - start)
+        assert selection is not None
+        return Indexed(self._rank.array(selection.indices)[start:stop])
 
     def common(self) -> Generator[dict[str, Any], None, None]:
         """The arguments by keyword of a call without rows, again and again: what was pickled anew."""
@@ -263,6 +290,9 @@ class PreparedCall:
             for argument in self._plan.inputs
             if isinstance(argument, plans.Broadcast)
         }
+        for argument in self._plan.inputs:
+            if isinstance(argument, plans.BroadcastFile):
+                whole[argument] = self._rank.files.whole(argument.stored)
         return [
             [
                 self._rows(argument, span)

@@ -38,6 +38,7 @@ from .call import PreparedCall
 from .group import Group
 from .holdings import Holdings
 from .objects import Belongings
+from .reading import WholeFiles
 from .tasks import Tasks
 
 
@@ -49,6 +50,7 @@ class Rank:
         hosts, host: the ranks of each host, and those on this one.
         epoch: the number of the running command.
         belongings: the objects that functions have brought along.
+        files: broadcast inputs that were read from files.
         function: the name of the function that runs or ran last, for messages.
         in_function: whether the user's code is running.
         in_call: whether the other ranks may wait for this one in a collective.
@@ -79,6 +81,7 @@ class Rank:
         self.functions: dict[int, FunctionSpec] = {}
         self.variables = Holdings(self)
         self.belongings = Belongings()
+        self.files = WholeFiles()
         self.function: str | None = None
         self.in_function = False
         self.in_call = False
@@ -110,6 +113,8 @@ class Rank:
             self.functions.pop(number, None)
             self.variables.pop(number, None)
             self.belongings.drop(number)
+            if self.files.drop(number):
+                self.device.forget(number)
             if number in self._segments:
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
                 del self._segments[number]

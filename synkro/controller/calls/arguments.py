@@ -18,6 +18,7 @@ from ...plan.call import (
     LENGTH,
     Argument,
     Broadcast,
+    BroadcastFile,
     Form,
     Held,
     Items,
@@ -26,14 +27,17 @@ from ...plan.call import (
     Region,
     Replicated,
     Scattered,
+    ScatteredFile,
 )
 from ...plan.outputs import Tree, flatten, leaf_paths
+from ...storage.files import describe, is_stored
 from ...values.arrays import Array, as_array, cast, code_of, is_numeric, native, shortened
 from ...values.foreign import is_future, is_generator, is_graph_shared, is_key, is_table, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
 from ..objects.walk import refused_generator
 from ..outgoing import Outgoing, Placed
+from ..stored import StoredData, make_stored
 from ..variables.registry import Variables
 from ..variables.shared import Shared, check_there, check_whole
 
@@ -188,6 +192,7 @@ class Arguments:
         self._items_of: dict[int, Outgoing] = {}  # of lists, by the argument's number
         self._numbers = Numbers(engine)
         self._files: dict[int, tuple[Any, Data]] = {}
+        self._stored: dict[int, StoredData] = {}
         self.copied = False  # whether the last call copied something that ``again`` would take
         self._reusable: Sequence[Reusable] = ()  # of the last call's values
 
@@ -244,7 +249,7 @@ class Arguments:
         Raises: InvalidType, InvalidValue; SharedMemoryError.
         """
         called = self._called(bound)
-        value = bound.value
+        value = self._stored_as(index, bound)
         if isinstance(value, Whole):
             return self._pickled(index, bound, value.value)
         if is_generator(value):
@@ -252,12 +257,8 @@ class Arguments:
         wanted = self._types.get(bound.name)
         if wanted is not None:
             value = _typed(value, wanted, called)
-        if isinstance(value, Shared):
-            variable = self._variables.check(value, called)
-            check_there(variable, called, self._world)
-            check_whole(variable, called, self._world)
-            held = Replicated if bound.broadcast else Held
-            return Input(bound.name, held(variable.number), variable=variable)
+        if isinstance(value, Shared | StoredData):
+            return self._elsewhere(bound, value, called)
         if isinstance(value, SCALARS) and bound.broadcast:
             way = self._number if _fits(value) else self._pickled
             return way(index, bound, value)
@@ -288,6 +289,18 @@ class Arguments:
         """Whether it is no number, and either one element, or an array for GPUs, which have no such."""
         array = isinstance(value, np.ndarray) and self._engine.on_gpus
         return (array or isinstance(value, np.generic)) and not is_numeric(value.dtype)
+
+    def _elsewhere(self, bound: Bound, value: Shared | StoredData, called: str) -> Input:
+        """What the workers have, or read from a file by themselves."""
+        if isinstance(value, StoredData):
+            stored = value.input(self._engine, called)
+            way = BroadcastFile(stored) if bound.broadcast else ScatteredFile(stored, value.minibatch)
+            return Input(bound.name, way)
+        variable = self._variables.check(value, called)
+        check_there(variable, called, self._world)
+        check_whole(variable, called, self._world)
+        held = Replicated if bound.broadcast else Held
+        return Input(bound.name, held(variable.number), variable=variable)
 
     def _number(self, index: int, bound: Bound, value: Any) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
@@ -388,10 +401,28 @@ class Arguments:
         """A memory-mapped array as Data, which is made once as long as the same array comes again."""
         source, data = self._files.get(index, (None, None))
         if source is not array or data is None:
-            data = make_data(self._engine, array, name=name)
+            made = make_data(self._engine, array, name=name)
+            assert isinstance(made, Data)
+            data = made
             # if the file could not be mapped, this is a copy, which the next call must not take
             self._files[index] = (None if data.data.flags.writeable else array, data)
         return data
+
+    def _stored_as(self, index: int, bound: Bound) -> Any:
+        """The value of argument number *index*; an array in a file as StoredData.
+
+        One that the workers cannot open as it is, as where it is open for writing, is read here.
+        """
+        value = bound.value
+        if not is_stored(value):
+            return value
+        try:
+            known = self._stored.get(index)
+            if known is None or not known.is_of(describe(value, 0)):
+                known = self._stored[index] = make_stored(self._engine, value, name=bound.name)
+        except InvalidValue:
+            return value
+        return known
 
     def _called(self, bound: Bound) -> str:
         return f"the argument {bound.name!r} of the function {self._function!r}"
@@ -421,7 +452,7 @@ def _typed(value: Any, wanted: Any, called: str) -> Any:
     """
     if is_graph_shared(value):
         raise InvalidType(_shared_of_graph(called))
-    if not isinstance(value, Data | Shared | np.memmap):
+    if not isinstance(value, Data | StoredData | Shared | np.memmap):
         advice = "convert the values yourself, or make the function with allow_input_downcast=True"
         value = cast(value, wanted.dtype, wanted.downcast, called, advice)
     if value.ndim != len(wanted.shape):
@@ -474,11 +505,12 @@ def holds_data(value: Any) -> bool:
     """Whether *value* is ``Data`` or a variable, or holds one, however deep."""
     if isinstance(value, dict | list | tuple):
         return any(map(holds_data, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Data | Shared)
+    return isinstance(value, Data | StoredData | Shared)
 
 
 def _holds_arrays(value: Any) -> bool:
     """Whether *value* is an array, or holds one, however deep."""
     if isinstance(value, dict | list | tuple):
         return any(map(_holds_arrays, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, np.ndarray | Data | Shared) or library_of(value) is not None
+    known = isinstance(value, np.ndarray | Data | StoredData | Shared)
+    return known or library_of(value) is not None or is_stored(value)

@@ -33,6 +33,7 @@ from ...errors import (
 from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.outputs import DEFAULT, check_modes, flatten, for_workers, only_one, take_subset, unflatten
+from ...storage.files import is_stored
 from ...values.arrays import checked_bool, checked_seconds
 from ...values.foreign import is_future, library_of
 from ..data import Data, make_data
@@ -40,6 +41,7 @@ from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
 from ..objects.glances import Assigned
 from ..objects.walk import Look
+from ..stored import StoredData
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared, check_there
 from .carried import Carried
@@ -539,11 +541,10 @@ def _snapshot(argument: Any) -> Any:
 
 
 def _copied(leaf: Any) -> Any:
-    if is_future(leaf):
-        return leaf
     if library_of(leaf) == "torch":
         return leaf.detach().clone()
-    if library_of(leaf) or isinstance(leaf, np.memmap | np.generic | Data | Shared):
+    known = isinstance(leaf, np.memmap | np.generic | Data | StoredData | Shared)
+    if known or library_of(leaf) or is_future(leaf) or is_stored(leaf):
         return leaf
     if isinstance(leaf, np.ndarray | bytearray | memoryview | array):
         return np.array(leaf, subok=True)

@@ -23,7 +23,7 @@ from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
-from ...plan.call import Access, CallPlan, Form, Held, Picked, Region, Scattered
+from ...plan.call import Access, CallPlan, Form, Held, Picked, Region, Scattered, ScatteredFile
 from ...plan.outputs import check_subset, flatten, take_subset
 from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split_over, weight_unit
 from ...values.arrays import checked_int
@@ -282,7 +282,13 @@ class Planner:
         ]
         for variable in (*held, *self._sliced):
             row_bytes += prod(variable.shape[1:]) * variable.dtype.itemsize
-        return fitting_slices(spans, row_bytes)
+        chunk = 1
+        for each in inputs:
+            if isinstance(each.argument, ScatteredFile):
+                stored = each.argument.stored
+                row_bytes += prod(stored.shape[1:]) * np.dtype(stored.dtype).itemsize
+                chunk = max(chunk, stored.chunk)
+        return fitting_slices(spans, row_bytes, chunk)
 
     def _spans(
         self,
@@ -347,9 +353,9 @@ class Planner:
     def _select(self, inputs: list[Input], batch: Any) -> Selection | None:
         """The rows of the call, after the lengths of the scattered inputs have been compared."""
         shapes = {
-            each.name: each.argument.region.shape
+            each.name: each.argument.shape
             for each in inputs
-            if isinstance(each.argument, Scattered)
+            if isinstance(each.argument, Scattered | ScatteredFile)
         }
         if not shapes:
             if batch is not None:
@@ -365,7 +371,8 @@ class Planner:
                     f"has no dimensions: name it in bcast_inputs to give it to every rank whole."
                 )
         arguments = [(each.name, each.argument) for each in inputs]
-        of_batch = {name for name, a in arguments if isinstance(a, Scattered) and a.of_batch}
+        by_rows = Scattered | ScatteredFile
+        of_batch = {name for name, a in arguments if isinstance(a, by_rows) and a.of_batch}
         minibatches = of_batch if batch is not None else set()
         whole = {name: shape[0] for name, shape in shapes.items() if name not in minibatches}
         if len(set(whole.values())) > 1:

@@ -22,10 +22,12 @@ from ...messages import FunctionSpec
 from ...plan.binding import Bound
 from ...plan.call import Form
 from ...plan.outputs import pair_of
+from ...storage.files import is_stored
 from ...values.arrays import as_array, same_bits
 from ...values.foreign import columns_of, handed, host_array, library_of
 from ...worker.group import Group
 from ..data import Data
+from ..stored import StoredData
 from ..variables.shared import Shared
 from .arguments import SCALARS
 
@@ -82,6 +84,9 @@ def _serial(argument: Bound) -> Any:
         value = value.value
     elif isinstance(value, Data):
         value = value.data.view()
+        value.flags.writeable = False
+    elif isinstance(value, StoredData) or is_stored(value):
+        value = np.asarray(value)
         value.flags.writeable = False
     elif columns_of(value) is not None and not argument.broadcast:
         value = as_array(value, f"the argument {argument.name!r}")

@@ -1,0 +1,194 @@
+"""``StoredData``: an array in a file that the workers read by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..errors import InvalidType, InvalidValue
+from ..plan.batch import Indexed, Selection, Strided
+from ..plan.call import FileArray
+from ..storage.files import describe
+from ..values.arrays import Array, checked_dtype
+from .engine.engine import Engine, State
+from .outgoing import check_for_gpus
+
+_AT_ONCE = 1 << 24
+"""Bytes that are read at once while it is iterated over."""
+
+
+class StoredData:
+    """An array in an HDF5 or zarr file: an input of functions.
+
+    Each worker opens the file and reads its rows, a piece of a call at a time.  Here ``x[…]`` reads rows
+    as an array of NumPy's, with any index that NumPy knows.  It is read-only.
+
+    Attributes:
+        name: a name for messages, or None.
+        minibatch: as for ``Data``.
+    """
+
+    ONLY_HERE = True
+    """It lives in the main process; functions get it as an argument."""
+
+    def __init__(self, engine: Engine, stored: FileArray, *, minibatch: bool, name: str | None) -> None:
+        """Made by ``data()``."""
+        self.name = name
+        self.minibatch = bool(minibatch)
+        self._engine = engine
+        self._stored = stored
+        self._dtype = np.dtype(stored.dtype)
+        engine.directory.watch(self, stored.number, self._called())
+
+    def _called(self) -> str:
+        return f"the StoredData {self.name!r}" if self.name else "a StoredData"
+
+    # ── as an array ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def path(self) -> str:
+        """The path of its file."""
+        return self._stored.path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._stored.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self._dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self._called()} has no dimensions, so it has no length.")
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        first, *rest = key if isinstance(key, tuple) and key else (key,)
+        rows = slice(first, first + 1 or None) if type(first) is int else first
+        if not isinstance(rows, slice) or not self.shape:
+            return self._read_list(key)
+        if type(first) is int and not -len(self) <= first < len(self):
+            raise IndexError(f"{self._called()} has {len(self)} rows, and no row {first}.")
+        chosen = range(len(self))[rows]
+        array = self._read(Strided(chosen.start, chosen.step, len(chosen)))
+        return array[(0, *rest) if type(first) is int else (slice(None), *rest)]
+
+    def _read(self, selection: Selection | None = None) -> Array:
+        """Rows of it, or all of them.  Raises: OSError where the file has changed, or is gone."""
+        from ..storage.reading import read  # noqa: PLC0415  few programs need it, and its threads
+
+        return read(self._stored, selection)
+
+    def _read_list(self, key: Any) -> Any:
+        """By a list or an array of indices only the rows that it names are read, else all."""
+        if isinstance(key, list | np.ndarray) and self.shape:
+            indices = np.asarray(key)
+            if indices.ndim == 1 and indices.dtype.kind in "bi":
+                places = np.arange(len(self), dtype=np.int64)[indices]  # which may raise
+                return self._read(Indexed(places))
+        return self._read()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        step = max(1, _AT_ONCE * len(self) // max(1, self.nbytes))
+        for start in range(0, len(self), step):
+            yield from self[start : start + step]
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            f"{self._called()} is read-only: write to {self.path} by the library of its file, and call "
+            f"data() anew; or write to a copy in shared memory, data(x[:])."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": use x[:].{name}, which reads all of it" if hasattr(np.ndarray, name) else ""
+        raise AttributeError(f"a StoredData has no attribute {name!r}{hint}")
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError(f"{self._called()} is in a file: an array of it is a copy.")
+        return np.array(self._read(), dtype)
+
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        where = f"{self._stored.name!r} of {self.path}" if self._stored.name else self.path
+        return f"StoredData({name}{where}, shape={self.shape}, dtype={self._dtype})"
+
+    def __reduce__(self) -> Any:
+        raise InvalidType(
+            f"{self._called()} cannot be pickled: pass it to a function as an input rather than "
+            f"using it as a global or closure variable; elsewhere open the file, {self.path}."
+        )
+
+    # ── as an input ──────────────────────────────────────────────────────────────────────────────
+
+    def is_of(self, stored: FileArray) -> bool:
+        """Whether it is that array, as it is now."""
+        return _identity(self._stored) == _identity(stored)
+
+    def input(self, engine: Engine, called: str) -> FileArray:
+        """What the workers open, for a call on *engine*.
+
+        Raises: InvalidValue if it belongs to another session; InvalidType for a dtype that GPUs lack.
+        """
+        if self._engine is not engine:
+            state = self._engine.state
+            whose = "another" if state is State.READY else f"a {state.name.lower()}"
+            raise InvalidValue(
+                f"{called} belongs to {whose} session: give the dataset to data() in this one."
+            )
+        check_for_gpus(engine, self._dtype, called)
+        return self._stored
+
+
+def _identity(stored: FileArray) -> tuple[Any, ...]:
+    """What is the same of two descriptions of an array that did not change in between."""
+    stamp = stored.stamp[:3]  # not the time of the description
+    return stored.kind, stored.path, stored.name, stored.shape, stored.dtype, stamp
+
+
+def make_stored(
+    engine: Engine,
+    value: Any,
+    dtype: DTypeLike | None = None,
+    ndim: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    minibatch: bool = False,
+    name: str | None = None,
+) -> StoredData:
+    """``StoredData`` of *value*, a dataset of h5py or an array of zarr.
+
+    Raises: InvalidType, InvalidValue for one that the workers cannot read, or with another dtype,
+    number of dimensions or shape than asked for.
+    """
+    called = f"the StoredData {name!r}" if name else "a StoredData"
+    stored = describe(value, engine.directory.number())
+    own = checked_dtype(value.dtype, f"{called}, of {stored.path},")
+    asked = {
+        "dtype": (own if dtype is None else np.dtype(dtype), own),
+        "ndim": (len(stored.shape) if ndim is None else ndim, len(stored.shape)),
+        "shape": (stored.shape if shape is None else shape, stored.shape),
+    }
+    for keyword, (wanted, found) in asked.items():
+        if wanted != found:
+            raise InvalidValue(
+                f"{called} is read from {stored.path} as it lies there, with {keyword}={found}: leave "
+                f"out {keyword}={wanted} and convert the rows in the function, or copy it, data(x[:])."
+            )
+    return StoredData(engine, stored, minibatch=minibatch, name=name)

@@ -1,0 +1,113 @@
+"""Datasets of HDF5 files, by h5py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from math import prod
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ..errors import InvalidType, InvalidValue
+from ..plan.call import FileArray
+from ..values.arrays import Array, code_of
+from .opened import Opened, called, part, stamp_of
+
+KIND = "HDF5 dataset"
+
+
+def is_array(value: Any) -> bool:
+    """Whether *value* is a dataset, or the group that it is in."""
+    return isinstance(value, h5py.Dataset | h5py.Group)
+
+
+def describe(value: Any, number: int) -> FileArray:
+    """A dataset, so that another process can open it.
+
+    Raises: InvalidType, InvalidValue for one that others cannot open and find the same.
+    """
+    if not value:
+        raise InvalidType(
+            "the HDF5 file of the dataset is closed, so it is no array any more: open it again, with "
+            "h5py.File(path, 'r'), and give the dataset before you close it."
+        )
+    if isinstance(value, h5py.Group):
+        inside = ", ".join(map(repr, list(value)[:5])) or "nothing"
+        raise InvalidType(
+            f"the group {value.name!r} of {_shown(value.file)} is no array: give one of its datasets. "
+            f"There is {inside} in it."
+        )
+    path = _path_of(value.file)
+    what = called(KIND, path, value.name or "")
+    if value.name is None:
+        raise InvalidValue(f"a dataset of {path} has no name, by which others could open it: give x[:].")
+    if value.is_virtual or value.external:
+        where = "is a virtual one, and" if value.is_virtual else "is external: it"
+        raise InvalidValue(
+            f"{what} {where} lies in other files: give datasets of these, or a copy, x[:]."
+        )
+    if value.shape is None:
+        raise InvalidValue(f"{what} is empty: it has a type, and no elements.")
+    row_bytes = max(1, value.dtype.itemsize * prod(value.shape[1:]))
+    chunk = value.chunks[0] if value.chunks else max(1, _BLOCK // row_bytes)
+    dtype = code_of(value.dtype)
+    return FileArray(number, KIND, path, value.name, value.shape, dtype, chunk, stamp_of(path))
+
+
+_BLOCK = 1 << 20  # bytes that are read together of what has no chunks
+
+
+def _shown(file: Any) -> str:
+    return str(file.filename)
+
+
+def _path_of(file: Any) -> str:
+    """The absolute path of an open file, after a look whether others can open it."""
+    if file.mode != "r":
+        raise InvalidValue(
+            f"the HDF5 file {_shown(file)} is open for writing (mode {file.mode!r}): close it, and open "
+            f"it with h5py.File(path, 'r')."
+        )
+    if file.driver != "sec2":
+        raise InvalidValue(
+            f"the HDF5 file {_shown(file)} is opened by the driver {file.driver!r}, so there is no file "
+            f"on a disk for the workers: open one with h5py.File(path, 'r'), or give a copy, x[:]."
+        )
+    descriptor = file.id.get_vfd_handle()
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return path
+    raise InvalidValue(
+        f"the HDF5 file {_shown(file)} was moved, deleted or replaced while it was open: open it again, "
+        f"with h5py.File(path, 'r')."
+    )
+
+
+class OpenDataset(Opened):
+    """A dataset, in a file that this process has opened by itself.
+
+    The file is locked for readers, where the file system can, so that nobody opens it for writing.
+    """
+
+    _file: Any = None
+
+    def _open(self) -> None:
+        stored = self.stored
+        # room for the chunks in which one piece of a call ends and the next begins: unpacked once
+        band = stored.chunk * prod(stored.shape[1:]) * np.dtype(stored.dtype).itemsize
+        room = max(_BLOCK, band)
+        self._file = h5py.File(stored.path, "r", locking="best-effort", rdcc_nbytes=room)
+        self._dataset = self._file[stored.name]
+
+    def _read(self, target: Array, start: int, stop: int) -> None:
+        self._dataset.read_direct(target, part(self.stored.shape, start, stop))
+
+    def _is_unchanged(self, start: int, stop: int) -> bool:
+        return stamp_of(self.stored.path) == self.stored.stamp
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

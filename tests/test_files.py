@@ -1,0 +1,552 @@
+"""HDF5 and zarr arrays as inputs: the workers read the rows that NumPy would, or an error says why."""
+
+import io
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from support.programs import ROOT
+from support.sessions import lasting, running
+from synkro.errors import InvalidType, InvalidValue, WorkerError
+
+pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
+
+ROWS, COLUMNS = 1013, 7
+ARRAY = np.random.default_rng(0).standard_normal((ROWS, COLUMNS))
+KINDS = ("hdf5", "hdf5 gzip", "hdf5 contiguous", "zarr 3", "zarr 2", "zarr sharded", "zarr gzip")
+
+session = lasting(3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """h5py and zarr, whose thread ends with the tests."""
+    pytest.importorskip("h5py", reason="needs h5py (the extra files)")
+    pytest.importorskip("zarr", reason="needs zarr (the extra files)")
+    yield
+    from zarr.core.sync import cleanup_resources
+
+    cleanup_resources()
+
+
+def write(folder, kind, array):
+    """A file of that *kind* with *array*, whose chunks divide neither its rows nor its columns."""
+    import h5py
+    import zarr
+
+    chunks = tuple(min(length, size) for length, size in zip(array.shape, (100, 3, 2), strict=False))
+    path = str(folder / f"{kind}.file")
+    if kind.startswith("hdf5"):
+        more = {"compression": "gzip", "shuffle": True} if "gzip" in kind else {}
+        chunked = None if "contiguous" in kind else chunks or None
+        with h5py.File(path, "w") as file:
+            file.create_dataset("group/x", data=array, chunks=chunked, **more)
+        return path
+    more = {"chunks": chunks}
+    if "sharded" in kind:
+        inner = [-(-size // 3) for size in chunks]
+        more = {"chunks": inner, "shards": [3 * size for size in inner]}
+    if "gzip" in kind:
+        more["compressors"] = zarr.codecs.GzipCodec()
+    group = zarr.open_group(path, mode="w", zarr_format=2 if "2" in kind else 3)
+    made = group.create_array("group/x", shape=array.shape, dtype=array.dtype, **more)
+    made[...] = array
+    return path
+
+
+def source(path):
+    """What is given to data()."""
+    import h5py
+    import zarr
+
+    return (
+        zarr.open_group(path, mode="r")["group/x"] if os.path.isdir(path) else h5py.File(path)["group/x"]
+    )
+
+
+def data(session, path, **options):
+    """… and what it makes of that, after the file is closed here."""
+    opened = source(path)
+    made = session.data(opened, **options)
+    close(opened)
+    return made
+
+
+def close(opened):
+    if hasattr(opened, "file"):
+        opened.file.close()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def path(request, tmp_path_factory):
+    return write(tmp_path_factory.mktemp("files"), request.param, ARRAY)
+
+
+@pytest.fixture(params=["hdf5 gzip", "zarr 3"])
+def fresh(request, tmp_path):
+    """A file that a test may change."""
+    return write(tmp_path, request.param, ARRAY)
+
+
+BATCHES = [
+    None,
+    250,
+    np.s_[90:],
+    np.s_[::-1],
+    np.s_[1000:3:-7],
+    np.s_[5:900:250],
+    [1012, 0, 99, 100, 99, -1, 500, 0, 7],
+    ARRAY[:, 0] > 0.8,
+]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: str(batch)[:20])
+@pytest.mark.parametrize("slices", [1, 4, "auto"])
+def test_rows_are_those_of_numpy(session, path, batch, slices):
+    want = ARRAY if batch is None else ARRAY[:batch] if isinstance(batch, int) else ARRAY[batch]
+    rows = session.function(lambda x: x, outputs="gather")
+    x = data(session, path)
+    assert np.array_equal(rows(x, batch=batch, num_slices=slices), want)
+
+
+def test_beside_arrays_as_a_minibatch_and_broadcast(session, path, tmp_path):
+    x = data(session, path)
+    y = session.data(np.arange(ROWS * 1.0))
+    some = write(tmp_path, "zarr 3", ARRAY[:20])
+    few = data(session, some, minibatch=True, name="few")
+    batch = np.random.default_rng(1).permutation(ROWS)[:20]
+
+    def f(x, y, few, all_of_it):
+        assert np.array_equal(x, all_of_it[y.astype(int)])
+        return (x * few).sum(axis=0) + y.sum() + all_of_it.sum()
+
+    call = session.function(f, bcast_inputs=["all_of_it"], outputs="mean")
+    want = session.function(f, bcast_inputs=["all_of_it"], outputs="mean")(
+        ARRAY, y, session.data(ARRAY[:20], minibatch=True), ARRAY, batch=batch, num_slices=3
+    )
+    assert np.allclose(call(x, y, few, x, batch=batch, num_slices=3), want)
+
+
+def test_check_and_as_serial_and_submit(session, path):
+    x = data(session, path)
+    total = session.function(lambda x: (x.sum(axis=0), x), outputs=("sum", "gather"))
+    for found in (total.check(x, num_slices=3), total.as_serial(x), total.submit(x).result()):
+        assert np.allclose(found[0], ARRAY.sum(axis=0))
+        assert np.array_equal(found[1], ARRAY)
+
+
+def test_inputs_are_read_only(session, path):
+    def f(x, whole):
+        return x.flags.writeable, whole.flags.writeable
+
+    f = session.function(f, bcast_inputs="whole", outputs=None)
+    x = data(session, path)
+    assert f(x, x) == [(False, False)] * 3
+
+
+def test_datasets_are_arguments_as_they_are(session, path):
+    opened = source(path)
+    rows = session.function(lambda x: x, outputs="gather")
+    first = session.function(lambda a: a["x"][0], bcast_inputs="a", outputs=None)
+    for _ in range(2):
+        assert np.array_equal(rows(opened, num_slices=2), ARRAY)
+        assert np.array_equal(first({"x": opened})[2], ARRAY[0])
+    assert np.array_equal(rows.as_serial(opened), ARRAY)
+    assert np.array_equal(session.map(lambda i, x: x[i], [3], common={"x": opened})[0], ARRAY[3])
+    close(opened)
+
+
+INDICES = [
+    *(3, -1, np.int64(4), (3, 2), (-1, [1, 2]), ...),
+    *(np.s_[:], np.s_[2:2], np.s_[990::-3], np.s_[5:9, 2], np.s_[:, [1, 1]], np.s_[None, :3]),
+    *([3, -2, 3], ARRAY[:, 0] > 1, ([1, 2], [3, 4]), np.array([], int), np.array([[1, 2], [3, 3]])),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=lambda index: str(index)[:20])
+def test_it_reads_like_an_array_here(session, path, index):
+    x = data(session, path)
+    assert np.array_equal(x[index], ARRAY[index])
+
+
+def test_it_looks_like_an_array(session, path):
+    x = data(session, path, name="x")
+    assert (x.shape, x.dtype, x.ndim, x.size) == (ARRAY.shape, ARRAY.dtype, 2, ARRAY.size)
+    assert (x.nbytes, len(x), x.path) == (ARRAY.nbytes, ROWS, path)
+    assert np.array_equal(np.sum(x, axis=0), ARRAY.sum(axis=0))
+    assert np.array_equal(np.stack(list(x)), ARRAY)
+    assert path in repr(x)
+    assert "'x'" in repr(x)
+    with pytest.raises(IndexError, match="no row 1013"):
+        x[ROWS]
+    with pytest.raises(TypeError, match=r"read-only: write to .*data\(x\[:\]\)"):
+        x[0] = 1
+    with pytest.raises(AttributeError, match=r"x\[:\].mean"):
+        x.mean()
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "zarr 3", "zarr 2"])
+@pytest.mark.parametrize("dtype", ["?", "i1", "<u4", ">i8", "f2", "f4", ">f8", "c8", "c16"])
+def test_dtypes(session, tmp_path, kind, dtype):
+    array = (np.arange(30).reshape(10, 3) % 5).astype(dtype)
+    x = data(session, write(tmp_path, kind, array))
+    assert x.dtype == array.dtype or kind == "zarr 3"  # whose arrays have the machine's byte order
+    got = session.function(lambda x: x, outputs="gather")(x, batch=[9, 0, 0])
+    assert np.array_equal(got, array[[9, 0, 0]])
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "zarr 3", "zarr 2"])
+def test_one_element_is_broadcast(session, tmp_path, kind):
+    x = data(session, write(tmp_path, kind, np.array(2.5)))
+    assert x[()] == 2.5
+    assert session.function(lambda x: x * 2, bcast_inputs="x", outputs=None)(x) == [5.0] * 3
+    with pytest.raises(InvalidValue, match="no dimensions: name it in bcast_inputs"):
+        session.function(lambda x: x, name="f")(x)
+
+
+def test_three_dimensions_and_none_to_compute(session, tmp_path):
+    array = np.arange(2 * 3 * 40.0).reshape(40, 2, 3)
+    for kind in ("hdf5", "zarr 3", "zarr sharded"):
+        x = data(session, write(tmp_path, kind, array))
+        rows = session.function(lambda x: x, outputs="gather")
+        assert np.array_equal(rows(x, batch=np.s_[::-3], num_slices=2), array[::-3])
+    few = data(session, write(tmp_path, "hdf5", array[:2]))  # fewer rows than ranks
+    assert np.array_equal(rows(few), array[:2])
+
+
+def test_whole_arrays_are_read_once_a_rank(session, fresh):
+    """Of what a rank has read, only whether it has changed is looked up again."""
+    x = data(session, fresh)
+
+    def address(x):
+        return x.ctypes.data
+
+    f = session.function(address, bcast_inputs="x", outputs=None)
+    assert f(x) == f(x)
+    g = session.function(lambda x: address(x), bcast_inputs="x", outputs=None)
+    assert g(x) == f(x)
+
+
+# ── files that others have changed ───────────────────────────────────────────────────────────────────
+
+
+def written(path, rows):
+    """Write to some rows."""
+    import h5py
+    import zarr
+
+    if os.path.isdir(path):
+        zarr.open_group(path, mode="r+")["group/x"][rows] = 0
+    else:
+        with h5py.File(path, "r+") as file:
+            file["group/x"][rows] = 0
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by rows", "whole"])
+def test_a_changed_file_is_an_error(session, fresh, whole):
+    y = session.data(np.ones(5))
+    two = session.function(lambda x, y: x.sum(), outputs="min", bcast_inputs="x" if whole else "y")
+    x = data(session, fresh)
+    for _ in range(2):
+        two(x, y)
+    written(fresh, slice(500, 510))
+    with pytest.raises(WorkerError, match=r"has changed since it was given to data\(\)") as caught:
+        two(x, y)
+    assert fresh in str(caught.value)
+    assert isinstance(caught.value, OSError)
+    with pytest.raises(OSError, match="has changed"):
+        x[500:]
+    again = data(session, fresh)
+    assert np.array_equal(again[500:510], np.zeros((10, COLUMNS)))
+    two(again, y)
+
+
+def test_a_chunk_that_goes_is_no_fill_value(session, tmp_path):
+    path = write(tmp_path, "zarr 3", ARRAY)
+    total = session.function(lambda x: x.sum(axis=0), outputs="sum")
+    x = data(session, path)
+    total(x)
+    os.unlink(os.path.join(path, "group/x/c/3/1"))
+    with pytest.raises(WorkerError, match="has changed"):
+        total(x)
+    assert np.allclose(total(x, batch=300), ARRAY[:300].sum(axis=0))  # which are as they were
+
+
+def test_chunks_that_were_never_written_have_the_fill_value(session, tmp_path):
+    import zarr
+
+    made = zarr.create_array(
+        str(tmp_path / "x"), shape=(1000,), chunks=(10,), dtype="f8", fill_value=2.0
+    )
+    made[500:510] = 0
+    x = session.data(zarr.open_array(str(tmp_path / "x"), mode="r"))
+    total = session.function(lambda x: x.sum(), outputs="sum")
+    assert total(x, num_slices=3) == 2.0 * 990
+    made[:10] = 1
+    with pytest.raises(WorkerError, match="has changed"):
+        total(x)
+
+
+def test_a_file_that_is_gone(session, fresh):
+    total = session.function(lambda x: x.sum(axis=0), outputs="sum")
+    x = data(session, fresh)
+    os.rename(fresh, f"{fresh}.old")
+    with pytest.raises(WorkerError, match=r"not there any more .*call data\(\) with the file where"):
+        total(x)
+    os.rename(f"{fresh}.old", fresh)
+    assert np.allclose(total(x), ARRAY.sum(axis=0))
+
+
+def test_a_damaged_file(session, fresh):
+    """As it was when it was given to data(), its size and its time among it."""
+    inner = os.path.join(fresh, "group/x/c/5/1") if os.path.isdir(fresh) else fresh
+    with open(inner, "r+b") as file:
+        middle = os.path.getsize(inner) // 2
+        file.seek(middle)
+        file.write(b"\xff" * (os.path.getsize(inner) - middle))
+    x = data(session, fresh)
+    with pytest.raises(WorkerError, match="cannot be read, so it is damaged, cut off") as caught:
+        session.function(lambda x: x.sum(axis=0), outputs="sum")(x, num_slices=2)
+    assert fresh in str(caught.value)
+
+
+def test_a_file_that_is_cut_off(session, fresh):
+    inner = os.path.join(fresh, "group/x/c/5/1") if os.path.isdir(fresh) else fresh
+    x = data(session, fresh)
+    os.truncate(inner, os.path.getsize(inner) // 2)
+    with pytest.raises(WorkerError, match=r"has changed|cut off"):  # by a clock that ticks every 4 ms
+        session.function(lambda x: x.sum(axis=0), outputs="sum")(x)
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_files_that_are_open_for_writing(session, tmp_path):
+    import h5py
+    import zarr
+
+    path = write(tmp_path, "hdf5", ARRAY)
+    rows = session.function(lambda x: x, outputs="gather")
+    with h5py.File(path, "r+") as file:
+        with pytest.raises(InvalidValue, match=rf"{path} is open for writing .*h5py.File\(path, 'r'\)"):
+            session.data(file["group/x"])
+        assert np.array_equal(rows(file["group/x"]), ARRAY)  # read here, and copied
+    folder = write(tmp_path, "zarr 3", ARRAY)
+    with pytest.raises(InvalidValue, match=r"is open for writing: .*mode='r'"):
+        session.data(zarr.open_group(folder)["group/x"])
+    assert np.array_equal(rows(zarr.open_group(folder)["group/x"]), ARRAY)
+
+
+def test_what_is_in_memory_or_elsewhere(session, tmp_path):
+    import h5py
+    import zarr
+
+    with pytest.raises(InvalidValue, match=r"in the memory of this process.*x\[:\]"):
+        session.data(zarr.array(np.ones(3)))
+    packed = zarr.storage.ZipStore(tmp_path / "x.zip", mode="w")
+    zarr.create_array(packed, shape=(3,), dtype="f8")
+    packed.close()
+    packed = zarr.storage.ZipStore(tmp_path / "x.zip", mode="r")
+    with pytest.raises(InvalidValue, match=r"in a ZipStore.*write it to a folder"):
+        session.data(zarr.open_array(packed, mode="r"))
+    packed.close()
+    path = write(tmp_path, "hdf5", ARRAY)
+    with open(path, "rb") as file:
+        memory = io.BytesIO(file.read())
+    for opened in (h5py.File(memory), h5py.File(path, "r", driver="core")):
+        with opened, pytest.raises(InvalidValue, match=r"driver '\w+'.*h5py.File\(path, 'r'\)"):
+            session.data(opened["group/x"])
+
+
+def test_what_is_no_array(session, tmp_path):
+    import h5py
+    import zarr
+
+    path = write(tmp_path, "hdf5", ARRAY)
+    with h5py.File(path) as file:
+        dataset = file["group/x"]
+        with pytest.raises(InvalidType, match=r"group '/group'.*give one of its datasets.*'x'"):
+            session.data(file["group"])
+    with pytest.raises(InvalidType, match=r"closed.*open it again, with h5py.File\(path, 'r'\)"):
+        session.data(dataset)
+    with pytest.raises(InvalidType, match="closed"):
+        session.function(lambda x: x)(dataset)
+    with pytest.raises(InvalidType, match="give one of its arrays"):
+        session.data(zarr.open_group(write(tmp_path, "zarr 3", ARRAY), mode="r"))
+
+
+def test_datasets_that_others_cannot_read_right(session, tmp_path):
+    import h5py
+
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["text"] = ["a", "b"]
+        file["empty"] = h5py.Empty("f8")
+        file.create_dataset("none", (0, 3), "f8")
+        file.create_virtual_dataset("virtual", h5py.VirtualLayout((3,), "f8"))
+        file.create_dataset("external", (3,), "f8", external=[(str(tmp_path / "raw"), 0, 24)])
+    (tmp_path / "raw").write_bytes(bytes(24))
+    with h5py.File(tmp_path / "x.h5") as file:
+        for name, message in {
+            "text": "cannot have the dtype object",
+            "empty": "no elements",
+            "none": "no rows",
+            "virtual": r"in other files: give datasets of these, or a copy, x\[:\]",
+            "external": "in other files",
+        }.items():
+            with pytest.raises((InvalidValue, InvalidType), match=message):
+                session.data(file[name])
+
+
+def test_links_to_other_files_work(session, tmp_path):
+    import h5py
+
+    path = write(tmp_path, "hdf5", ARRAY)
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["there"] = h5py.ExternalLink(path, "/group/x")
+    with h5py.File(tmp_path / "links.h5") as file:
+        x = session.data(file["there"])
+    assert x.path == path
+    assert np.array_equal(session.function(lambda x: x, outputs="gather")(x), ARRAY)
+
+
+def test_a_file_that_was_replaced_while_it_was_open(session, tmp_path):
+    opened = source(write(tmp_path, "hdf5", ARRAY))
+    os.rename(write(tmp_path, "hdf5 gzip", -ARRAY), tmp_path / "hdf5.file")
+    with pytest.raises(InvalidValue, match="moved, deleted or replaced while it was open"):
+        session.data(opened)
+    close(opened)
+
+
+def test_another_dtype_or_shape_than_it_has(session, path):
+    opened = source(path)
+    for wanted in ({"dtype": "f4"}, {"ndim": 1}, {"shape": (5, 7)}):
+        with pytest.raises(InvalidValue, match=f"leave out {next(iter(wanted))}="):
+            session.data(opened, **wanted)
+    assert session.data(opened, dtype="f8", ndim=2, shape=ARRAY.shape).shape == ARRAY.shape
+    close(opened)
+
+
+def test_it_belongs_to_its_session_and_is_no_global(session, path):
+    x = data(session, path)
+    with pytest.raises(InvalidType, match="is a Data: give it to the function as an argument"):
+        session.function(lambda: x[0])()
+    with running(1) as other, pytest.raises(InvalidValue, match="belongs to another session"):
+        other.function(lambda x: x)(x)
+
+
+# ── threads, descriptors and memory of a worker ──────────────────────────────────────────────────────
+
+
+def belongings_of(session):
+    """The threads and the descriptors of each worker."""
+    count = session.function(
+        lambda: (threading.active_count(), len(os.listdir("/proc/self/fd"))), outputs=None
+    )
+    return count()
+
+
+@pytest.mark.parametrize("slices", [1, 5])
+def test_no_thread_and_no_descriptor_stays(session, path, slices):
+    x = data(session, path)
+
+    def f(x, fail):
+        if fail and (x == ARRAY[-1]).all(axis=1).any():
+            raise ZeroDivisionError
+        return x.sum()
+
+    f = session.function(f, bcast_inputs="fail", outputs="sum")
+    f(x, False, num_slices=slices)
+    before = belongings_of(session)
+    f(x, False, num_slices=slices)
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        f(x, True, num_slices=slices)
+    assert belongings_of(session) == before
+
+
+CTRL_C = """
+import os, signal, threading, time
+import numpy as np, h5py
+import synkro as synk
+
+def main():
+    with h5py.File("x.h5", "w") as file:
+        file.create_dataset("x", data=np.ones((1000, 10)), chunks=(10, 10), compression="gzip")
+    synk.fork(2, verbose=False)
+    x = synk.data(h5py.File("x.h5")["x"])
+
+    def slow(x):
+        while True:
+            time.sleep(0.01)
+
+    f = synk.function(slow)
+    threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
+    try:
+        f(x, num_slices=5)
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(synk.function(lambda x: x.sum(), outputs="sum")(x, num_slices=3))
+    print(synk.function(lambda: threading.active_count(), outputs="sum")())
+
+main()
+"""
+
+
+@pytest.mark.programs
+def test_ctrl_c_leaves_no_thread(run_python, tmp_path):
+    (tmp_path / "program.py").write_text(CTRL_C)
+    done = run_python(str(tmp_path / "program.py"), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert done.stdout.split("\n")[:3] == ["interrupted", "10000.0", "2"]
+
+
+def peak_of(session, x, slices):
+    """How many bytes each worker had more at the most, in a sum over *x*, than before it."""
+    pids = session.pids
+    f = session.function(lambda x: (x.sum(), __import__("time").sleep(0.02))[0], outputs="sum")
+    f(x, batch=2 * slices, num_slices=slices)  # imports, and what is made once
+    before = [pss(pid) for pid in pids]
+    most, over = list(before), threading.Event()
+
+    def watch():
+        while not over.is_set():
+            most[:] = [max(old, pss(pid)) for old, pid in zip(most, pids, strict=True)]
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        assert f(x, num_slices=slices) == x.size
+    finally:
+        over.set()
+        thread.join()
+    return [after - start for after, start in zip(most, before, strict=True)]
+
+
+def pss(pid):
+    """The memory of a process, without what it shares with others, in bytes."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+
+
+@pytest.mark.parametrize("kind", ["hdf5 gzip", "zarr 3"])
+def test_memory_is_that_of_two_pieces(session, tmp_path, kind):
+    """A file of 96 MB, of which a rank may have 4 MB: two pieces, and a chunk on its way."""
+    import h5py
+    import zarr
+
+    rows, slices = 12 << 10, 16
+    if kind.startswith("hdf5"):
+        with h5py.File(tmp_path / "x", "w") as file:
+            options = {"chunks": (64, 1024), "compression": "gzip", "compression_opts": 1}
+            made = file.create_dataset("x", (rows, 1024), "f8", **options)
+            for start in range(0, rows, 1024):
+                made[start : start + 1024] = 1
+        x = session.data(h5py.File(tmp_path / "x")["x"])
+    else:
+        made = zarr.create_array(tmp_path / "x", shape=(rows, 1024), chunks=(64, 1024), dtype="f8")
+        made[...] = 1
+        x = session.data(zarr.open_array(tmp_path / "x", mode="r"))
+    piece = x.nbytes / len(session.pids) / slices
+    growth = peak_of(session, x, slices)
+    assert max(growth) < 2 * piece + (6 << 20), (growth, piece)
+    assert max(growth) < x.nbytes / len(session.pids) / 2
