@@ -37,6 +37,7 @@ HOMES = {
     "mpi4py": {"cluster/wire.py"},
     "sklearn": set(),
     "theano": set(),
+    "zarr": {"storage/targets.py"},
 }
 
 
@@ -121,9 +122,9 @@ def test_the_drawing_shows_every_room():
     assert {file.stem for file in PACKAGE.glob("*.py")} == LOOSE
 
 
-def test_there_are_at_most_twenty_rooms_on_a_dozen_floors():
+def test_there_are_at_most_two_dozen_rooms_on_a_dozen_floors():
     found = graph(rooms=True)
-    assert len(found) <= 20
+    assert len(found) <= 24
     height = {}
     for name in TopologicalSorter(found).static_order():  # raises CycleError
         height[name] = 1 + max((height[below] for below in found[name]), default=0)
