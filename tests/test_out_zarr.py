@@ -15,6 +15,7 @@ from synkro import InvalidType, InvalidValue, OutputError, WorkerError
 from synkro.storage.targets import Chunked
 
 zarr = pytest.importorskip("zarr")
+zarr.create_array({}, shape=1, dtype="f4")[:]  # by a loop of zarr's, which then lasts
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
 SMALL, BIG = 3, LARGE // 64  # columns: of these, 101 rows fit the outboxes, or do not

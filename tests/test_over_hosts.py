@@ -16,6 +16,7 @@ RUNS = [
     ("h1,h2", "test_collectives", "test_collective_errors", "test_split"),
     ("h1,h2", "test_map", "test_targets"),
     ("h2,h1", "test_variable_collectives", "test_outputs"),
+    ("h1,h2", "test_out"),
     ("h3,h1,h2", "test_function"),
     ("h2,h3", "test_collectives"),
 ]

@@ -48,7 +48,7 @@ class Chunked(NamedTuple):
         """The rows that each of *count* processes writes, whole chunks; some may have none."""
         end = self.shape[0]
         parts = split(0, -(-end // self.rows), count)
-        return [(start * self.rows, min(stop * self.rows, end)) for start, stop in parts]
+        return [(min(start * self.rows, end), min(stop * self.rows, end)) for start, stop in parts]
 
 
 class Written(NamedTuple):
