@@ -50,6 +50,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "training": ("threadpoolctl",),
     "memory": (),
     "mapped": (),
+    "targets": ("scipy",),
     "recovery": (),
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),

@@ -19,7 +19,15 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL_PAGES = [*PAGES, *sorted(ROOT.glob("C*.md")), ROOT / "benchmarks" / "README.md"]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
-LIBRARIES = ("torch", "jax", "numba", "pandas", "polars")  # CI installs them for a step of its own
+LIBRARIES = (
+    "torch",
+    "jax",
+    "numba",
+    "pandas",
+    "polars",
+    "h5py",
+    "zarr",
+)  # CI installs them for a step of its own
 OPTIONAL = (*LIBRARIES, "pytensor", "pymc", "joblib")
 
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
