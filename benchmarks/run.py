@@ -51,6 +51,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "memory": (),
     "mapped": (),
     "files": ("h5py", "zarr"),
+    "targets": ("scipy",),
     "recovery": (),
     "model": (),
     "kmeans": ("sklearn", "threadpoolctl"),

@@ -15,7 +15,7 @@ from lower floors, or from its own folder::
        packing/     a user's function made ready to travel
        graphs/      graphs of PyTensor, as functions
        ipc/         commands and replies, and worker processes
-       storage/     arrays in files, read by rows
+       storage/     arrays in files: read by rows, and written as results
     4  messages     the commands and replies
        memory/      shared memory, and what becomes of it
     3  plan/        what a call will do: integers in, immutable records out

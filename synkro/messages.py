@@ -24,6 +24,7 @@ exactly one reply.
     Generator   → GeneratorState  return the state of your random generator, or set it
     Store       → Ack     copy outputs of the last call into shared memory
     Reduce      → Ack     reduce your share of what all ranks have stored
+    Export      → Exported  write your share of an array in shared memory to a file
     Deliver     → (the reply that was too long)
     Indirect    → (the reply to the command that it points to)
     Release     → Ack     do the housekeeping, and nothing else
@@ -389,6 +390,16 @@ class Reduce(Command):
 
 
 @dataclass(eq=False, repr=False)
+class Export(Command):
+    """Write rows of *source* to the zarr array *path* of a *store*: rank r those of ``spans[r]``."""
+
+    store: str
+    path: str
+    source: Region
+    spans: tuple[Span, ...]
+
+
+@dataclass(eq=False, repr=False)
 class Deliver(Command):
     region: Region
 
@@ -444,6 +455,19 @@ class Done(Reply):
 
     tree: Tree
     leaves: tuple[Leaf, ...] | None
+
+
+@dataclass(eq=False, repr=False)
+class Exported(Reply):
+    """Rows of the span are written up to *done*, and not touched from *reached* on.
+
+    *errno* and *problem* say why not all are written, or are 0 and empty.
+    """
+
+    done: int
+    reached: int
+    errno: int
+    problem: str
 
 
 @dataclass(eq=False, repr=False)

@@ -108,7 +108,7 @@ def test_they_never_change(session):
     with pytest.raises(FrozenInstanceError):
         limited.timeout = 1
     assert limited == f.options(timeout=60.0) == copy.copy(limited) != f.options(timeout=61)
-    assert repr(limited) == f"Options(function={f!r}, timeout=60.0)"
+    assert repr(limited) == f"Options(function={f!r}, timeout=60.0, out=None)"
 
 
 @pytest.mark.quick

@@ -25,6 +25,7 @@ RUNS = [  # the hosts, the files, and which of their tests: of those that take l
     ("h3,h1,h2", "test_function", ""),
     ("h2,h3", "test_collectives", ""),
     ("h1,h2", "test_dtypes", "[3"),
+    ("h1,h2", "test_out", ""),
 ]
 
 

@@ -367,6 +367,7 @@ def test_gpus_look_at_the_versions_of_what_they_read():
 SAY_ALL = {
     *(messages.Fetch, messages.Preserve, messages.Keep, messages.Move, messages.Inspect),
     messages.Identify,
+    messages.Export,
     *(messages.Exchange, messages.Reseed, messages.Generator, messages.Release, messages.Exit),
 }
 WITH_A_TEST = {

@@ -40,11 +40,13 @@ _COMPLETE = (
     messages.Generator,
     messages.Store,
     messages.Reduce,
+    messages.Export,
     messages.Deliver,
     messages.Release,
     messages.Exit,
 )
-"""Commands that say all in themselves; what Reduce reads, the ranks of the host have stored there."""
+"""Commands that say all in themselves; what Reduce reads, the ranks of the host have stored there, and
+Export reads something in the main process's host only."""
 
 
 class Extent(NamedTuple):

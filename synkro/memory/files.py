@@ -13,11 +13,11 @@ _PAGE = 1 << 12
 _PAGES = 16  # of a file that are compared
 
 
-def file_of(array: np.memmap[Any, Any]) -> tuple[int, int] | None:
+def file_of(array: np.memmap[Any, Any], flags: int = os.O_RDONLY) -> tuple[int, int] | None:
     """A descriptor of the file that *array* maps, and the offset of its first element there.
 
-    None if the file's contents may differ from the array's (a copy-on-write map, a replaced file), if
-    it has no name, or if a stride is not positive.
+    *flags* say for what it is opened.  None if the file's contents may differ from the array's (a
+    copy-on-write map, a replaced file), if it has no name, or if a stride is not positive.
     """
     handle = getattr(array, "_mmap", None)
     if array.filename is None or not isinstance(handle, mmap.mmap) or array.mode == "c":
@@ -28,7 +28,7 @@ def file_of(array: np.memmap[Any, Any]) -> tuple[int, int] | None:
     address = array.__array_interface__["data"][0]
     mapped = _mapped_file(start)
     with contextlib.suppress(OSError):
-        fd = os.open(array.filename, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(array.filename, flags | os.O_CLOEXEC)
         if mapped is not None and os.fstat(fd).st_ino == mapped[0]:
             return fd, mapped[1] + address - start
         os.close(fd)

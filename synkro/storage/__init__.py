@@ -1,4 +1,4 @@
-"""Arrays in files of the user's, which are read by rows where they are used: HDF5 and zarr.
+"""Arrays in files of the user's, which are read, and written, by rows where they are used.
 
 ::
 
@@ -8,4 +8,5 @@
     opened     an array in a file that is open for reading, whatever its format
     rows       rows of it, by chunks
     reading    … in a thread of its own, one piece ahead
+    targets    arrays of zarr's, which take what functions return
 """

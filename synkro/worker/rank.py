@@ -32,6 +32,7 @@ from ..memory.segment import Segment
 from ..messages import Ack, Command, FunctionSpec, Phase, Reply
 from ..packing import place, settings
 from ..plan.call import Access, Region
+from ..storage import targets
 from ..values.arrays import Array
 from ..values.random import generator, seed_globals, seed_torch
 from .call import PreparedCall
@@ -240,6 +241,7 @@ class Rank:
             messages.Generator: self._generator,
             messages.Reseed: self._reseed,
             messages.Work: self._work,
+            messages.Export: self._export,
         }
         handler = handlers.get(type(command))
         if handler is None:
@@ -360,6 +362,14 @@ class Rank:
             return Ack()
 
         return reduce
+
+    def _export(self, command: messages.Export) -> messages.Exported:
+        start, stop = command.spans[self.number]
+        if start == stop:
+            return messages.Exported(start, stop, 0, "")
+        self.report(Phase.STORING, 0)
+        rows = self.array(command.source)
+        return messages.Exported(*targets.write(command.store, command.path, rows, (start, stop)))
 
     def _share(self, reduction: messages.Reduction) -> tuple[Operation, int, list[Array], Array] | None:
         """What the ranks of this host reduce: what they have stored; None for nothing.

@@ -27,27 +27,27 @@ from ...errors import (
     SessionClosed,
     UsageError,
     WorkerError,
-    check_keywords,
     counted,
 )
 from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.outputs import DEFAULT, check_modes, flatten, for_workers, only_one, take_subset, unflatten
 from ...storage.files import is_stored
-from ...values.arrays import checked_bool, checked_seconds
+from ...values.arrays import checked_bool
 from ...values.foreign import is_future, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
 from ..objects.glances import Assigned
 from ..objects.walk import Look
+from ..results.targets import Destinations, OpenTargets
 from ..stored import StoredData
 from ..variables.mirror import Bridge
 from ..variables.shared import Shared, check_there
 from .carried import Carried
 from .check import compare, raise_refusal
 from .distribution import Functions
-from .options import Options
+from .options import Options, options_of
 from .planner import Planned, Planner
 from .serial import run_alone
 from .submitted import result_of
@@ -105,6 +105,7 @@ class Function(Carried):
         self._find_home = home
         self._define = define
         self._engine: Engine | None = None
+        self._out: Destinations | None = None  # of the call that begins
         self._brought = 0  # the thread in which a submitted call runs, for which all was brought
         if isinstance(define, Definition):
             self._take(define)
@@ -254,6 +255,7 @@ class Function(Carried):
         output_subset: Sequence[Any] | None,
         progress: bool,
     ) -> Any:
+        out, self._out = self._out, None
         if self._placed is not None and output_subset is not None:
             whole = self._call(args, kwargs, batch, batch_s, num_slices, None, progress)
             return take_subset(tuple(output_subset), whole, "outputs=")
@@ -268,14 +270,15 @@ class Function(Carried):
                 lambda: self._planned_apart(args, kwargs, batch, batch_s, num_slices, output_subset)
             )
             assigned = ()
+        targets = None if out is None else planned.opened(out, (args, kwargs))
         if not progress:
-            return self._run(planned, None, assigned)
+            return self._run(planned, None, assigned, targets)
         plan = planned.plan
         slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
         lane = self.lane
         bar = self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING, lane=lane)
         with bar as on_tick:
-            return self._run(planned, on_tick, assigned)
+            return self._run(planned, on_tick, assigned, targets)
 
     def _planned_apart(self, *call: Any) -> Planned:
         """The plan of a call on some ranks, after all ranks have what the function uses."""
@@ -311,6 +314,7 @@ class Function(Carried):
         planned: Planned,
         on_tick: Callable[[], None] | None = None,
         assigned: Sequence[Assigned] = (),
+        targets: OpenTargets | None = None,
     ) -> Any:
         assert self._engine is not None
         replies: Any
@@ -326,7 +330,7 @@ class Function(Carried):
             replies = dict(zip(lane.ranks, replies, strict=True))
         if not planned.known:
             self._planner.remember(planned)
-        result = planned.result(replies)
+        result = planned.result(replies, targets)
         return result if self._placed is None else self._placed.outputs(result)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -388,27 +392,35 @@ class Function(Carried):
         finally:
             self._brought = 0
 
-    def call_within(self, seconds: float | None, args: Any, kwargs: Any) -> Any:
-        """Call it; it may take *seconds*, or, with None, as long as all others."""
+    def call_within(
+        self, seconds: float | None, args: Any, kwargs: Any, out: Destinations | None
+    ) -> Any:
+        """Call it; it may take *seconds*, or, with None, as long as all others; outputs go to *out*."""
         engine = self._settled()
 
         def call() -> Any:
             with engine.turns.limited(seconds):
-                return self(*args, **kwargs)
+                self._out = out
+                try:
+                    return self(*args, **kwargs)
+                finally:
+                    self._out = None
 
         lane = self.lane
         return call() if lane is None else engine.beside(lane, call)
 
-    def options(self, *, timeout: float | None = None, **unknown: Any) -> Options:
+    def options(self, *, timeout: float | None = None, out: Any = None, **unknown: Any) -> Options:
         """The function with options of its calls: ``f.options(timeout=2.0)(x)``, or ``….submit(x)``.
 
         Args:
             timeout: seconds that a call may take; None for what ``fork(timeout=)`` says.
+            out: where outputs go that are gathered: an array, a ``Data``, a memory-mapped array or a
+                zarr array of their shape and dtype, which the call returns; of several outputs a dict,
+                tuple or list, nested as they are, with None for those that come back as usual.
 
         Raises: InvalidType, InvalidValue.
         """
-        check_keywords("options()", unknown, ["timeout"])
-        return Options(self, None if timeout is None else checked_seconds(timeout, "timeout"))
+        return options_of(self, timeout, out, unknown, self._placed is not None)
 
     def check(self, *args: Any, batch: Any = None, **kwargs: Any) -> Any:
         """Call it, and compare the result with that of the plain function, run once on the same rows.

@@ -6,6 +6,10 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...errors import InvalidValue, check_keywords
+from ...values.arrays import checked_seconds
+from ..results.targets import Destinations
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -19,10 +23,12 @@ class Options:
     Attributes:
         function: the function.
         timeout: seconds that a call may take; None for what ``fork(timeout=)`` says.
+        out: where gathered outputs go; None for new memory.
     """
 
     function: Function
     timeout: float | None
+    out: Destinations | None = None
 
     def __reduce__(self) -> Any:
         return self.function.__reduce__()  # on the workers it is the plain function
@@ -31,17 +37,40 @@ class Options:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Options:
-        return Options(copy.deepcopy(self.function, memo), self.timeout)
+        return Options(copy.deepcopy(self.function, memo), self.timeout, self.out)
 
     @property
     def name(self) -> str:
         """What the function is called in messages."""
         return self.function.name
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"options are of calls, f.options(…)(x) and f.options(…).submit(x), and have no {name!r}: "
+            f"use the function without them, f.{name}."
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; arguments, result and errors are those of a plain call."""
-        return self.function.call_within(self.timeout, args, kwargs)
+        return self.function.call_within(self.timeout, args, kwargs, self.out)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it in the background, as ``Function.submit``; the time counts from when the call runs."""
         return self.function.submit_as(self, args, kwargs)
+
+
+def options_of(
+    function: Function, timeout: Any, out: Any, unknown: dict[str, Any], placed: bool
+) -> Options:
+    """A function with options; it is *placed* if it is a graph over several devices.
+
+    Raises: InvalidType, InvalidValue.
+    """
+    check_keywords("options()", unknown, ["timeout", "out"])
+    seconds = None if timeout is None else checked_seconds(timeout, "timeout")
+    if out is not None and placed:
+        raise InvalidValue(
+            f"out= takes the rows of all ranks, and the graph of {function.name!r} runs once, over its "
+            f"devices: take the result, and then target[...] = result."
+        )
+    return Options(function, seconds, None if out is None else Destinations(out))

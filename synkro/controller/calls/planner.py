@@ -31,6 +31,7 @@ from ...values.cache import Cache
 from ..data import Data
 from ..outgoing import Outgoing
 from ..results.collector import Collection
+from ..results.targets import Destinations, OpenTargets
 from ..variables.shared import Shared
 from .arguments import Arguments, Input
 from .distribution import Functions
@@ -91,8 +92,15 @@ class Planned:
         self.known = True
         self.segments = []
 
-    def result(self, replies: list[Any]) -> Any:
-        """The result of a call that the ranks have answered by *replies*."""
+    def opened(self, out: Destinations, given: Any) -> OpenTargets:
+        """The targets of a call with the arguments *given*; raises as ``Destinations.opened``."""
+        targets = out.opened(self._home.outputs, self._name, self._modes, self.plan, given)
+        if self._collection is not None:
+            self._collection.foresee(targets)
+        return targets
+
+    def result(self, replies: list[Any], targets: OpenTargets | None = None) -> Any:
+        """The result of a call that the ranks have answered by *replies*; outputs go to *targets*."""
         collection = self._collection
         if collection is None or collection.replies != replies:
             home = self._home
@@ -106,7 +114,7 @@ class Planned:
                 home.objects.load,
             )
             self._doubt.look(collection)
-        return collection.result()
+        return collection.result(targets)
 
 
 class Planner:

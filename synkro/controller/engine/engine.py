@@ -81,6 +81,7 @@ class Engine:
         size: the number of workers.
         on_gpus: whether they compute on GPUs.
         has_hosts: whether some are on other hosts.
+        nearby: those on this host.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         turns: of the operations on some ranks.  One on all of them has to ``land`` first.
@@ -110,6 +111,7 @@ class Engine:
         self.size = len(environments)
         self.on_gpus = on_gpus
         self.has_hosts = len(crew.hosts) > 1
+        self.nearby = crew.ranks
         self.lock = threading.RLock()
         self.turns = Turns(self.lock, self.size, timeout)
         self.verbose, self.say = verbose, status_line(verbose)

@@ -7,7 +7,8 @@ still in the worker (it is large).  Large outputs take two more steps, in which 
                     └ Store, for what is gathered, straight to its place ────────▶ result segment
 
 The first rank of a host has no stage for what is reduced: it stores that in the result segment.  The
-result is a view of that segment, not a copy.
+result is a view of that segment, not a copy.  In place of the segment there may be
+a ``target``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from ...plan.outputs import (
 )
 from ...plan.split import slices_of
 from ...values.arrays import Array, longer
+from ...values.cache import Cache
+from .targets import InMemory, OpenTargets, Target
 from .transfer import Leaves, Outputs, Transfer
 
 _SHAPES = (
@@ -75,7 +78,7 @@ class Collection:
         self._tree = replies[plan.participants[0]].tree
         self._outputs = [] if self._nothing else self._match()
         self._total_weight = plan.total_weight
-        self._transfer: Transfer | None = None
+        self._transfers: Cache[tuple[Any, ...], Transfer] = Cache()
         self._keep = keep
         self._load = load
         self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
@@ -197,13 +200,43 @@ class Collection:
 
     # ── the result ───────────────────────────────────────────────────────────────────────────────
 
-    def result(self) -> Any:
-        """Merge the outputs of the ranks into new memory, nested as the function returned them."""
-        if self._one is not None:
+    def foresee(self, targets: OpenTargets) -> None:
+        """Raises: OutputError if outputs like these do not fit the *targets* of another call."""
+        targets.fitting(self._name, self._tree, self._outputs, foreseen=True)
+
+    def result(self, targets: OpenTargets | None = None) -> Any:
+        """Merge the outputs of the ranks into new memory, nested as the function returned them.
+
+        In the place of an output that goes to one of *targets* stands that.
+        """
+        if self._one is not None and targets is None:
             return self._merge(self._one)
         if self._nothing:
             return None
-        merged = [self._merge(output) if output.views else None for output in self._outputs]
+        if targets is None:
+            return self._merged({})
+        taking = targets.fitting(self._name, self._tree, self._outputs)
+        try:
+            return self._merged(taking)
+        finally:
+            for target in taking.values():
+                target.touch(self._home.engine)
+
+    def _merged(self, taking: Mapping[int, Target]) -> Any:
+        """The result, after outputs went to the targets that are *taking* them."""
+        merged: list[Any] = [None] * len(self._outputs)
+        waiting = list(self._waiting)
+        for index, output in enumerate(self._outputs):
+            target = taking.get(index)
+            if not output.views:
+                continue
+            if target is None:
+                merged[index] = self._merge(output)
+            elif isinstance(target, InMemory):
+                target.fill(output.views)
+                merged[index] = target.value
+            else:
+                waiting.append(index)
         if self._kept:
             pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
             wanted = [
@@ -212,8 +245,8 @@ class Collection:
             ]
             for index, handle in zip(self._kept, self._keep(wanted, self._plan.world), strict=True):
                 merged[index] = handle
-        if self._waiting:
-            for index, value in zip(self._waiting, self._fetch(), strict=True):
+        if waiting:
+            for index, value in zip(waiting, self._fetch(waiting, taking), strict=True):
                 merged[index] = value
         return assemble(self._spec, self._tree, iter(merged))
 
@@ -266,22 +299,31 @@ class Collection:
                     f"{type(error).__name__}: {str(error).rstrip('.')}. {advice_on_loading(error)}"
                 ) from error
 
-    def _fetch(self) -> list[Any]:
-        """Fetch the leaves that still wait in the workers: through shared memory, by all ranks."""
-        if self._transfer is None:
-            waiting = {index: self._outputs[index] for index in self._waiting}
-            plan = self._plan
-            lane = self._home.engine.channel.lane(plan.world)
-            self._transfer = Transfer(
-                self._home, self._total_weight, plan.participants, lane, waiting, plan.nccl
+    def _fetch(self, waiting: Sequence[int], taking: Mapping[int, Target]) -> list[Any]:
+        """Fetch leaves, those that still wait in the workers: through shared memory, by all ranks."""
+        home, plan = self._home, self._plan
+        lane = home.engine.channel.lane(plan.world)
+        places = {index: taking[index].place for index in waiting if index in taking}
+        straight = {index: place for index, place in places.items() if place is not None}
+        key = (*waiting, None, *straight)
+        if key not in self._transfers:
+            outputs = {index: self._outputs[index] for index in waiting}
+            self._transfers[key] = Transfer(
+                home, self._total_weight, plan.participants, lane, outputs, plan.nccl, tuple(straight)
             )
+        found, lent = self._transfers[key].run(straight)
+        arrays = [[placed.segment.array(placed.region) for placed in some] for some in found]
         results: list[Any] = []
-        for index, arrays in zip(self._waiting, self._transfer.run(), strict=True):
+        for index, some, placed in zip(waiting, arrays, found, strict=True):
             output = self._outputs[index]
+            if index in taking:
+                if index not in straight:
+                    taking[index].receive(placed[0], home.engine, lane)
+                results.append(taking[index].value)
+                continue
+            own = some if lent else [array.copy() for array in some]
             whole = output.operation is not None or output.is_one_array
             results.append(
-                arrays[0].astype(output.result, copy=False)
-                if whole
-                else self._joined(output.mode, arrays)
+                own[0].astype(output.result, copy=False) if whole else self._joined(output.mode, own)
             )
         return results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -21,12 +21,14 @@ from ...values.arrays import Array, Code, code_of
 from ...values.cache import Cache
 from ...values.owners import sole_owner
 from ..engine.engine import Engine
+from ..outgoing import Placed
+from .windows import Windows
 
 _SHARED_RESULTS = 4
 """Large results that can be views of shared memory at a time; further ones are copies."""
 
 _RESULT = -1
-"""Stands for the result segment, where a rank stands for its stage."""
+"""Stands for the result segment, where a rank stands for its stage; lower numbers for targets."""
 
 
 class Outputs:
@@ -35,12 +37,14 @@ class Outputs:
     Attributes:
         outbox: ``outbox[r]`` is where rank r leaves its small outputs.
         linked: whether NCCL connects the ranks' GPUs, so that they reduce large outputs there.
+        windows: on memory of the user's that outputs go to.
     """
 
     def __init__(self, engine: Engine, outbox: Array, linked: bool) -> None:
         self.engine = engine
         self.outbox = outbox
         self.linked = linked
+        self.windows = Windows(engine)
         self._stages: dict[int, Segment] = {}
         self._results: list[Segment] = []
 
@@ -79,6 +83,7 @@ class Outputs:
         self.outbox = np.empty((0, 0), np.uint8)
         self._stages.clear()
         self._results.clear()
+        self.windows.close()
 
 
 def _in_use(segment: Segment) -> bool:
@@ -107,8 +112,8 @@ class Leaves:
 class Transfer:
     """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run.
 
-    The plan has no segments yet: in their place its regions name the rank in whose stage they lie, or
-    ``_RESULT``.
+    The plan has no segments yet: in their place its regions name the rank in whose stage they lie,
+    ``_RESULT``, or the target of an output.
     """
 
     def __init__(
@@ -119,14 +124,17 @@ class Transfer:
         lane: Lane,
         outputs: Mapping[int, Leaves],
         nccl: bool,
+        straight: Collection[int] = (),
     ) -> None:
         """*outputs* are the large ones, by the numbers of their leaves, of *ranks* among those of the
-        *lane*; *nccl* may reduce them."""
+        *lane*; *nccl* may reduce them.  Those that are *straight* go to a place that ``run`` is told."""
         self._home = home
         self._linked = home.linked and nccl
         self._total_weight = total_weight
         self._ranks = ranks
         self._lane = lane
+        self._straight = straight
+        self._needs_result = any(index not in straight for index in outputs)
         self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
         self._stores: list[list[StoredPiece]] = [[] for _ in range(home.engine.size)]
         self._reductions: list[Reduction] = []
@@ -156,22 +164,26 @@ class Transfer:
             )
             self._results.append([target])
             return
-        regions = self._gathered(output) if output.is_one_array else self._separate(output)
+        regions = self._gathered(index, output) if output.is_one_array else self._separate(output)
         for (rank, number, piece), region in zip(output.pieces, regions, strict=True):
             if piece.offset is None:
                 self._stores[rank].append(StoredPiece(index, number, region, False))
             else:
                 self._copies.append((self._home.in_outbox(rank, piece), region))
 
-    def _gathered(self, output: Leaves) -> list[Region]:
+    def _gathered(self, index: int, output: Leaves) -> list[Region]:
         """Regions one behind the other, for one array of all rows."""
         shapes = [piece.shape for _, _, piece in output.pieces]
         dtype = code_of(output.dtype)
-        whole = self._reserve(_RESULT, (sum(s[0] for s in shapes), *shapes[0][1:]), dtype)
+        shape_of_all = sum(s[0] for s in shapes), *shapes[0][1:]
+        if index in self._straight:
+            whole = Region(_target(index), 0, shape_of_all, dtype)
+        else:
+            whole = self._reserve(_RESULT, shape_of_all, dtype)
         self._results.append([whole])
         regions, offset = [], whole.offset
         for shape in shapes:
-            regions.append(Region(_RESULT, offset, shape, dtype))
+            regions.append(Region(whole.segment, offset, shape, dtype))
             offset += _nbytes(shape, dtype)
         return regions
 
@@ -185,33 +197,48 @@ class Transfer:
         self._sizes[where] += aligned(_nbytes(shape, dtype))
         return region
 
-    def run(self) -> list[list[Array]]:
-        """Let the workers do the transfer; returns the arrays of each output, in their order."""
-        result, lent = self._home.result(self._sizes[_RESULT], self._lane.ranks[0])
-        taken = result.base  # by which the result is in use, while other calls look for memory
+    def run(self, places: Mapping[int, Placed] | None = None) -> tuple[list[list[Placed]], bool]:
+        """Let the workers do the transfer, outputs that go straight to *places*.
+
+        Returns where the arrays of each output lie, in their order, and whether they may be given away;
+        else they have to be copied before the next transfer.
+        """
         segments = {
             rank: self._home.stage(rank, nbytes)
             for rank, nbytes in self._sizes.items()
             if rank != _RESULT and nbytes
         }
-        segments[_RESULT] = result
+        lent, taken = True, None
+        if self._needs_result:
+            result, lent = self._home.result(self._sizes[_RESULT], self._lane.ranks[0])
+            taken = result.base  # by which the result is in use, while other calls look for memory
+            segments[_RESULT] = result
+        starts: dict[int, int] = {}
+        for index, (region, segment) in (places or {}).items():
+            segments[_target(index)] = segment
+            starts[_target(index)] = region.offset
         mapped = [(segment, Access.WRITE) for segment in segments.values()]
-        for command in self._commands(segments):
+
+        def placed(region: Region) -> Placed:
+            segment, offset = segments[region.segment], region.offset + starts.get(region.segment, 0)
+            return Placed(replace(region, segment=segment.number, offset=offset), segment)
+
+        for command in self._commands(segments, starts, lambda region: placed(region).region):
             self._home.engine.run(command, mapped, lane=self._lane)
         for source, region in self._copies:
-            result.array(region)[...] = source
-        arrays = [[result.array(region) for region in regions] for regions in self._results]
+            there = placed(region)
+            there.segment.array(there.region)[...] = source
+        found = [[placed(region) for region in regions] for regions in self._results]
         del taken
-        return arrays if lent else [[array.copy() for array in some] for some in arrays]
+        return found, lent
 
-    def _commands(self, segments: dict[int, Segment]) -> list[bytes]:
+    def _commands(
+        self, segments: dict[int, Segment], starts: dict[int, int], placed: Callable[[Region], Region]
+    ) -> list[bytes]:
         """The commands, pickled, with *segments* filled in; cached, as the same segments come again."""
-        numbers = tuple(segment.number for segment in segments.values())
+        numbers = *(segment.number for segment in segments.values()), *starts.values()
         if numbers in self._pickled:
             return self._pickled[numbers]
-
-        def placed(region: Region) -> Region:
-            return replace(region, segment=segments[region.segment].number)
 
         stores = [[s._replace(region=placed(s.region)) for s in stores] for stores in self._stores]
         reductions = [
@@ -229,6 +256,11 @@ class Transfer:
             wanted.append(Reduce(stored, self._lane.ranks))
         commands = self._pickled[numbers] = [pickle.dumps(command, 5) for command in wanted]
         return commands
+
+
+def _target(index: int) -> int:
+    """Stands for the place of output number *index*."""
+    return _RESULT - 1 - index
 
 
 def _nbytes(shape: tuple[int, ...], dtype: Code) -> int:

@@ -238,6 +238,11 @@ class Results(Iterator[Any]):
 
 def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:
     if isinstance(fn, Options):
+        if fn.out is not None:
+            raise InvalidValue(
+                f"{verb}() returns a list of what its function returned, and takes no out=: write the "
+                f"results to an array as they come."
+            )
         fn = fn.function
     if isinstance(fn, Function):
         if fn.lane is not None:

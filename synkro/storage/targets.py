@@ -1,0 +1,122 @@
+"""Arrays of zarr's, which take what functions return: each rank writes chunks of its own.
+
+A store is a folder, so that every process opens it by itself.  Rows are cut where chunks (or shards)
+begin, so that no two ranks write to one file::
+
+    rows    0        64       128      192   230
+    chunks  │────────│────────│────────│─────│
+    ranks   │ 0 ──────────────│ 1 ───────────│
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import InvalidType, InvalidValue
+from ..memory.interrupts import atomic
+from ..plan.split import Span, split
+from ..values.arrays import Array
+
+_BLOCK = 1 << 24  # bytes of rows that are written at a time
+
+
+class Chunked(NamedTuple):
+    """An array of zarr's, as far as other processes need to know it.
+
+    Attributes:
+        store, path: the folder of its store, and its path there.
+        rows: how many rows no two ranks may share: those of a shard, or of a chunk.
+    """
+
+    store: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    rows: int
+
+    def __str__(self) -> str:
+        return f"the zarr array {self.folder}"
+
+    @property
+    def folder(self) -> str:
+        return os.path.join(self.store, self.path).rstrip(os.sep)
+
+    def shares(self, count: int) -> list[Span]:
+        """The rows that each of *count* processes writes, whole chunks; some may have none."""
+        end = self.shape[0]
+        parts = split(0, -(-end // self.rows), count)
+        return [(min(start * self.rows, end), min(stop * self.rows, end)) for start, stop in parts]
+
+
+class Written(NamedTuple):
+    """How far a process has come that writes a span of rows.
+
+    Attributes:
+        done: all rows before this one are written.
+        reached: no row from this one on is touched.
+        errno, problem: why it went no further, or 0 and an empty text.
+    """
+
+    done: int
+    reached: int
+    errno: int = 0
+    problem: str = ""
+
+
+def chunked(array: Any) -> Chunked:
+    """What other processes need to know of an *array* of zarr's that they are to write to.
+
+    Raises: InvalidType, InvalidValue for one that they cannot.
+    """
+    kind = type(array).__name__
+    if kind != "Array":
+        raise InvalidType(
+            f"out= takes arrays of zarr's, got {array!r}, a zarr {kind}: name an array in it, such as "
+            f'group["result"].'
+        )
+    store = array.store
+    if type(store).__name__ != "LocalStore":
+        raise InvalidType(
+            f"out= takes zarr arrays in a folder, which every worker opens by itself (a LocalStore of "
+            f"zarr 3); this one is in a {type(store).__name__}: make it by "
+            f'zarr.create_array("folder.zarr", …), or take the result, and then array[...] = result.'
+        )
+    found = Chunked(
+        str(store.root),
+        array.path,
+        tuple(array.shape),
+        np.dtype(array.dtype),
+        (array.shards or array.chunks or (1,))[0],
+    )
+    if array.read_only:
+        raise InvalidValue(f'{found} is read-only: open it by zarr.open_array(…, mode="r+").')
+    if not os.path.isdir(found.folder):
+        raise InvalidValue(f"{found} is not there any more: make it anew.")
+    return found
+
+
+def write(store: str, path: str, rows: Array, span: Span) -> Written:
+    """Write the *span* of all *rows* to an array, some chunks at a time.
+
+    An interrupt comes between them: zarr's threads would go on by themselves.
+    """
+    import zarr  # noqa: PLC0415  it takes a while, and few programs need it
+
+    done, stop = span
+    reached = done
+    try:
+        array = zarr.open_array(store, path=path, mode="r+")
+        unit = (array.shards or array.chunks)[0]
+        step = unit * max(1, _BLOCK // max(1, unit * rows[:1].nbytes))
+        while done < stop:
+            reached = min(done + step, stop)
+            with atomic:
+                array[done:reached] = rows[done:reached]
+            done = reached
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        return Written(done, reached, error.errno or 0, why)
+    return Written(done, reached)

@@ -1,0 +1,620 @@
+"""``f.options(out=target)``: gathered outputs go where the user wants them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.sessions import LARGE, current, lasting, rows, running, start
+from synkro import (
+    CallTimeout,
+    InvalidType,
+    InvalidValue,
+    OutputError,
+    SessionClosed,
+    WorkerDied,
+    WorkerError,
+)
+from synkro.controller.results.transfer import Transfer
+
+pytestmark = pytest.mark.counted_once  # a session keeps memory for the next large outputs
+
+SMALL, BIG = 3, LARGE // 64  # columns: of these, 101 rows fit the outboxes, or do not
+SELECTIONS = {
+    "all": None,
+    "first": 40,
+    "slice": slice(3, 90, 4),
+    "backwards": slice(None, None, -1),
+    "list": [5, 5, 100, 0, 7],
+    "mask": np.arange(101) % 3 == 1,
+    "one": [4],
+}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def started(request):
+    session = start(request.param)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def session(started):
+    with current(started):
+        yield started
+
+
+two = lasting(2)
+
+
+def doubled(x):
+    return 2 * x
+
+
+def array(shape, dtype, path):
+    return np.full(shape, -1, dtype)
+
+
+def in_fortran_order(shape, dtype, path):
+    return np.full(shape, -1, dtype, order="F")
+
+
+def every_other_column(shape, dtype, path):
+    return np.full((shape[0], 2 * shape[1]), -1, dtype)[:, ::2]
+
+
+def backwards(shape, dtype, path):
+    return np.full(shape, -1, dtype)[::-1]
+
+
+def data(shape, dtype, path):
+    return synk.data(np.full(shape, -1, dtype))
+
+
+def mapped(shape, dtype, path):
+    return np.lib.format.open_memmap(path / "x.npy", "w+", dtype, shape)
+
+
+def mapped_rows(shape, dtype, path):
+    return np.memmap(path / "raw", dtype, "w+", 13, (shape[0] + 2, *shape[1:]))[1:-1]
+
+
+def mapped_in_fortran_order(shape, dtype, path):
+    return np.lib.format.open_memmap(path / "f.npy", "w+", dtype, shape, fortran_order=True)
+
+
+def mapped_columns(shape, dtype, path):
+    return np.memmap(path / "raw", dtype, "w+", 0, (shape[0], 2 * shape[1]))[:, 1::2]
+
+
+def view_of_a_map(shape, dtype, path):
+    return np.asarray(mapped(shape, dtype, path))[::-1]
+
+
+def copy_on_write(shape, dtype, path):
+    np.save(path / "x.npy", np.full(shape, -1, dtype))
+    return np.load(path / "x.npy", mmap_mode="c")
+
+
+TARGETS = [
+    *(array, in_fortran_order, every_other_column, backwards, data, mapped, mapped_rows),
+    *(mapped_in_fortran_order, mapped_columns, view_of_a_map, copy_on_write),
+]
+
+
+def numbers(columns, rows=101):
+    return np.arange(1.0 * rows * columns, dtype="f4").reshape(rows, columns)
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("make", TARGETS, ids=lambda make: make.__name__)
+def test_it_takes_what_numpy_says(session, tmp_path, make, columns):
+    x = numbers(columns)
+    target = make(x.shape, x.dtype, tmp_path)
+    into = synk.function(doubled, outputs="gather").options(out=target)
+    for factor in (1, -3):  # the second call finds all that the first has made
+        assert into(synk.data(factor * x)) is target
+        assert np.array_equal(target, 2 * factor * x)
+    for name in os.listdir(tmp_path):
+        if make is mapped:
+            assert np.array_equal(np.load(tmp_path / name), target)
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("slices", [1, 3, "auto"])
+def test_any_rows_and_slices(session, tmp_path, columns, name, slices):
+    x = numbers(columns)
+    batch = SELECTIONS[name]
+    expected = 2 * (x if batch is None else x[:batch] if isinstance(batch, int) else x[batch])
+    f = synk.function(doubled, outputs="gather")
+    shared = synk.data(x)
+    for make in (array, data, mapped):
+        target = make(expected.shape, x.dtype, tmp_path)
+        f.options(out=target)(shared, batch=batch, num_slices=slices)
+        assert np.array_equal(target, expected)
+
+
+def test_broadcast_inputs_and_other_dtypes(session, tmp_path):
+    x, shift = numbers(BIG), 3 - 1j
+    target = synk.data(np.zeros(x.shape, "c8"))
+    f = synk.function(lambda x, shift: x + shift, bcast_inputs="shift", outputs="gather")
+    f.options(out=target)(x, shift)
+    assert np.array_equal(target, x + shift)
+    flags = np.zeros(len(x), bool)
+    synk.function(lambda x: x[:, 0] > 5, outputs="gather").options(out=flags)(x)
+    assert np.array_equal(flags, x[:, 0] > 5)
+
+
+def test_rows_that_a_function_leaves_out_or_adds(session):
+    x = numbers(SMALL)
+    picked = synk.data(np.zeros((51, SMALL), "f4"))
+    synk.function(lambda x: x[x[:, 0] % 2 == 0], outputs="gather").options(out=picked)(x)
+    assert np.array_equal(picked, x[::2])
+    twice = np.zeros((202, SMALL), "f4")
+    synk.function(lambda x: x.repeat(2, axis=0), outputs="gather").options(out=twice)(x)
+    assert np.array_equal(twice, x.repeat(2, axis=0))
+    none = np.zeros((0, SMALL), "f4")
+    assert synk.function(lambda x: x[:0], outputs="gather").options(out=none)(x) is none
+
+
+def test_what_was_a_target_is_an_input_and_the_other_way_round(session):
+    x = numbers(BIG)
+    one, other = synk.data(x), synk.data(np.zeros_like(x))
+    f = synk.function(doubled, outputs="gather")
+    for _ in range(3):
+        f.options(out=other)(one)
+        f.options(out=one)(other)
+    assert np.array_equal(one, x * 64)
+    assert synk.function(lambda x: x.flags.writeable, outputs=None)(other) == [False] * (
+        session.n_parallel
+    )
+
+
+def test_a_target_that_has_moved(session):
+    x = numbers(BIG)
+    target = synk.data(np.zeros((2, BIG), "f4"))
+    f = synk.function(doubled, outputs="gather").options(out=target)
+    f(x, batch=2)
+    target.set_length(101)
+    f(x)
+    assert np.array_equal(target, 2 * x)
+    target.set_length(50)
+    f(x, batch=slice(51, None))
+    assert np.array_equal(target, 2 * x[51:])
+
+
+def test_what_workers_hold_and_keep(session):
+    table = numbers(BIG)
+    held = synk.shared(np.zeros((0, BIG), "f4"))
+    synk.scatter(held, table)
+    f = synk.function(lambda x: {"rows": x, "kept": -x}, outputs={"rows": "gather", "kept": "keep"})
+    target = synk.data(np.zeros_like(table))
+    found = f.options(out={"rows": target, "kept": None})(held)
+    assert found["rows"] is target
+    assert np.array_equal(target, table)
+    negative = np.zeros_like(table)
+    synk.function(rows, outputs="gather").options(out=negative)(found["kept"])
+    assert np.array_equal(negative, -table)
+
+
+def described(x):
+    return {"rows": 2 * x, "sums": (x.sum(axis=1), x.sum(axis=0)), "most": x.max()}
+
+
+MODES = {"rows": "gather", "sums": ("gather", "sum"), "most": "max"}
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+def test_several_outputs(session, columns):
+    x = numbers(columns)
+    doubles, sums = synk.data(np.zeros_like(x)), np.zeros(len(x), "f4")
+    f = synk.function(described, outputs=MODES)
+    found = f.options(out={"most": None, "sums": [sums, None], "rows": doubles})(x)
+    assert list(found) == ["rows", "sums", "most"]
+    assert found["rows"] is doubles
+    assert found["sums"][0] is sums
+    assert np.array_equal(doubles, 2 * x)
+    assert np.array_equal(sums, x.sum(axis=1))
+    assert np.allclose(found["sums"][1], x.sum(axis=0))
+    assert found["most"] == x.max()
+
+
+def test_some_of_several_outputs(session):
+    x = numbers(SMALL)
+    f = synk.function(described, outputs=MODES)
+    doubles = np.zeros_like(x)
+    found = f.options(out={"most": None, "rows": doubles})(x, output_subset=["most", "rows"])
+    assert found["rows"] is doubles
+    assert np.array_equal(doubles, 2 * x)
+    with pytest.raises(OutputError, match="a dict with the keys"):
+        f.options(out={"most": None, "rows": doubles})(x)
+    both = synk.function(lambda x: (x, -x), outputs="gather")
+    one, other = both.options(out=(doubles, None))(x)
+    assert one is doubles
+    assert np.array_equal(doubles, x)
+    assert np.array_equal(other, -x)
+
+
+def test_columns_of_one_table(session):
+    x = numbers(SMALL)
+    table = np.zeros((len(x), 2), "f4")
+    both = synk.function(lambda x: (x.min(axis=1), x.max(axis=1)), outputs="gather")
+    both.options(out=(table[:, 0], table[:, 1]))(x)
+    assert np.array_equal(table, np.stack([x.min(axis=1), x.max(axis=1)], axis=1))
+
+
+def test_an_array_may_be_input_and_target(session):
+    x = numbers(BIG)
+    expected = 2 * x
+    synk.function(doubled, outputs="gather").options(out=x)(x)
+    assert np.array_equal(x, expected)
+
+
+def test_submitted_calls(session):
+    x = numbers(BIG)
+    f = synk.function(doubled, outputs="gather")
+    targets = [synk.data(np.zeros_like(x)) for _ in range(3)]
+    futures = [f.options(out=t).submit(n * x) for n, t in enumerate(targets)]
+    for n, (future, target) in enumerate(zip(futures, targets, strict=True)):
+        assert future.result() is target
+        assert np.array_equal(target, 2 * n * x)
+    with pytest.raises(OutputError, match=r"has shape \(101"):
+        f.options(out=targets[0][1:]).submit(x).result()
+
+
+def test_functions_on_some_ranks(two):
+    with current(two):
+        x, target = numbers(BIG), synk.data(np.zeros((101, BIG), "f4"))
+        other = np.zeros_like(x)
+        for where in (1, [1], [0, 1]):
+            f = synk.function(doubled, outputs="gather", target=where)
+            f.options(out=target)(x)
+            assert np.array_equal(target, 2 * x)
+            target[:] = 0
+        first = synk.function(doubled, outputs="gather", target=0).options(out=other).submit(x)
+        synk.function(doubled, outputs="gather", target=1).options(out=target).submit(x).result()
+        assert np.array_equal(first.result(), target)
+        with pytest.raises(OutputError, match='say outputs="gather" for it'):
+            synk.function(doubled, target=1).options(out=target)(x)
+
+
+def test_a_plain_call_knows_nothing_of_the_target(session):
+    x, target = numbers(SMALL), np.zeros((101, SMALL), "f4")
+    f = synk.function(doubled, outputs="gather")
+    with pytest.raises(InvalidType, match="called wrongly"):
+        f.options(out=target)()
+    assert np.array_equal(f(x), 2 * x)
+    assert not target.any()
+    assert f.options(out=None)(x) is not target
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Counted:
+    """A function, and how often it has run: in a file, as it runs on the workers."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, x):
+        with open(self.path, "a") as file:
+            file.write(".")
+        return 2 * x
+
+    def runs(self):
+        return os.path.getsize(self.path) if self.path.exists() else 0
+
+
+@pytest.fixture
+def counted(tmp_path):
+    return Counted(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "says"),
+    [
+        ("x.npy", InvalidType, "open the file: numpy.lib.format.open_memmap"),
+        (3.0, InvalidType, "out= takes an array of NumPy's, a Data, a memory-mapped array or a zarr"),
+        ((np.ma.zeros(3), None), InvalidType, "give one of these"),
+        ((), InvalidValue, "names no target"),
+        ({"a": None}, InvalidValue, "names no target"),
+    ],
+)
+def test_what_is_no_target(session, out, error, says):
+    with pytest.raises(error, match=says):
+        synk.function(doubled, outputs="gather").options(out=out)
+
+
+def test_a_variable_is_no_target(session):
+    with pytest.raises(InvalidType, match="a variable lives on the workers"):
+        synk.function(doubled, outputs="gather").options(out=synk.shared(np.zeros(3)))
+
+
+@pytest.mark.parametrize(
+    ("modes", "out", "says"),
+    [
+        ("sum", "one", "comes back by 'sum'.* say outputs=\"gather\""),
+        (None, "one", "comes back as a list"),
+        ("keep", "one", "comes back by 'keep'"),
+        (["gather", "gather"], "one", "one target for the function .* its outputs= are a list of 2"),
+        (["gather", "sum"], "two", r"output\[1\] of the function .* comes back by 'sum'"),
+        (["gather", "gather", "sum"], "two", "a tuple of 2 for the function .*are a list of 3"),
+        ({"a": "gather"}, "two", "out= has a tuple of 2 .* its outputs= are a dict"),
+    ],
+)
+def test_outputs_that_are_not_gathered(session, counted, modes, out, says):
+    x = numbers(SMALL)
+    target = np.zeros_like(x)
+    f = synk.function(counted, outputs=modes)
+    with pytest.raises(OutputError, match=says):
+        f.options(out=target if out == "one" else (target, target.copy()))(x)
+    assert counted.runs() == 0
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("make", [array, data, mapped, every_other_column])
+@pytest.mark.parametrize(("rows", "dtype"), [(100, "f4"), (101, "f8"), (101, ">f4"), (101, "i4")])
+def test_shapes_and_dtypes_are_those_of_the_output(session, tmp_path, make, columns, rows, dtype):
+    x = numbers(columns)
+    target = make((rows, columns), dtype, tmp_path)
+    before = np.array(target)
+    f = synk.function(doubled, outputs="gather")
+    with pytest.raises(OutputError, match="they have to be equal") as error:
+        f.options(out=target)(x)
+    for part in (x.shape, x.dtype, target.shape, target.dtype):
+        assert f" {part}" in str(error.value)
+    assert np.array_equal(target, before)
+    assert np.array_equal(f(x), 2 * x)
+
+
+def test_none_is_written_where_one_does_not_fit(session):
+    x = numbers(BIG)
+    good, bad = synk.data(np.zeros_like(x)), np.zeros(7)
+    both = synk.function(lambda x: (x, x.sum(axis=1)), outputs="gather")
+    with pytest.raises(OutputError, match=r"output\[1\]"):
+        both.options(out=(good, bad))(x)
+    assert not good[:].any()
+
+
+def test_what_an_earlier_call_has_told_is_found_before(session, counted):
+    x = synk.data(numbers(SMALL))
+    f = synk.function(counted, outputs="gather")
+    f(x)
+    runs = counted.runs()
+    for out in (np.zeros(x.shape), np.zeros(101, "f4"), (np.zeros((101, SMALL), "f4"), None)):
+        with pytest.raises(OutputError):
+            f.options(out=out)(x)
+    assert counted.runs() == runs
+
+
+def test_lengths_may_be_others_than_in_an_earlier_call(session):
+    x = synk.data(numbers(SMALL))
+    f = synk.function(lambda x, k: x[:, :k], bcast_inputs="k", outputs="gather")
+    f(x, 1)
+    target = np.zeros((101, 2), "f4")
+    f.options(out=target)(x, 2)
+    assert np.array_equal(target, x[:, :2])
+
+
+def test_lists_of_anything_have_no_target(session):
+    f = synk.function(lambda x: [str(one) for one in x], outputs="gather")
+    with pytest.raises(OutputError, match="a list of what is no array"):
+        f.options(out=np.zeros(101))(numbers(1))
+
+
+def test_read_only_targets(session, tmp_path, counted):
+    x = numbers(SMALL)
+    np.save(tmp_path / "x.npy", x)
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    f = synk.function(counted, outputs="gather")
+    for target, says in (
+        (fixed, "an array of shape .* that is read-only: give one"),
+        (np.load(tmp_path / "x.npy", mmap_mode="r"), r'read-only: open the file with mode="r\+"'),
+        (synk.data(np.load(tmp_path / "x.npy", mmap_mode="r")), "a Data in out= is read-only, as it sh"),
+    ):
+        with pytest.raises(InvalidValue, match=says):
+            f.options(out=target)(x)
+    assert counted.runs() == 0
+
+
+def test_targets_that_overlap(session, tmp_path, counted):
+    x = numbers(SMALL)
+    f = synk.function(lambda x: (counted(x), x), outputs="gather")
+    table, shared = np.zeros((150, SMALL), "f4"), synk.data(np.zeros((101, SMALL), "f4"))
+    first = mapped(x.shape, "f4", tmp_path)
+    second = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    for pair in ((table[:101], table[49:]), (shared, shared), (shared, shared[:]), (first, second)):
+        with pytest.raises(InvalidValue, match="two targets in out= overlap"):
+            f.options(out=pair)(x)
+    assert counted.runs() == 0
+
+
+def test_targets_that_are_inputs(session, tmp_path, counted):
+    shared = synk.data(numbers(SMALL))
+    file = mapped((101, SMALL), "f4", tmp_path)
+    f = synk.function(lambda x, y: counted(x), bcast_inputs="y", outputs="gather")
+    same_file = synk.data(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    for target, given in (
+        (shared, (shared, 1)),
+        (shared, (numbers(SMALL), {"table": [shared]})),
+        (file, (file, 1)),
+        (file, (np.load(tmp_path / "x.npy", mmap_mode="r")[5:], 1)),
+        (file, (same_file, 1)),
+    ):
+        with pytest.raises(
+            InvalidValue, match=r"is also an input of the function .*x\[\.\.\.\] = result"
+        ):
+            f.options(out=target)(*given)
+    assert counted.runs() == 0
+    lower, upper = np.memmap(tmp_path / "raw", "f4", "w+", 0, (202, SMALL)).reshape(2, 101, SMALL)
+    lower[:] = numbers(SMALL)
+    synk.function(doubled, outputs="gather").options(out=upper)(lower)
+    assert np.array_equal(upper, 2 * lower)
+
+
+def test_data_that_were_freed_or_are_of_another_session(session):
+    x = numbers(SMALL)
+    f = synk.function(doubled, outputs="gather")
+    freed = synk.data(np.zeros_like(x))
+    freed.free_memory()
+    with pytest.raises(InvalidValue, match="a Data in out= has no memory"):
+        f.options(out=freed)(x)
+    with synk.Session(2, verbose=False) as another:
+        other = another.data(np.zeros_like(x), name="result")
+        with pytest.raises(InvalidValue, match="the Data 'result' in out= belongs to another session"):
+            f.options(out=other)(x)
+
+
+def test_maps_return_lists(session):
+    f = synk.function(doubled, outputs="gather").options(out=np.zeros(3))
+    with pytest.raises(InvalidValue, match=r"map\(\) returns a list"):
+        synk.map(f, [1, 2, 3])
+
+
+def test_options_are_of_calls(session):
+    into = synk.function(doubled, outputs="gather").options(out=np.zeros(3))
+    for name in ("check", "as_serial"):
+        with pytest.raises(AttributeError, match=rf"use the function without them, f\.{name}"):
+            getattr(into, name)
+
+
+# ── when things go wrong ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_function_that_fails_leaves_the_target_alone(session):
+    x, target = numbers(BIG), synk.data(np.zeros((101, BIG), "f4"))
+    f = synk.function(lambda x: 2 * x if synk.rank() else 1 / 0, outputs="gather").options(out=target)
+    with pytest.raises(WorkerError):
+        f(x)
+    assert not target[:].any()
+
+
+@contextlib.contextmanager
+def before_the_outputs_move(monkeypatch, action):
+    """Do *action* when the functions have run, and no worker has written."""
+    commands = Transfer._commands
+
+    def acting(self, *args):
+        action()
+        return commands(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transfer, "_commands", acting)
+        yield
+
+
+@pytest.mark.one_host
+@pytest.mark.parametrize("make", [data, mapped])
+def test_a_worker_that_dies_while_they_write(own, tmp_path, monkeypatch, make):
+    x = numbers(BIG)
+    target = make(x.shape, x.dtype, tmp_path)
+    before = np.array(target)
+    f = synk.function(doubled, outputs="gather").options(out=target)
+    pid = own._engine.pids[1]
+    with (
+        before_the_outputs_move(monkeypatch, lambda: os.kill(pid, signal.SIGKILL)),
+        pytest.raises(WorkerDied),
+    ):
+        f(x)
+    assert np.array_equal(target[51:], before[51:])  # the rows of the dead one
+
+
+@pytest.mark.one_host
+def test_a_time_that_is_over_while_they_write(own, monkeypatch):
+    x = numbers(BIG)
+    target = synk.data(np.zeros_like(x))
+    f = synk.function(doubled, outputs="gather")
+    pid = own._engine.pids[1]
+    with (
+        before_the_outputs_move(monkeypatch, lambda: os.kill(pid, signal.SIGSTOP)),
+        pytest.raises(CallTimeout),
+    ):
+        f.options(out=target, timeout=0.3)(x)
+    os.kill(pid, signal.SIGCONT)
+    f.options(out=target)(-x)
+    assert np.array_equal(target, -2 * x)
+
+
+@pytest.mark.one_host
+def test_ctrl_c_while_they_write(own, monkeypatch):
+    x = numbers(BIG)
+    target = synk.data(np.zeros_like(x))
+    f = synk.function(doubled, outputs="gather")
+    pid = own._engine.pids[1]
+
+    def stop_and_interrupt():
+        os.kill(pid, signal.SIGSTOP)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with (
+            before_the_outputs_move(monkeypatch, stop_and_interrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            f.options(out=target)(x)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        os.kill(pid, signal.SIGCONT)
+    f.options(out=target)(-x)
+    assert np.array_equal(target, -2 * x)
+
+
+def test_a_session_that_was_closed():
+    with running(2):
+        f = synk.function(doubled, outputs="gather")
+        target = synk.data(np.zeros((101, SMALL), "f4"))
+        f.options(out=target)(numbers(SMALL))
+    with pytest.raises((SessionClosed, synk.NotForked)):
+        f.options(out=target)(numbers(SMALL))
+
+
+def test_a_file_that_was_cut(session, tmp_path, counted):
+    x = numbers(BIG)
+    target = mapped(x.shape, x.dtype, tmp_path)
+    f = synk.function(counted, outputs="gather").options(out=target)
+    f(x)
+    runs = counted.runs()
+    os.truncate(tmp_path / "x.npy", 5000)
+    with pytest.raises(InvalidValue, match="the file was cut after it was mapped"):
+        f(x)
+    assert counted.runs() == runs
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder with a disk of 1 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk is mounted by root only")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.one_host
+@pytest.mark.parametrize("columns", [64, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("make", [mapped, mapped_columns, view_of_a_map])
+def test_a_full_disk(session, small_disk, counted, make, columns):
+    x = numbers(columns)
+    target = make(x.shape, x.dtype, small_disk)  # a sparse file
+    filling = small_disk / "filling"
+    with contextlib.suppress(OSError), filling.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    f = synk.function(counted, outputs="gather").options(out=target)
+    with pytest.raises(OSError, match=r"No space left .* Nothing was computed, and the file holds") as e:
+        f(x)
+    assert not isinstance(e.value, synk.SynkroError)
+    assert counted.runs() == 0
+    filling.unlink()
+    f(x)
+    assert np.array_equal(target, 2 * x)

@@ -1,0 +1,179 @@
+"""``f.options(out=array)``, an array of zarr's: the workers write its chunks."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.sessions import LARGE, current, start
+from synkro import InvalidType, InvalidValue, OutputError, WorkerError
+from synkro.storage.targets import Chunked
+
+zarr = pytest.importorskip("zarr")
+zarr.create_array({}, shape=1, dtype="f4")[:]  # by a loop of zarr's, which then lasts
+pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
+
+SMALL, BIG = 3, LARGE // 64  # columns: of these, 101 rows fit the outboxes, or do not
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def started(request):
+    session = start(request.param)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def session(started):
+    with current(started):
+        yield started
+
+
+def doubled(x):
+    return 2 * x
+
+
+def numbers(columns, rows=101):
+    return np.arange(1.0 * rows * columns, dtype="f4").reshape(rows, columns)
+
+
+LAYOUTS = {
+    "rows": (20, 1, {}),
+    "tiles": (50, 2, {}),
+    "one chunk": (200, 1, {}),
+    "shards": (5, 1, {"shards": 20}),
+    "one shard": (20, 1, {"shards": 120, "fill_value": 3}),
+    "format 2": (30, 2, {"zarr_format": 2, "order": "F"}),
+    "not compressed": (27, 1, {"compressors": None}),
+}
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_takes_what_numpy_says(session, tmp_path, columns, layout):
+    x = numbers(columns)
+    rows, parts, options = LAYOUTS[layout]
+    width = -(-columns // parts)
+    if "shards" in options:
+        options = {**options, "shards": (options["shards"], width)}
+    target = zarr.create_array(
+        tmp_path / "x.zarr", shape=x.shape, dtype="f4", chunks=(rows, width), **options
+    )
+    f = synk.function(doubled, outputs="gather")
+    assert f.options(out=target)(synk.data(x)) is target
+    assert np.array_equal(target[:], 2 * x)
+    for batch in (40, slice(90, None, -4), [5, 5, 0, 100], np.arange(101) % 3 == 1):
+        expected = 2 * (x[:batch] if isinstance(batch, int) else x[batch])
+        target.resize(expected.shape)
+        f.options(out=target)(x, batch=batch, num_slices=3)
+        assert np.array_equal(target[:], expected)
+
+
+def test_an_array_in_a_group_beside_other_outputs(session, tmp_path):
+    x = numbers(BIG)
+    group = zarr.open_group(tmp_path / "all.zarr", mode="w")
+    target = group.create_array("deep/result", shape=x.shape, chunks=(10, BIG), dtype="f4")
+    sums = np.zeros(101, "f4")
+    f = synk.function(lambda x: (2 * x, x.sum(axis=1), x.max()), outputs=["gather", "gather", "max"])
+    found = f.options(out=(target, sums, None)).submit(x).result()
+    assert found[0] is target
+    assert np.array_equal(target[:], 2 * x)
+    assert np.array_equal(sums, x.sum(axis=1))
+    assert found[2] == x.max()
+
+
+def test_more_dimensions_and_rows_that_are_left_out(session, tmp_path):
+    x = np.arange(101 * 6.0).reshape(101, 3, 2)
+    target = zarr.create_array(tmp_path / "x.zarr", shape=x.shape, chunks=(8, 2, 2), dtype="f8")
+    synk.function(doubled, outputs="gather").options(out=target)(x)
+    assert np.array_equal(target[:], 2 * x)
+    none = zarr.create_array(tmp_path / "none.zarr", shape=(0, 3, 2), chunks=(8, 2, 2), dtype="f8")
+    synk.function(lambda x: x[:0], outputs="gather").options(out=none)(x)
+    assert none.shape == (0, 3, 2)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 99, 100, 101, 1000])
+@pytest.mark.parametrize("unit", [1, 7, 100, 5000])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_no_two_ranks_share_a_chunk(rows, unit, count):
+    shares = Chunked("", "", (rows,), np.dtype("f4"), unit).shares(count)
+    found = [row for share in shares for row in range(*share)]
+    assert found == list(range(rows))
+    for (_, edge), (first, last) in pairwise(shares):
+        assert edge == first
+        assert first % unit == 0 or first == last == rows
+
+
+def test_what_the_workers_cannot_open(session, tmp_path):
+    array = zarr.create_array(tmp_path / "x.zarr", shape=(101, 3), chunks=(10, 3), dtype="f4")
+    f = synk.function(doubled, outputs="gather")
+    x = numbers(SMALL)
+    for target, error, says in (
+        (zarr.open_array(tmp_path / "x.zarr", mode="r"), InvalidValue, r'mode="r\+"'),
+        (zarr.create_array({}, shape=(101, 3), dtype="f4"), InvalidType, "in a MemoryStore: make it by"),
+        (
+            zarr.open_group(tmp_path / "g.zarr", mode="w"),
+            InvalidType,
+            "got .* a zarr Group: name an arr",
+        ),
+        ((array, zarr.open_array(tmp_path / "x.zarr", mode="r+")), InvalidValue, "in out= overlap"),
+    ):
+        with pytest.raises(error, match=says):
+            synk.function(lambda x: (x, x), outputs="gather").options(out=target)(x)
+    with pytest.raises(OutputError, match=r"the zarr array .* has shape .* they have to be equal"):
+        f.options(out=array)(x[1:])
+    into = f.options(out=array)
+    shutil.rmtree(tmp_path / "x.zarr")
+    with pytest.raises(InvalidValue, match="is not there any more"):
+        into(x)
+
+
+def test_a_dataset_of_hdf5_has_one_writer(session, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        dataset = file.create_dataset("x", (101, 3), "f4")
+        with pytest.raises(InvalidType, match=r"one writer at a time.* dataset\[\.\.\.\] = result"):
+            synk.function(doubled, outputs="gather").options(out=dataset)
+
+
+@pytest.mark.one_host
+def test_a_full_disk_says_which_rows_are_written(session, tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk is mounted by root only")
+    try:
+        x = np.random.default_rng(0).random((64, 1 << 18), dtype="f4")  # 64 MB that do not compress
+        target = zarr.create_array(
+            folder / "x.zarr", shape=x.shape, chunks=(1, 1 << 18), dtype="f4", compressors=None
+        )
+        with pytest.raises(
+            OSError, match=r"No space left on device: the zarr array .* Written are"
+        ) as e:
+            synk.function(doubled, outputs="gather").options(out=target)(x)
+        assert not isinstance(e.value, WorkerError)
+        written, partly = (_rows(part) for part in str(e.value).split("; ")[:2])
+        assert written | partly < set(range(64))
+        for row in range(64):
+            if row in written:
+                assert np.array_equal(target[row], 2 * x[row])
+            elif row not in partly:
+                assert not target[row].any()
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def _rows(text):
+    """The rows that a part of a message names, such as "the rows 0 to 3, 8 to 9"."""
+    found = set()
+    with contextlib.suppress(ValueError):
+        for span in text[text.index("the rows ") + len("the rows ") :].split(", "):
+            first, last = span.split(" to ")
+            found |= set(range(int(first), int(last) + 1))
+    return found
