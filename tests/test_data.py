@@ -125,7 +125,7 @@ def test_the_module_function_makes_the_same():
         ({"shape": (2, -1)}, InvalidValue, r"0 or more; got \(2, -1\)"),
         ({"shape": (2.0,)}, InvalidType, r"tuple of ints; got \(2\.0,\)"),
         ({"shape": "ab"}, InvalidType, "tuple of ints; got 'ab'"),
-        ({"value": "abc"}, InvalidType, "dtype <U3 of a list: expected bools"),
+        ({"value": "abc"}, InvalidValue, "path of a .npy file, and cannot read .abc.: No such file"),
         ({"value": ["a"], "name": "x"}, InvalidType, "the Data 'x' cannot have the dtype <U1"),
         ({"value": [None]}, InvalidType, "dtype object"),
         ({"value": [[1], [1, 2]]}, InvalidType, "is no array"),
