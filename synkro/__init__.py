@@ -35,6 +35,7 @@ from .api import (
     all_gather,
     all_reduce,
     all_to_all,
+    attach,
     barrier,
     broadcast,
     close,
@@ -62,6 +63,7 @@ from .api import (
     recv,
     reduce,
     reduce_scatter,
+    ring,
     rng,
     rows,
     save,
@@ -78,6 +80,7 @@ from .api import (
 )
 from .controller.calls.function import Function
 from .controller.data import Data
+from .controller.foreign import Ring
 from .controller.session import Session
 from .controller.variables.shared import Shared
 from .errors import (
@@ -92,6 +95,7 @@ from .errors import (
     NotForked,
     OutputError,
     RemoteTraceback,
+    RingBroken,
     SessionBroken,
     SessionClosed,
     SessionError,
@@ -101,6 +105,7 @@ from .errors import (
     WorkerDied,
     WorkerError,
 )
+from .memory.ring import RingWriter
 from .worker.world import World
 
 __version__ = "0.1.0"
@@ -119,6 +124,9 @@ __all__ = [
     "NotForked",
     "OutputError",
     "RemoteTraceback",
+    "Ring",
+    "RingBroken",
+    "RingWriter",
     "Session",
     "SessionBroken",
     "SessionClosed",
@@ -133,6 +141,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "attach",
     "barrier",
     "broadcast",
     "close",
@@ -160,6 +169,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "ring",
     "rng",
     "rows",
     "save",

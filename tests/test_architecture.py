@@ -35,6 +35,7 @@ HOMES = {
     "tqdm": {"controller/progress.py"},
     "matplotlib": {"controller/tracing/picture.py"},
     "mpi4py": {"cluster/wire.py"},
+    "posix_ipc": {"memory/named.py"},
     "sklearn": set(),
     "theano": set(),
 }

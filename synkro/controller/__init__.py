@@ -12,6 +12,8 @@ in ``results``.
     variables/  variables on the workers, and collectives over them
     results/    the replies of all ranks as the user's result
     data        arrays in shared memory, the inputs of functions
+    foreign     inputs that other programs write: attached memory, and rings
+    named       arrays in memory with a name
     outgoing    buffers in shared memory, by which arrays go to the workers
     placement/  which devices a session uses
     tracing/    where the time of calls goes
