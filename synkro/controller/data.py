@@ -380,6 +380,8 @@ def make_data(
     if array is not None and wanted is not None and wanted != array.shape:
         raise InvalidValue(f"shape={wanted} does not fit a value of shape {array.shape}: give one.")
     if shm_name is not None:
+        if oversize != 1:
+            raise InvalidValue("memory with a name (shm_name=) does not grow: leave oversize= out.")
         shape = wanted if array is None else array.shape
         made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape))
         if array is not None:
