@@ -17,7 +17,18 @@ from ..machine import available_cores, available_memory, cpu_name, readable_byte
 from ..memory.segment import SHM_FOLDER
 
 _NEEDED = ("numpy", "cloudpickle")
-_EXTRAS = ("cupy", "pytensor", "jax", "torch", "numba", "mpi4py", "ml_dtypes", "matplotlib", "tqdm")
+_EXTRAS = (
+    "posix_ipc",
+    "cupy",
+    "pytensor",
+    "jax",
+    "torch",
+    "numba",
+    "mpi4py",
+    "ml_dtypes",
+    "matplotlib",
+    "tqdm",
+)
 _PATIENCE = 60.0  # seconds that an import may take
 
 

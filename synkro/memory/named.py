@@ -6,8 +6,8 @@
     4096  the rows of an array; or the slots of a ring, each at a multiple of 64 bytes
 
 A segment is made without a name, filled and locked, and gets its name last: whoever opens it finds it
-whole.  Its maker holds flock(2) on it, which the kernel lets go of with the last of the maker's
-descriptors; so a name whose lock is free is one that a program has left.
+whole.  Its maker holds flock(2) on it, by a descriptor that nothing is mapped by, and shares that with
+its keeper only; so a name whose lock is free is one that a program has left.
 
 A name ends with the ``Data`` or ring that it is of, the session, or the program.  If the program is
 killed, its keeper removes it; if that is killed, too, the next ``fork()`` of any program of this user's.
@@ -161,7 +161,6 @@ def create(number: int, name: str, layout: SegmentLayout) -> Segment:
         segment = Segment(number, fd, layout.nbytes, Access.WRITE)
         try:
             _fill_in(header_of(segment.base), layout)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _names.publish(name, segment)
         except BaseException:
             segment.close()
@@ -303,6 +302,14 @@ def is_held(fd: int) -> bool:
     return False
 
 
+def reopened(fd: int) -> int:
+    """A descriptor of the same file with locks of its own.
+
+    Mappings, in this process, in workers and in forks, hold the locks of that by which they were made.
+    """
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
 def lock_as_writer(fd: int) -> bool:
     """Lock the byte of a ring's writer for *fd*; returns whether it was free."""
     try:
@@ -385,24 +392,33 @@ class _Keeper:
         self._process.poll()  # which says that it is no child
 
 
+class _Made(NamedTuple):
+    """A named segment of this process's, and the descriptor that holds its lock."""
+
+    segment: Segment
+    lock: int
+
+
 class _Names:
     """The names that this process has made."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._segments: dict[str, Segment] = {}
+        self._mutex = threading.RLock()
+        self._made: dict[str, _Made] = {}
         self._keeper: _Keeper | None = None
 
     def publish(self, name: str, segment: Segment) -> None:
-        """Give *segment* a name.  Raises: InvalidValue if it is in use."""
-        with self._lock:
-            if name in self._segments:
+        """Lock *segment*, and give it a name.  Raises: InvalidValue if that is in use."""
+        with self._mutex:
+            if name in self._made:
                 raise InvalidValue(
                     f"this program has shared memory with the name {name} already: end that first, with "
                     f"free_memory() of its Data, or close() of its ring; or take another name."
                 )
-            self._remember(name, segment)
+            lock = reopened(segment.fd)
             try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._remember(name, lock)
                 if not (_link(segment.fd, name) or (_remove_if_left(name) and _link(segment.fd, name))):
                     raise InvalidValue(
                         f"the name {name} is in use: attach({name!r}) opens what is there. If no "
@@ -410,49 +426,53 @@ class _Names:
                         f"synkro doctor removes what killed programs have left). Or take another name."
                     )
             except BaseException:
+                os.close(lock)
                 self._forget(name)
                 raise
-            self._segments[name] = segment
+            self._made[name] = _Made(segment, lock)
 
     def end(self, name: str, segment: Segment) -> None:
         """Remove a name, unless it is another segment's by now."""
-        with self._lock:
-            if self._segments.get(name) is segment:
-                del self._segments[name]
-                remove(name, segment.fd)
+        with self._mutex:
+            made = self._made.get(name)
+            if made is not None and made.segment is segment:
+                del self._made[name]
+                remove(name, made.lock)
+                os.close(made.lock)
                 self._forget(name)
 
     def end_all(self) -> None:
-        for name, segment in list(self._segments.items()):
-            self.end(name, segment)
+        for name, made in list(self._made.items()):
+            self.end(name, made.segment)
 
     def disown(self) -> None:
         """In a fork of this process: they are the parent's, and so are their locks."""
-        self._lock = threading.RLock()
-        for segment in self._segments.values():
-            segment.close()
-        self._segments.clear()
+        self._mutex = threading.RLock()
+        for made in self._made.values():
+            os.close(made.lock)
+        self._made.clear()
         if self._keeper is not None:
             self._keeper.disown()
             self._keeper = None
 
-    def _remember(self, name: str, segment: Segment) -> None:
+    def _remember(self, name: str, lock: int) -> None:
         """Tell the keeper; one that was killed is replaced."""
         try:
             self._keeper = self._keeper or _Keeper()
-            self._keeper.remember(name, segment.fd)
+            self._keeper.remember(name, lock)
         except OSError:
             if self._keeper is not None:
                 self._keeper.close()
             self._keeper = _Keeper()
-            for known, other in {**self._segments, name: segment}.items():
-                self._keeper.remember(known, other.fd)
+            for known, made in self._made.items():
+                self._keeper.remember(known, made.lock)
+            self._keeper.remember(name, lock)
 
     def _forget(self, name: str) -> None:
         if self._keeper is None:
             return
         self._keeper.forget(name)
-        if not self._segments:
+        if not self._made:
             self._keeper.close()
             self._keeper = None
 

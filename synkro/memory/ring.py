@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 import weakref
 from typing import Any
@@ -31,6 +32,7 @@ from .keeper import COMPANIONS
 from .mapping import map_file
 from .segment import Segment
 
+_SIGNALS = signal.valid_signals()
 _WAIT = 0.1  # seconds of a wait, after which the other side is looked at
 
 
@@ -67,9 +69,17 @@ class _Signals:
         self.header[field] += 1
 
     def wait(self, semaphore: Any, patience: float = _WAIT) -> None:
-        """Wait until it is posted, or the *patience* is over."""
-        with contextlib.suppress(self._ipc.BusyError, self._ipc.SignalError):
-            semaphore.acquire(min(max(patience, 0), _WAIT))
+        """Wait until it is posted, or the *patience* is over.
+
+        Signals come after it: posix_ipc would run their handlers, and drop what these raise.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS) if patience > 0 else None
+        try:
+            with contextlib.suppress(self._ipc.BusyError, self._ipc.SignalError):
+                semaphore.acquire(min(max(patience, 0), _WAIT))
+        finally:
+            if before is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         for semaphore in (self.free, self.full):
@@ -163,7 +173,12 @@ class RingWriter:
         """Open it; made by ``ring(name)``."""
         self.name = named.checked_ring_name(name)
         self._timeout = None if timeout is None else checked_seconds(timeout, "timeout")
-        self._fd, nbytes = named.open_named(self.name, writable=True)
+        opened, nbytes = named.open_named(self.name, writable=True)
+        try:
+            self._fd = named.reopened(opened)
+            self._memory = map_file(opened, nbytes, Access.WRITE)
+        finally:
+            os.close(opened)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         try:
             layout = named.layout_of(self._fd, self.name)
@@ -173,7 +188,6 @@ class RingWriter:
                     f"shape=…, dtype=…) in the program that reads; attach() opens arrays."
                 )
             self.shape, self.dtype, self.slots = layout.shape, layout.dtype, layout.slots
-            self._memory = map_file(self._fd, nbytes, Access.WRITE)
             places = [layout.region(0, slot).offset for slot in range(self.slots)]
             self._frames = [np.ndarray(self.shape, self.dtype, self._memory, at) for at in places]
             self._signals = _Signals(self.name, named.header_of(self._memory), self.slots, new=False)
