@@ -36,6 +36,7 @@ from .api import (
     all_gather,
     all_reduce,
     all_to_all,
+    attach,
     barrier,
     broadcast,
     close,
@@ -63,6 +64,7 @@ from .api import (
     recv,
     reduce,
     reduce_scatter,
+    ring,
     rng,
     rows,
     save,
@@ -79,6 +81,7 @@ from .api import (
 )
 from .controller.calls.function import Function
 from .controller.data import Data
+from .controller.foreign import Ring
 from .controller.session import Session
 from .controller.stored import StoredData
 from .controller.variables.shared import Shared
@@ -94,6 +97,7 @@ from .errors import (
     NotForked,
     OutputError,
     RemoteTraceback,
+    RingBroken,
     SessionBroken,
     SessionClosed,
     SessionError,
@@ -103,6 +107,7 @@ from .errors import (
     WorkerDied,
     WorkerError,
 )
+from .memory.ring import RingWriter
 from .worker.world import World
 
 __version__ = "0.1.0"
@@ -121,6 +126,9 @@ __all__ = [
     "NotForked",
     "OutputError",
     "RemoteTraceback",
+    "Ring",
+    "RingBroken",
+    "RingWriter",
     "Session",
     "SessionBroken",
     "SessionClosed",
@@ -136,6 +144,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "attach",
     "barrier",
     "broadcast",
     "close",
@@ -163,6 +172,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "ring",
     "rng",
     "rows",
     "save",

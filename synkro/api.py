@@ -18,7 +18,7 @@ from collections.abc import (  # noqa: F401  names in the signatures of methods
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
@@ -28,12 +28,14 @@ from .controller.calls.forms import make_function
 from .controller.calls.graphs import teach_transfers
 from .controller.data import Data  # noqa: F401
 from .controller.engine.engine import State
+from .controller.foreign import Ring
 from .controller.session import Session
 from .controller.stored import StoredData  # noqa: F401
 from .controller.variables.shared import Shared  # noqa: F401
 from .devices.gpus import visible
-from .errors import InvalidType, NotForked, UsageError, check_keywords
+from .errors import InvalidType, InvalidValue, NotForked, UsageError, check_keywords
 from .machine import importing
+from .memory.ring import RingWriter
 from .values.foreign import in_backward
 from .worker.group import Group
 from .worker.world import World
@@ -212,6 +214,50 @@ def get_n_gpu() -> int:
 
 
 data = _forwarded(Session.data)
+attach = _forwarded(Session.attach)
+_made_ring = _forwarded(Session.ring)
+
+
+@overload
+def ring(
+    shm_name: str, slots: int, shape: Any, dtype: DTypeLike = ..., timeout: float | None = ...
+) -> Ring: ...
+
+
+@overload
+def ring(shm_name: str, *, timeout: float | None = ...) -> RingWriter: ...
+
+
+def ring(
+    shm_name: str,
+    slots: int | None = None,
+    shape: Any = None,
+    dtype: DTypeLike | None = None,
+    timeout: float | None = None,
+) -> Ring | RingWriter:
+    """A ring of slots in shared memory, through which one program hands frames over to another.
+
+    The program that reads makes it, after ``fork()``, with all arguments: ``for frame in ring:
+    f(frame)``.  The program that writes opens it, without workers: ``with ring("/frames") as frames:
+    frames.write(array)``.  It may be in another language: docs/howto/named_memory.md has the layout.
+
+    Args:
+        shm_name: the memory's name, such as ``"/frames"``.
+        slots: how many frames may wait.
+        shape, dtype: those of a frame; by default of float64.
+        timeout: seconds that the next frame, or a free slot, may take; None for as long as it takes.
+
+    Raises: InvalidType, InvalidValue if the name is in use, or, for the writer, if there is no such
+    ring; SharedMemoryError; NotAvailable without posix_ipc.
+    """
+    if slots is None and shape is None and dtype is None:
+        return RingWriter(shm_name, timeout)
+    if slots is None or shape is None:
+        raise InvalidValue(
+            "ring() takes slots= and shape= in the program that reads, and neither in the one that "
+            "writes."
+        )
+    return _made_ring(shm_name, slots, shape, np.float64 if dtype is None else dtype, timeout)
 
 
 @_taking(Session.function)

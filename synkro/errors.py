@@ -14,7 +14,8 @@ SynkroError
 ├── WorkerError           an exception in a worker, and of its type; the session stays usable
 ├── WorkerDied            a worker process is gone; the session is broken
 │   └── HostLost          … with all others of its host
-├── CallTimeout           some worker did not answer in time; also a TimeoutError
+├── CallTimeout           some worker, or the other side of a ring, came too late; also a TimeoutError
+├── RingBroken            the other side of a ring is gone; also a ConnectionError
 ├── SharedMemoryError     no memory for a segment; also a MemoryError
 ├── NotAvailable          not on this machine, or not yet; also a NotImplementedError
 └── InternalError         a bug in Synkro
@@ -196,7 +197,7 @@ class HostLost(WorkerDied):
 
 
 class CallTimeout(SynkroError, TimeoutError):
-    """Some ranks did not answer in time.
+    """Some ranks did not answer in time, or no frame, or free slot, of a ring came.
 
     Attributes:
         ranks: the ranks that did not answer.
@@ -207,6 +208,10 @@ class CallTimeout(SynkroError, TimeoutError):
         super().__init__(message)
         self.ranks = ranks
         self.hosts = hosts
+
+
+class RingBroken(SynkroError, ConnectionError):
+    """The program at the other side of a ring is gone; all that it has handed over was delivered."""
 
 
 class SharedMemoryError(SynkroError, MemoryError):

@@ -37,6 +37,7 @@ HOMES = {
     "mpi4py": {"cluster/wire.py"},
     "h5py": {"storage/hdf5.py"},
     "zarr": {"storage/targets.py", "storage/zarr.py"},
+    "posix_ipc": {"memory/named.py"},
     "sklearn": set(),
     "theano": set(),
 }

@@ -19,6 +19,7 @@ from ..controller.session import Session
 from ..devices import gpus
 from ..errors import SharedMemoryError, SynkroError, counted, there_are
 from ..machine import available_cores, readable_bytes
+from ..memory.named import sweep
 from ..memory.segment import SHM_FOLDER, Segment
 
 _DESCRIPTORS = 1024  # a program with many arrays needs so many
@@ -31,7 +32,7 @@ _MORE_MEMORY = (
     "data at once (check with --data), or map files (numpy.memmap)."
 )
 
-CHECKS = 9
+CHECKS = 10
 """The number of findings if the workers start."""
 
 
@@ -47,6 +48,7 @@ class Finding:
 
 def findings(nbytes: int, devices: str | None) -> Iterator[Finding]:
     """All checks, one after the other, for programs with *nbytes* of shared memory on *devices*."""
+    yield names()
     yield shared_memory(nbytes)
     yield open_files()
     yield from _with_workers(devices)
@@ -79,6 +81,13 @@ def shared_memory(nbytes: int) -> Finding:
         f"{readable_bytes(nbytes)} can be had, but {SHM_FOLDER} has {readable_bytes(free)} free",
         "Nothing to do: anonymous files serve instead. In a container, --shm-size=8g makes it larger.",
     )
+
+
+def names() -> Finding:
+    """Names of shared memory that killed programs have left, which are removed."""
+    left = sweep()
+    says = f"removed {', '.join(left)}, left by killed programs" if left else "no program has left any"
+    return Finding("names of shared memory", "ok", says)
 
 
 def open_files() -> Finding:

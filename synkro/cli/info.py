@@ -18,6 +18,7 @@ from ..memory.segment import SHM_FOLDER
 
 _NEEDED = ("numpy", "cloudpickle")
 _EXTRAS = (
+    "posix_ipc",
     "cupy",
     "pytensor",
     "jax",

@@ -13,6 +13,8 @@ in ``results``.
     results/    the replies of all ranks as the user's result
     data        arrays in shared memory, the inputs of functions
     stored      arrays in files, which the workers read by themselves
+    foreign     inputs that other programs write: attached memory, and rings
+    named       arrays in memory with a name
     outgoing    buffers in shared memory, by which arrays go to the workers
     placement/  which devices a session uses
     tracing/    where the time of calls goes

@@ -26,6 +26,7 @@ from ..values.arrays import Array
 from ..values.foreign import library_of
 from ..values.owners import sole_owner
 from .engine.engine import Engine, State
+from .named import NamedOutgoing
 from .outgoing import Outgoing, Placed, check_for_gpus
 from .stored import StoredData, make_stored
 
@@ -120,7 +121,7 @@ class Data(NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._memory.array[key] = value
-        self._memory.touch()
+        self._memory.wrote()
 
     def __contains__(self, value: Any) -> bool:
         return value in self._memory.array
@@ -167,6 +168,9 @@ class Data(NDArrayOperatorsMixin):
             for value in inputs
         ]
         result = getattr(ufunc, method)(*plain, **kwargs)
+        for written in (*out, *inputs[:changes]):
+            if isinstance(written, Data):
+                written._memory.wrote()
         return out[0] if len(out) == 1 else result
 
     def __repr__(self) -> str:
@@ -245,7 +249,11 @@ class Data(NDArrayOperatorsMixin):
             new[common] = old[common]
 
     def free_memory(self) -> None:
-        """Give the memory back, here and on the workers; leaves an array without rows."""
+        """Give the memory back, here and on the workers; leaves an array without rows.
+
+        A name that ``shm_name=`` has given to the memory is removed.
+        """
+        self._memory.free()
         self._memory = self._no_memory()
         self._engine.release_freed()
 
@@ -279,6 +287,11 @@ class Data(NDArrayOperatorsMixin):
         self._memory.point(Placed(region, segment))
         return True
 
+    def lie_in(self, memory: Outgoing) -> None:
+        """Become the array in *memory*."""
+        self._memory = memory
+        self._dtype = memory.array.dtype  # as it lies there, in whatever byte order
+
     # ── whether it has changed ───────────────────────────────────────────────────────────────────
 
     def touch_if_shared(self) -> None:
@@ -286,7 +299,7 @@ class Data(NDArrayOperatorsMixin):
         memory = self._memory
         if memory.placed is None:
             return
-        ours = sole_owner(getattr, memory, "array")
+        ours = sole_owner(getattr, memory, "array") and not memory.FOREIGN
         shared = not (ours and sole_owner(getattr, memory.placed.segment, "base", 2))  # the array's, too
         if shared or self._was_shared:  # a view of the last call may have been written to since
             memory.touch()
@@ -316,6 +329,8 @@ class Data(NDArrayOperatorsMixin):
                 f"{called} has no memory (it is empty, or was freed): give it contents with set_value()."
             )
         check_for_gpus(engine, self._dtype, called)
+        if self._memory.FOREIGN:
+            self._memory.touch()
         return self._memory.placed
 
 
@@ -330,6 +345,7 @@ def make_data(
     force_cast: bool = False,
     oversize: float = 1,
     name: str | None = None,
+    shm_name: str | None = None,
 ) -> Data | StoredData:
     """An array in shared memory, or in a file: an input of functions.
 
@@ -347,6 +363,9 @@ def make_data(
         force_cast: allow casts that lose information.
         oversize: how much more memory to take than is needed now, from 1 to 2.
         name: for messages.
+        shm_name: a name by which other programs open the memory, such as ``"/frames"``; see docs/howto/
+            named_memory.md.  It lasts until ``free_memory()``, ``close()`` or the end of the program,
+            and the Data keeps its shape as long.
 
     Raises: InvalidType, InvalidValue; SharedMemoryError.
     """
@@ -357,6 +376,11 @@ def make_data(
         name = name or getattr(var, "name", None)
     wanted = None if shape is None else arrays.checked_shape(shape)
     if is_stored(value):
+        if shm_name is not None:
+            raise InvalidValue(
+                "shm_name= gives a name to memory, and the workers read a file by themselves: give what "
+                "it holds, data(value[...], shm_name=…)."
+            )
         return make_stored(engine, value, dtype, ndim, wanted, minibatch, name)
     if isinstance(value, str | bytes | os.PathLike):
         value = mapped(value)
@@ -364,13 +388,23 @@ def make_data(
     dims = _one_ndim(ndim, wanted, array)
     if dtype is None:
         dtype = np.float64 if array is None else array.dtype
-    made = Data(engine, dtype, dims, minibatch=minibatch, name=name, library=library_of(value))
+    made = Data(
+        engine, dtype, dims, minibatch=minibatch, name=name or shm_name, library=library_of(value)
+    )
+    if array is not None and wanted is not None and wanted != array.shape:
+        raise InvalidValue(f"shape={wanted} does not fit a value of shape {array.shape}: give one.")
+    if shm_name is not None:
+        if oversize != 1:
+            raise InvalidValue("memory with a name (shm_name=) does not grow: leave oversize= out.")
+        shape = wanted if array is None else array.shape
+        made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape))
+        if array is not None:
+            made.set_value(array, force_cast)
+        return made
     if array is None:
         if wanted is not None:
             made.set_shape(wanted, oversize)
         return made
-    if wanted is not None and wanted != array.shape:
-        raise InvalidValue(f"shape={wanted} does not fit a value of shape {array.shape}: give one.")
     if not (isinstance(array, np.memmap) and made.map_file(array)):
         made.set_value(array, force_cast, oversize)
     return made

@@ -38,6 +38,9 @@ class Outgoing:
     The workers may read it until the call has ended, also an interrupted one: settle before writing.
     """
 
+    FOREIGN = False
+    """Whether other programs may write to it at any time."""
+
     def __init__(self, engine: Engine, array: Array = _NOTHING) -> None:
         """A buffer without memory; *array* is what it holds: nothing, but of some dtype."""
         self.array = array
@@ -61,7 +64,7 @@ class Outgoing:
     def refill(self, array: Array) -> None:
         """Copy in an array of the shape and dtype of the one there."""
         self.array[...] = array
-        self.touch()
+        self.wrote()
 
     def resize(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], called: str, oversize: float = 1
@@ -89,6 +92,13 @@ class Outgoing:
         self.placed = placed
         self.touch()
         return placed
+
+    def wrote(self) -> None:
+        """Say that this program has written to it."""
+        self.touch()
+
+    def free(self) -> None:
+        """Nobody needs it any more."""
 
     def touch(self) -> None:
         """Say that copies on GPUs are stale: the contents have changed, or somebody got a view."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
 from ..errors import InvalidValue, NotAvailable, UsageError, counted
+from ..memory.named import sweep
 from ..memory.segment import aligned
 from ..messages import Gpus, Start
 from ..packing import place
@@ -25,6 +26,7 @@ from .calls.forms import make_function, signature_of_function
 from .calls.graphs import teach_transfers
 from .data import make_data
 from .engine.engine import Engine, State
+from .foreign import attach, make_ring
 from .objects.objects import Objects
 from .placement.choice import VARIABLE
 from .placement.machines import machines_of
@@ -130,6 +132,8 @@ class Session:
         machines = machines_of(*reached, start_timeout, n_parallel, devices, environment_value)
         self.hosts = machines.hosts
         say = status_line(verbose)
+        if left := sweep():
+            say(f"Synkro: removed {', '.join(left)}: a program that was killed had left that memory")
         with contextlib.ExitStack() as undo:
             undo.callback(machines.crew.close)
             placement = Placement(machines.assignments, preallocate, asked, machines.look)
@@ -147,10 +151,8 @@ class Session:
             )
             undo.pop_all()
         self._maps = Maps(self.functions)
-        for line in (
-            *machines.lines(time.monotonic() - began),
-            *placement.after(self.master_rank, problem),
-        ):
+        after = placement.after(self.master_rank, problem)
+        for line in (*machines.lines(time.monotonic() - began), *after):
             say(line)
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
@@ -238,6 +240,8 @@ class Session:
     # ── data and functions ───────────────────────────────────────────────────────────────────────
 
     data = _method(lambda session: session._engine, make_data, "data")
+    attach = _method(lambda session: session._engine, attach)
+    ring = _method(lambda session: session.functions, make_ring, "ring")
 
     def function(self, /, *args: Any, **kwargs: Any) -> Any:
         """A function that runs on all workers at once: of a callable, or of a graph of PyTensor's.

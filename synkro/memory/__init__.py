@@ -7,6 +7,9 @@
     arena       memory that the workers share with each other
     mapping     how memory is mapped, and its huge pages
     files       which file a memory-mapped array maps
+    named       shared memory with a name, which other programs open
+    keeper      removes the names of a program that was killed
+    ring        slots in such memory, through which a program hands frames over
     departures  what is done when an object is gone
     interrupts  Ctrl-C, deferred while steps belong together
 """

@@ -101,10 +101,10 @@ def _reserve(nbytes: int) -> int:
         if nbytes < _MEASURED_FROM or nbytes <= _shm_free():
             with contextlib.suppress(OSError):  # no such folder, or no room in it after all
                 fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-                return _reserved(fd, nbytes)
+                return reserved(fd, nbytes)
         fd = os.memfd_create("synkro", os.MFD_CLOEXEC)
         os.fchmod(fd, 0o600)
-        return _reserved(fd, nbytes)
+        return reserved(fd, nbytes)
     except OSError as error:
         raise explained(error, nbytes) from None
 
@@ -127,7 +127,8 @@ def _shm_free() -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def _reserved(fd: int, nbytes: int) -> int:
+def reserved(fd: int, nbytes: int) -> int:
+    """Reserve the pages of an empty file, and return it; close it where that fails."""
     try:
         os.ftruncate(fd, nbytes)
         take_huge_pages(fd, nbytes)

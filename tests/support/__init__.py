@@ -13,6 +13,7 @@
     inside     where workers are, as nobody outside can see
     together   several threads at once
     arrays     values that all dtypes hold, and what NumPy says of them
+    named      memory with a name, and programs in C beside it
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
     left_out   one line for the tests that need a GPU where there is none
     over_hosts hosts for a file of tests; the tests of one host, with workers on several
@@ -26,6 +27,7 @@ pytest_plugins = [
     "support.leftovers",
     "support.sessions",
     "support.programs",
+    "support.named",
     "support.gpus",
     "support.left_out",
     "support.over_hosts",

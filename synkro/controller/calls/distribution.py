@@ -147,6 +147,10 @@ class Functions:
             ranks, lambda: self.variables.transfer(result_of(value, "transfer()"), target)
         )
 
+    def await_submitted(self) -> None:
+        """Wait until all submitted calls are over."""
+        self._submitted.await_all()
+
     def cancel(self) -> None:
         """Cancel the submitted calls that have not begun."""
         self._submitted.cancel()

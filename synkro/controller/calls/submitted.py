@@ -61,6 +61,14 @@ class Submitted:
                 self._last[rank] = future
         return future
 
+    def await_all(self) -> None:
+        """Wait until all calls that have been submitted are over."""
+        from concurrent.futures import CancelledError  # noqa: PLC0415
+
+        for future in list(self._last.values()):
+            with contextlib.suppress(CancelledError):
+                future.exception()
+
     def cancel(self) -> None:
         """Cancel the calls that have not begun; none can be submitted any more."""
         for thread in self._threads.values():

@@ -12,6 +12,7 @@ Nothing in here knows functions or ``Data``.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import pickle
@@ -91,6 +92,7 @@ class Engine:
         calls: has an entry for each operation that goes on; an interrupt may leave one behind.
         trace: what records its calls, or None.
         versions: the versions of segments, for GPUs and for other hosts; None where nobody asks.
+        at_close: what is done when the workers are given back.
         interrupted: the ranks whose last command was interrupted, or goes on: their replies may be
             outstanding.
         verbose: whether status lines are shown.
@@ -118,6 +120,7 @@ class Engine:
         self.directory = Directory(self.size)
         self.calls: list[object] = []
         self.trace: Trace | None = None
+        self.at_close = contextlib.ExitStack()
         self.interrupted = _NOBODY
         self._answers = Answers(self)
         self._open: Lasting | None = None
@@ -494,6 +497,7 @@ class Engine:
         _engines.discard(self)
         self.rouse = self.require_ready
         self._crew.close()
+        self.at_close.close()
         self.versions = None  # which holds memory
 
     def disown(self) -> None:

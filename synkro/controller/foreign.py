@@ -1,0 +1,171 @@
+"""Inputs that other programs write: ``attach`` opens their memory, ``ring`` takes frames from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..errors import InvalidValue
+from ..memory import named
+from ..memory.interrupts import uninterrupted
+from ..memory.ring import RingReader
+from ..values.arrays import checked_bool, checked_dtype, checked_int, checked_seconds, checked_shape
+from .calls.distribution import Functions
+from .data import Data
+from .engine.engine import Engine
+from .named import NamedOutgoing, attached
+
+
+def attach(
+    engine: Engine,
+    shm_name: str,
+    dtype: DTypeLike | None = None,
+    shape: Any = None,
+    offset: int = 0,
+    writable: bool = False,
+    minibatch: bool = False,
+    name: str | None = None,
+) -> Data:
+    """An array in shared memory with a name, which another program has made: an input, without a copy.
+
+    Each call reads what lies there then.  The name stays the other program's: nothing of it ends here.
+
+    Args:
+        shm_name: the memory's name, such as ``"/frames"``.
+        dtype, shape: of what lies there, in memory of other programs.  Memory that ``data(…,
+            shm_name=…)`` has made, or that begins with the header of docs/howto/named_memory.md, says so
+            by itself.
+        offset: the byte where the array begins, in memory of other programs.
+        writable: whether this program may write to it.
+        minibatch, name: as for ``data()``.
+
+    Raises: InvalidType, InvalidValue if there is no such memory, or if it does not hold that;
+    NotAvailable without posix_ipc.
+    """
+    engine.require_ready()
+    if (dtype is None) != (shape is None):
+        raise InvalidValue("attach() takes dtype= and shape= together, or, with a header, none of them.")
+    wanted = None if dtype is None else checked_dtype(dtype, "attach()")
+    lengths = None if shape is None else checked_shape(shape)
+    start = checked_int(offset, "offset", 0)
+    if start and wanted is None:
+        raise InvalidValue("offset= is for memory without a header: give dtype= and shape=, too.")
+    memory = attached(engine, shm_name, wanted, lengths, start, checked_bool(writable, "writable"))
+    array = memory.array
+    found = Data(engine, array.dtype, array.ndim, minibatch=minibatch, name=name or shm_name)
+    found.lie_in(memory)
+    return found
+
+
+class Ring:
+    """Frames that another program hands over, one after the other; iterate over it.
+
+    ``for frame in ring: f(frame)``: each frame is a ``Data`` on the memory that the writer has filled,
+    and lasts until the next one is taken, or the ring is closed: keep ``frame[:].copy()``.  The loop
+    ends when the writer ends the ring.
+
+    Attributes:
+        name: the memory's.
+        shape, dtype: those of a frame.
+        slots: how many frames may wait.
+    """
+
+    ONLY_HERE = True
+
+    def __init__(
+        self,
+        home: Functions,
+        name: str,
+        slots: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        timeout: float | None,
+    ) -> None:
+        """Made by ``ring()``."""
+        self.name, self.shape, self.dtype, self.slots = name, shape, dtype, slots
+        self._home = home
+        self._engine = engine = home.engine
+        layout = named.ring_layout(dtype, shape, slots)
+        self._side: RingReader | None = RingReader(engine.directory.number(), name, layout)
+        segment = engine.adopt(self._side.segment, f"the ring {name}")
+        engine.at_close.callback(self.close)
+        number = segment.number
+        self._places = [
+            NamedOutgoing(engine, name, segment, layout.region(number, slot)) for slot in range(slots)
+        ]
+        self._timeout = timeout
+        self._frame: Data | None = None
+        self._over = False
+
+    def __iter__(self) -> Ring:
+        return self
+
+    def __next__(self) -> Data:
+        """Hand the last frame back, and wait for the next one.
+
+        Raises: CallTimeout; RingBroken if the writer is gone, after its last frame.
+        """
+        if self._over:
+            raise StopIteration
+        if self._side is None:
+            raise InvalidValue(f"the ring {self.name} was closed: make a new one.")
+        self._hand_back()
+        slot = self._side.take(self._timeout)
+        if slot is None:
+            self._over = True
+            self.close()
+            raise StopIteration
+        self._frame = Data(self._engine, self.dtype, len(self.shape), name=f"a frame of {self.name}")
+        self._frame.lie_in(self._places[slot])
+        return self._frame
+
+    def _hand_back(self) -> None:
+        """Let the writer have the slot of the last frame, when nobody reads it any more."""
+        if self._frame is None or self._side is None:
+            return
+        self._home.await_submitted()
+        if self._engine.interrupted:
+            self._engine.settle()
+        with uninterrupted():
+            self._frame.free_memory()
+            self._frame = None
+            self._side.hand_back()
+
+    def close(self) -> None:
+        """End the ring: its names go, and the writer is told.  The second time it does nothing."""
+        side, self._side = self._side, None
+        if side is not None:
+            side.close()
+            self._places.clear()
+            self._frame = None
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Ring({self.name!r}, slots={self.slots}, shape={self.shape}, dtype={self.dtype})"
+
+
+def make_ring(
+    home: Functions,
+    shm_name: str,
+    slots: int,
+    shape: Any,
+    dtype: DTypeLike = np.float64,
+    timeout: float | None = None,
+) -> Ring:
+    """A ring of *slots* in shared memory, through which another program hands frames over."""
+    home.engine.require_ready()
+    return Ring(
+        home,
+        named.checked_ring_name(shm_name),
+        checked_int(slots, "slots", 1),
+        checked_shape(shape),
+        checked_dtype(dtype, "a ring"),
+        None if timeout is None else checked_seconds(timeout, "timeout"),
+    )

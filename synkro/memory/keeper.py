@@ -1,0 +1,78 @@
+"""A process that removes names of shared memory when the program that has made them has ended.
+
+It runs beside that program, which it cannot miss the end of: its standard input is a socket to it, which
+the kernel closes, however the program ends.  It is run as a file of its own, so it imports nothing of
+Synkro's, and takes some megabytes::
+
+    the program  ── a name, and its descriptor ──▶  remember it
+                 ── a name ─────────────────────▶  forget it
+                 ── the end ────────────────────▶  remove what it remembers, and end
+
+The descriptors share the program's locks: a name is locked until it is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+FOLDER = "/dev/shm"
+MAGIC = b"SYNKSHM\0"
+COMPANIONS = (".free", ".full")
+"""What the names of a ring's two semaphores end with."""
+
+_RINGS = 1  # the kind of segment, which the header names
+
+
+def companions(name: str) -> list[str]:
+    """The files of a ring's semaphores, as sem_open(3) names them."""
+    return [f"{FOLDER}/sem.{name.lstrip('/')}{end}" for end in COMPANIONS]
+
+
+def remove(name: str, fd: int) -> bool:
+    """Remove a name, if it is still that of the open file, whose lock the caller holds.
+
+    Returns whether it was.
+    """
+    path = FOLDER + name
+    try:
+        if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
+            return False
+        if int.from_bytes(os.pread(fd, 4, 12), "little") == _RINGS:
+            for semaphore in companions(name):  # first: they are found by the name of the ring
+                _unlink(semaphore)
+        return _unlink(path)
+    except OSError:
+        return False
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Be that process."""
+    program = socket.socket(fileno=0)
+    names: dict[str, int] = {}
+    while True:
+        try:
+            message, fds, _, _ = socket.recv_fds(program, 4096, 1)
+        except OSError:
+            message = b""
+        if not message:
+            break
+        name = os.fsdecode(message)
+        if fds:
+            names[name] = fds[0]
+        elif name in names:
+            os.close(names.pop(name))
+    for name, fd in names.items():
+        remove(name, fd)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,510 @@
+"""Shared memory with a name: segments in ``/dev/shm`` that programs of any language open.
+
+::
+
+    0     the header: ``HEADER``
+    4096  the rows of an array; or the slots of a ring, each at a multiple of 64 bytes
+
+A segment is made without a name, filled and locked, and gets its name last: whoever opens it finds it
+whole.  Its maker holds flock(2) on it, by a descriptor that nothing is mapped by, and shares that with
+its keeper only; so a name whose lock is free is one that a program has left.
+
+A name ends with the ``Data`` or ring that it is of, the session, or the program.  If the program is
+killed, its keeper removes it; if that is killed, too, the next ``fork()`` of any program of this user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import contextlib
+import fcntl
+import importlib
+import os
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import InvalidType, InvalidValue, NotAvailable, counted
+from ..plan.call import Access, Region
+from ..values.arrays import Array, code_of, is_fixed
+from . import keeper
+from .interrupts import uninterrupted
+from .keeper import COMPANIONS, MAGIC, remove
+from .segment import SHM_FOLDER, Segment, aligned, explained, require_memory, reserved
+
+HEADER_BYTES = 4096
+VERSION = 1
+ARRAY, RING = 0, 1
+_NDIM = 64
+_DTYPE_BYTES = 1024
+_LONGEST = 254  # bytes of a name, without its slash
+
+_FIELDS: tuple[tuple[str, str, int], ...] = (
+    ("magic", "S8", 0),
+    ("version", "<u4", 8),
+    ("kind", "<u4", 12),
+    ("offset", "<u8", 16),
+    ("slots", "<u8", 24),
+    ("slot_bytes", "<u8", 32),
+    ("ndim", "<u8", 40),
+    ("shape", f"({_NDIM},)<u8", 48),
+    ("dtype", f"S{_DTYPE_BYTES}", 1024),
+    ("writes", "<u8", 2048),
+    ("writer", "<u8", 2056),
+    ("ended", "<u8", 2064),
+    ("read", "<u8", 2112),
+)
+
+HEADER = np.dtype(
+    {
+        "names": [name for name, _, _ in _FIELDS],
+        "formats": [form for _, form, _ in _FIELDS],
+        "offsets": [offset for _, _, offset in _FIELDS],
+        "itemsize": HEADER_BYTES,
+    }
+)
+"""The header, little-endian.  What the writer and the reader of a ring count are 64 bytes apart."""
+
+WRITER_BYTE = 1
+"""The byte of a ring's segment that its writer locks, as fcntl(2) does for open file descriptions."""
+
+_RANGE = struct.Struct("hhqqi4x")  # struct flock
+
+
+class SegmentLayout(NamedTuple):
+    """What lies behind a header: an array of this *shape*, or so many *slots* with one each."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    slots: int = 0
+    offset: int = HEADER_BYTES
+    slot_bytes: int = 0
+
+    @property
+    def kind(self) -> int:
+        return RING if self.slots else ARRAY
+
+    @property
+    def one(self) -> int:
+        """The bytes of one array."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole segment."""
+        last = self.slot_bytes * (self.slots - 1) if self.slots else 0
+        return self.offset + last + self.one
+
+    def region(self, segment: int, slot: int = 0) -> Region:
+        """Where an array lies in the segment of this number."""
+        return Region(segment, self.offset + slot * self.slot_bytes, self.shape, code_of(self.dtype))
+
+
+def ring_layout(dtype: np.dtype[Any], shape: tuple[int, ...], slots: int) -> SegmentLayout:
+    """That of a ring: each slot begins at a multiple of 64 bytes."""
+    layout = SegmentLayout(dtype, shape, slots)
+    return layout._replace(slot_bytes=aligned(max(layout.one, 1)))
+
+
+def checked_name(name: Any, room: int = 0) -> str:
+    """A name with its slash, which may be left out; *room* is for what is put behind it.
+
+    Raises: InvalidType, InvalidValue.
+    """
+    if not isinstance(name, str):
+        raise InvalidType(
+            f"a name of shared memory is a string, such as '/frames'; got {name!r}, a "
+            f"{type(name).__name__}."
+        )
+    bare = name.removeprefix("/")
+    longest = _LONGEST - room
+    if not bare or "/" in bare or "\0" in bare or bare in (".", ".."):
+        raise InvalidValue(
+            f"a name of shared memory is a slash and what is no path, such as '/frames'; got {name!r}."
+        )
+    if len(os.fsencode(bare)) > longest:
+        raise InvalidValue(
+            f"a name of shared memory has at most {longest} bytes behind its slash; {name[:20]}… has "
+            f"{len(os.fsencode(bare))}."
+        )
+    return f"/{bare}"
+
+
+def checked_ring_name(name: Any) -> str:
+    """As ``checked_name``, with room for the names of the semaphores."""
+    return checked_name(name, len("sem.") + len(COMPANIONS[0]))
+
+
+# ── making one ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def create(number: int, name: str, layout: SegmentLayout) -> Segment:
+    """A segment of zeros with a name and a header, which ``end`` ends.
+
+    Raises: SharedMemoryError; InvalidValue if the name is in use.
+    """
+    require_memory(layout.nbytes)
+    with uninterrupted():
+        try:
+            fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            os.fchmod(fd, 0o600)
+            fd = reserved(fd, layout.nbytes)
+        except OSError as error:
+            raise explained(error, layout.nbytes) from None
+        segment = Segment(number, fd, layout.nbytes, Access.WRITE)
+        try:
+            _fill_in(header_of(segment.base), layout)
+            _names.publish(name, segment)
+        except BaseException:
+            segment.close()
+            raise
+    return segment
+
+
+def end(name: str, segment: Segment) -> None:
+    """Remove the name, if it is still that of *segment*; the memory lives on where it is mapped."""
+    with uninterrupted():
+        _names.end(name, segment)
+
+
+def _fill_in(header: Array, layout: SegmentLayout) -> None:
+    code = _description(layout.dtype)
+    if len(code) > _DTYPE_BYTES:
+        raise InvalidValue(
+            f"the dtype {layout.dtype} is too long for memory with a name: its description has "
+            f"{len(code)} bytes, and there is room for {_DTYPE_BYTES}."
+        )
+    header["version"], header["kind"] = VERSION, layout.kind
+    header["offset"], header["slots"], header["slot_bytes"] = layout[3], layout[2], layout[4]
+    header["ndim"] = len(layout.shape)
+    header["shape"][0, : len(layout.shape)] = layout.shape
+    header["dtype"], header["magic"] = code, MAGIC
+
+
+def _description(dtype: np.dtype[Any]) -> bytes:
+    """*dtype* as the header has it: by its name, records as in the header of a ``.npy`` file."""
+    if dtype.names is None:
+        return str(code_of(dtype)).encode()
+    fields = repr(np.lib.format.dtype_to_descr(dtype))
+    if np.lib.format.descr_to_dtype(ast.literal_eval(fields)) != dtype:
+        raise InvalidType(
+            f"memory with a name holds records whose fields lie one behind the other; got {dtype}: "
+            f"convert them, by numpy.lib.recfunctions.repack_fields."
+        )
+    return fields.encode()
+
+
+def header_of(base: Array) -> Array:
+    """The header of a mapped segment, as an array of one record."""
+    return base[:HEADER_BYTES].view(HEADER)
+
+
+# ── opening one ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def posix_ipc() -> Any:
+    """The module.  Raises: NotAvailable."""
+    try:
+        import posix_ipc as module  # noqa: PLC0415  Python 3.14 may not have it
+    except ImportError:
+        raise NotAvailable(
+            "opening memory with a name needs posix_ipc: pip install posix_ipc (on Python 3.14 with a C "
+            "compiler)."
+        ) from None
+    return module
+
+
+def open_named(name: str, writable: bool) -> tuple[int, int]:
+    """A descriptor of a segment that another program has made, and its size.
+
+    Raises: InvalidValue if there is none, or it cannot be opened.
+    """
+    ipc = posix_ipc()
+    try:
+        with uninterrupted():
+            memory = ipc.SharedMemory(name, read_only=not writable)
+            fd, nbytes = int(memory.fd), int(memory.size)
+    except ipc.ExistentialError:
+        raise InvalidValue(
+            f"there is no shared memory with the name {name}: start the program that makes it first. If "
+            f"it was there, a program may have removed it: up to Python 3.12, "
+            f"multiprocessing.shared_memory does so at the end of a program that has only opened it."
+        ) from None
+    except (ipc.PermissionsError, PermissionError):
+        how = "written" if writable else "read"
+        raise InvalidValue(
+            f"the shared memory {name} is another user's, or cannot be {how} by this one: run both "
+            f"programs as the same user{', or leave writable= out' if writable else ''}."
+        ) from None
+    except (OSError, ValueError) as error:  # a folder, or a name that the system does not take
+        raise InvalidValue(f"the shared memory {name} cannot be opened: {error}.") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode) or not nbytes:
+        os.close(fd)
+        raise InvalidValue(f"the shared memory {name} is empty: its maker has to give it a size first.")
+    return fd, nbytes
+
+
+def layout_of(fd: int, name: str) -> SegmentLayout | None:
+    """What the header says, checked; None if there is none.
+
+    Raises: InvalidValue for a header that cannot be.
+    """
+    data = os.pread(fd, HEADER_BYTES, 0)
+    if data[: len(MAGIC)] != MAGIC or len(data) < HEADER_BYTES:
+        return None
+    header = np.frombuffer(data, HEADER)[0]
+    if header["version"] != VERSION:
+        raise InvalidValue(
+            f"the header of the shared memory {name} is of version {header['version']}, and this is "
+            f"Synkro for version {VERSION}: use the same Synkro in both programs."
+        )
+    ndim, nbytes = int(header["ndim"]), os.fstat(fd).st_size
+    layout = SegmentLayout(
+        _dtype_of(bytes(header["dtype"]), name),
+        tuple(map(int, header["shape"][:ndim])),
+        int(header["slots"]),
+        int(header["offset"]),
+        int(header["slot_bytes"]),
+    )
+    consistent = (
+        ndim <= _NDIM
+        and layout.kind == header["kind"]
+        and layout.offset >= HEADER_BYTES
+        and (not layout.slots or layout.slot_bytes >= layout.one)
+    )
+    if not consistent or layout.nbytes > nbytes:
+        raise InvalidValue(
+            f"the header of the shared memory {name} cannot be right: it tells of "
+            f"{counted(layout.nbytes, 'byte')}, of {layout.slots or 1} × {layout.dtype} of shape "
+            f"{layout.shape}, and there are {nbytes}. Make it anew."
+        )
+    return layout
+
+
+def _dtype_of(code: bytes, name: str) -> np.dtype[Any]:
+    text = code.decode("ascii", "replace")
+    with contextlib.suppress(ImportError):
+        if text == "bfloat16":
+            importlib.import_module("ml_dtypes")
+    try:
+        if text.startswith("["):
+            dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text))
+        else:
+            dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = np.dtype(object)
+    if not is_fixed(dtype):
+        raise InvalidValue(f"the header of the shared memory {name} names no dtype, but {text!r}.")
+    return dtype
+
+
+# ── the locks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_held(fd: int) -> bool:
+    """Whether the maker of a segment lives; *fd* is a descriptor that this process has opened."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def reopened(fd: int) -> int:
+    """A descriptor of the same file with locks of its own.
+
+    Mappings, in this process, in workers and in forks, hold the locks of that by which they were made.
+    """
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def lock_as_writer(fd: int) -> bool:
+    """Lock the byte of a ring's writer for *fd*; returns whether it was free."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_WRLCK, 0, WRITER_BYTE, 1, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def has_writer(fd: int) -> bool:
+    """Whether somebody else has locked that byte."""
+    asked = _RANGE.pack(fcntl.F_WRLCK, 0, WRITER_BYTE, 1, 0)
+    return bool(_RANGE.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+
+
+# ── the end of names ─────────────────────────────────────────────────────────────────────────────────
+
+
+def sweep() -> list[str]:
+    """Remove the names that killed programs of this user's have left; returns them."""
+    try:
+        entries = [entry.name for entry in os.scandir(SHM_FOLDER)]
+    except OSError:
+        return []
+    return [f"/{name}" for name in entries if _remove_if_left(f"/{name}")]
+
+
+def _remove_if_left(name: str) -> bool:
+    """Remove a segment with our header if nobody holds its lock; returns whether it was one."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(SHM_FOLDER + name, flags)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if not ours or os.pread(fd, len(MAGIC), 0) != MAGIC:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return remove(name, fd)
+    except OSError:  # it is held
+        return False
+    finally:
+        os.close(fd)
+
+
+class _Keeper:
+    """The process that removes this one's names if this one is killed."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(keeper.__file__)],
+                stdin=other.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def remember(self, name: str, fd: int) -> None:
+        """Raises: OSError if it was killed."""
+        socket.send_fds(self._socket, [os.fsencode(name)], [fd])
+
+    def forget(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(os.fsencode(name))
+
+    def close(self) -> None:
+        """Let it remove what it remembers, and end."""
+        self._socket.close()
+        self._process.wait()
+
+    def disown(self) -> None:
+        """In a fork of this process: it is the parent's."""
+        self._socket.close()
+        self._process.poll()  # which says that it is no child
+
+
+class _Made(NamedTuple):
+    """A named segment of this process's, and the descriptor that holds its lock."""
+
+    segment: Segment
+    lock: int
+
+
+class _Names:
+    """The names that this process has made."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.RLock()
+        self._made: dict[str, _Made] = {}
+        self._keeper: _Keeper | None = None
+
+    def publish(self, name: str, segment: Segment) -> None:
+        """Lock *segment*, and give it a name.  Raises: InvalidValue if that is in use."""
+        with self._mutex:
+            if name in self._made:
+                raise InvalidValue(
+                    f"this program has shared memory with the name {name} already: end that first, with "
+                    f"free_memory() of its Data, or close() of its ring; or take another name."
+                )
+            lock = reopened(segment.fd)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._remember(name, lock)
+                if not (_link(segment.fd, name) or (_remove_if_left(name) and _link(segment.fd, name))):
+                    raise InvalidValue(
+                        f"the name {name} is in use: attach({name!r}) opens what is there. If no "
+                        f"program needs it any more, remove it with rm {SHM_FOLDER}{name} (python -m "
+                        f"synkro doctor removes what killed programs have left). Or take another name."
+                    )
+            except BaseException:
+                os.close(lock)
+                self._forget(name)
+                raise
+            self._made[name] = _Made(segment, lock)
+
+    def end(self, name: str, segment: Segment) -> None:
+        """Remove a name, unless it is another segment's by now."""
+        with self._mutex:
+            made = self._made.get(name)
+            if made is not None and made.segment is segment:
+                del self._made[name]
+                remove(name, made.lock)
+                os.close(made.lock)
+                self._forget(name)
+
+    def end_all(self) -> None:
+        for name, made in list(self._made.items()):
+            self.end(name, made.segment)
+
+    def disown(self) -> None:
+        """In a fork of this process: they are the parent's, and so are their locks."""
+        self._mutex = threading.RLock()
+        for made in self._made.values():
+            os.close(made.lock)
+        self._made.clear()
+        if self._keeper is not None:
+            self._keeper.disown()
+            self._keeper = None
+
+    def _remember(self, name: str, lock: int) -> None:
+        """Tell the keeper; one that was killed is replaced."""
+        try:
+            self._keeper = self._keeper or _Keeper()
+            self._keeper.remember(name, lock)
+        except OSError:
+            if self._keeper is not None:
+                self._keeper.close()
+            self._keeper = _Keeper()
+            for known, made in self._made.items():
+                self._keeper.remember(known, made.lock)
+            self._keeper.remember(name, lock)
+
+    def _forget(self, name: str) -> None:
+        if self._keeper is None:
+            return
+        self._keeper.forget(name)
+        if not self._made:
+            self._keeper.close()
+            self._keeper = None
+
+
+def _link(fd: int, name: str) -> bool:
+    """Give an open file a name; returns whether that was free.  Raises: InvalidValue."""
+    try:
+        os.link(f"/proc/self/fd/{fd}", SHM_FOLDER + name, src_dir_fd=fd)  # so it follows the link
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise InvalidValue(f"shared memory cannot have the name {name}: {error.strerror}.") from None
+    return True
+
+
+_names = _Names()
+atexit.register(_names.end_all)
+os.register_at_fork(after_in_child=_names.disown)

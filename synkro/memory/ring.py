@@ -1,0 +1,290 @@
+"""The two sides of a ring: slots in one named segment, through which a program hands frames over.
+
+::
+
+    writer: wait for a free slot ─▶ fill it ─▶ writes += 1 ─▶ post "full"
+    reader: wait for a full one ─▶ read it ─▶ read += 1 ─▶ post "free"
+
+The counters in the header say what is where: frame n lies in slot n modulo the slots, it has been handed
+over if ``writes > n``, and handed back if ``read > n``.  The semaphores only wake.  So nothing is lost
+where a side is killed between two steps; waits are of a tenth of a second, and after each the other
+side's lock is looked at: flock(2) of the reader, which has made the segment, and a locked byte of the
+writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import CallTimeout, InvalidValue, RingBroken
+from ..plan.call import Access
+from ..values.arrays import cast, checked_seconds
+from . import named
+from .keeper import COMPANIONS
+from .mapping import map_file
+from .segment import Segment
+
+_SIGNALS = signal.valid_signals()
+_WAIT = 0.1  # seconds of a wait, after which the other side is looked at
+
+
+class _Signals:
+    """The semaphores of a ring, and the counters of its header."""
+
+    def __init__(self, name: str, header: Any, slots: int, new: bool) -> None:
+        """Make them, if *new*, or open them.
+
+        Raises: InvalidValue.
+        """
+        self._ipc = ipc = named.posix_ipc()
+        self.header = header
+        self.free: Any = None
+        self.full: Any = None
+        free, full = (name + end for end in COMPANIONS)
+        flags = ipc.O_CREX if new else 0
+        try:
+            for semaphore in (free, full) if new else ():  # whoever has the ring's name has theirs
+                with contextlib.suppress(ipc.ExistentialError):
+                    ipc.unlink_semaphore(semaphore)
+            self.free = ipc.Semaphore(free, flags, 0o600, slots if new else 0)
+            self.full = ipc.Semaphore(full, flags, 0o600, 0)
+        except ipc.Error as error:
+            self.close()
+            raise InvalidValue(
+                f"the semaphores of the ring {name}, {free} and {full}, cannot be had: {error}"
+            ) from None
+
+    def count(self, field: str) -> int:
+        return int(self.header[field][0])
+
+    def add(self, field: str) -> None:
+        self.header[field] += 1
+
+    def wait(self, semaphore: Any, patience: float = _WAIT) -> None:
+        """Wait until it is posted, or the *patience* is over.
+
+        Signals come after it: posix_ipc would run their handlers, and drop what these raise.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS) if patience > 0 else None
+        try:
+            with contextlib.suppress(self._ipc.BusyError, self._ipc.SignalError):
+                semaphore.acquire(min(max(patience, 0), _WAIT))
+        finally:
+            if before is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def close(self) -> None:
+        for semaphore in (self.free, self.full):
+            if semaphore is not None:
+                with contextlib.suppress(self._ipc.Error):
+                    semaphore.close()
+        self.free = self.full = None
+
+
+def _until(timeout: float | None) -> float:
+    return float("inf") if timeout is None else time.monotonic() + timeout
+
+
+class RingReader:
+    """The reader's side, which makes the ring.
+
+    Attributes:
+        segment, layout: its memory.
+    """
+
+    def __init__(self, number: int, name: str, layout: named.SegmentLayout) -> None:
+        """Raises: InvalidValue if the name is in use; SharedMemoryError; NotAvailable."""
+        named.posix_ipc()
+        self.name = name
+        self.layout = layout
+        self.segment: Segment = named.create(number, name, layout)
+        try:
+            header = named.header_of(self.segment.base)
+            self._signals = _Signals(name, header, layout.slots, new=True)
+        except BaseException:
+            named.end(name, self.segment)
+            self.segment.close()
+            raise
+
+    def take(self, timeout: float | None) -> int | None:
+        """Wait for a frame; returns the slot that it lies in, or None at the end of all frames.
+
+        Raises: CallTimeout; RingBroken.
+        """
+        signals, deadline = self._signals, _until(timeout)
+        while True:
+            come = signals.count("writer")  # before its lock is looked at: it locks first
+            gone = come and not named.has_writer(self.segment.fd)
+            ended = signals.count("ended")  # before the frames are counted: none comes after it
+            done = signals.count("read")
+            if signals.count("writes") > done:
+                signals.wait(signals.full, 0)
+                return done % self.layout.slots
+            if ended:
+                return None
+            if gone:
+                raise RingBroken(
+                    f"the writer of the ring {self.name} is gone, and has not ended it: all {done} "
+                    f"frames that it handed over have been taken. Make the ring anew, and start the "
+                    f"writer again."
+                )
+            patience = deadline - time.monotonic()
+            if patience <= 0:
+                raise CallTimeout(
+                    f"no frame came through the ring {self.name} in {timeout:g} s: its writer "
+                    f"{'sends nothing' if come else 'has not come'}."
+                )
+            signals.wait(signals.full, patience)
+
+    def hand_back(self) -> None:
+        """The frame that was taken last is not needed any more."""
+        self._signals.add("read")
+        self._signals.free.release()
+
+    def close(self) -> None:
+        """Remove the names; the writer finds the ring's lock free."""
+        self._signals.close()
+        named.end(self.name, self.segment)
+        self.segment.close()
+
+
+class RingWriter:
+    """The writer's side of a ring, in any program; it needs no workers.
+
+    ``write(array)`` hands a frame over.  ``close()``, or the end of a ``with`` block, ends the ring: the
+    reader's loop ends after the last frame.  A block that an exception ends, or a program that ends
+    without ``close()``, is an error for the reader.
+
+    Attributes:
+        name: the ring's.
+        shape, dtype: those of a frame.
+        slots: how many frames may wait.
+    """
+
+    def __init__(self, name: str, timeout: float | None = None) -> None:
+        """Open it; made by ``ring(name)``."""
+        self.name = named.checked_ring_name(name)
+        self._timeout = None if timeout is None else checked_seconds(timeout, "timeout")
+        opened, nbytes = named.open_named(self.name, writable=True)
+        try:
+            self._fd = named.reopened(opened)
+            self._memory = map_file(opened, nbytes, Access.WRITE)
+        finally:
+            os.close(opened)
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
+        try:
+            layout = named.layout_of(self._fd, self.name)
+            if layout is None or not layout.slots:
+                raise InvalidValue(
+                    f"the shared memory {self.name} is no ring: a ring is made by ring(name, slots=…, "
+                    f"shape=…, dtype=…) in the program that reads; attach() opens arrays."
+                )
+            self.shape, self.dtype, self.slots = layout.shape, layout.dtype, layout.slots
+            places = [layout.region(0, slot).offset for slot in range(self.slots)]
+            self._frames = [np.ndarray(self.shape, self.dtype, self._memory, at) for at in places]
+            self._signals = _Signals(self.name, named.header_of(self._memory), self.slots, new=False)
+            self._enter()
+        except BaseException:
+            self._close_fd()
+            raise
+        _writers.add(self)
+
+    def _enter(self) -> None:
+        """Be the writer.  Raises: InvalidValue if there is, or was, another; RingBroken."""
+        self._check_reader()
+        if not named.lock_as_writer(self._fd):
+            raise InvalidValue(f"the ring {self.name} has a writer: one program writes to a ring.")
+        if self._signals.count("writer"):
+            raise InvalidValue(
+                f"the ring {self.name} has had its writer, which is gone: make a new ring."
+            )
+        self._signals.add("writer")
+
+    def write(self, array: ArrayLike) -> None:
+        """Hand a frame over: a copy of *array*, after a wait for a free slot.
+
+        When it returns, the reader gets the frame, whatever becomes of this program.
+
+        Raises: InvalidType, InvalidValue for another shape, or a cast that loses information;
+        CallTimeout if no slot becomes free in time; RingBroken if the reader is gone.
+        """
+        called = f"the ring {self.name}"
+        if not self._close_fd.alive:
+            raise InvalidValue(f"{called} was closed: it takes no more frames.")
+        frame = cast(array, self.dtype, False, called, "convert the values yourself")
+        if frame.shape != self.shape:
+            raise InvalidValue(
+                f"{called} has frames of shape {self.shape}; got the shape {frame.shape}."
+            )
+        signals, deadline = self._signals, _until(self._timeout)
+        while True:
+            self._check_reader()
+            count = signals.count("writes")
+            if count - signals.count("read") < self.slots:
+                signals.wait(signals.free, 0)
+                break
+            patience = deadline - time.monotonic()
+            if patience <= 0:
+                raise CallTimeout(
+                    f"no slot of {called} became free in {self._timeout:g} s: its reader takes none of "
+                    f"the {self.slots} frames that wait."
+                )
+            signals.wait(signals.free, patience)
+        self._frames[count % self.slots][...] = frame
+        signals.add("writes")
+        signals.full.release()
+
+    def close(self) -> None:
+        """End the ring: no frame comes after those that were handed over."""
+        if self._close_fd.alive:
+            self._signals.add("ended")
+            self._signals.full.release()
+            self._leave()
+
+    def _leave(self) -> None:
+        _writers.discard(self)
+        self._close_fd()
+        self._signals.close()
+
+    def _check_reader(self) -> None:
+        if not named.is_held(self._fd):
+            raise RingBroken(
+                f"the reader of the ring {self.name}, which has made it, has closed it or is gone: "
+                f"start it again, and open the new ring."
+            )
+
+    def __enter__(self) -> RingWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._close_fd.alive:
+            self._leave()
+
+    def __repr__(self) -> str:
+        return f"RingWriter({self.name!r}, slots={self.slots}, shape={self.shape}, dtype={self.dtype})"
+
+    def disown(self) -> None:
+        """In a fork of this process: the parent is the writer."""
+        self._close_fd()
+
+
+_writers: weakref.WeakSet[RingWriter] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for writer in list(_writers):
+        writer.disown()
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)

@@ -1,0 +1,423 @@
+"""Memory with a name: other programs see it, and it sees what they write; what ends the name."""
+
+import contextlib
+import errno
+import mmap
+import os
+import pathlib
+import re
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.named import PAGE, files
+from support.sessions import lasting
+from support.waiting import wait_until
+from synkro.memory import named
+
+pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for this Python")
+
+pytestmark = [pytest.mark.quick, pytest.mark.one_host]
+
+session = lasting(2)
+SELECTIONS = [None, 3, slice(1, None, 2), slice(None, None, -1), [6, 0, 0, 5], np.arange(7) % 3 == 0]
+
+
+def table(rows=7, dtype="f8"):
+    return np.arange(3 * rows).reshape(rows, 3).astype(dtype)
+
+
+def seen(session, data, **options):
+    """What the workers see of *data*."""
+    return session.function(lambda x: x, outputs="gather")(data, **options)
+
+
+@contextlib.contextmanager
+def plain(name):
+    """100 bytes of memory that no header describes."""
+    path = pathlib.Path("/dev/shm" + name)
+    path.write_bytes(bytes(100))
+    yield
+    path.unlink()
+
+
+def other_program(name):
+    """The memory as another program maps it."""
+    with open(f"/dev/shm{name}", "r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+# ── an array like any other ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", ">i4", "f4", "f8", "c16", "bfloat16"])
+def test_what_is_made_is_what_is_attached(session, name, dtype):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    expected = table(dtype=dtype)
+    x = session.data(expected, shm_name=name)
+    y = session.attach(name)
+    for data in (x, y):
+        assert data.dtype == expected.dtype
+        assert np.array_equal(data, expected)
+        assert np.array_equal(seen(session, data), expected)
+    x.free_memory()
+
+
+@pytest.mark.parametrize("attach", [False, True])
+@pytest.mark.parametrize("shape", [(), (0, 4), (1,), (7, 3), (2, 3, 4, 5)])
+def test_any_shape(session, name, attach, shape):
+    x = session.data(shape=shape, shm_name=name, dtype="i4")
+    x[...] = np.arange(x.size).reshape(shape)
+    data = session.attach(name) if attach else x
+    total = session.function(lambda x: x.sum(), outputs="max", bcast_inputs="x")
+    assert total(data) == np.arange(x.size).sum()
+    x.free_memory()
+
+
+@pytest.mark.parametrize("batch", SELECTIONS, ids=str)
+@pytest.mark.parametrize("slices", [1, 3])
+def test_calls_are_exact(session, name, batch, slices):
+    expected = table()
+    x = session.data(expected, shm_name=name)
+    rows = expected[slice(batch) if batch is None or isinstance(batch, int) else batch]
+    total = session.function(lambda x, w: (x * w).sum(axis=0), outputs="sum", bcast_inputs="w")
+    for data in (x, session.attach(name)):
+        found = total(data, np.arange(3.0), batch=batch, num_slices=slices)
+        assert np.array_equal(found, (rows * np.arange(3.0)).sum(axis=0))
+        if batch is None:
+            assert np.array_equal(total.as_serial(data, np.arange(3.0)), found)
+        assert np.array_equal(seen(session, data, batch=batch), rows)
+    x.free_memory()
+
+
+def test_check_and_broadcast_inputs(session, name):
+    x = session.data(table(), shm_name=name)
+    y = session.attach(name)
+    f = session.function(lambda x, all: x @ all[:3], outputs="gather", bcast_inputs="all")
+    assert np.array_equal(f(y, y), table() @ table()[:3])
+    f.check(y, y)
+    x.free_memory()
+
+
+def test_it_is_an_argument_in_a_tuple(session, name):
+    x = session.data(table(), shm_name=name)
+    f = session.function(lambda both: both["a"].sum() + both["b"].sum(), outputs="sum")
+    assert f({"a": x, "b": session.attach(name)}) == 2 * table().sum()
+    other_program(name)[4096:4104] = np.float64(-7).tobytes()
+    assert f({"a": x, "b": session.attach(name)}) == 2 * (table().sum() - 7)
+    x.free_memory()
+
+
+# ── other programs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_layout_is_the_documented_one(session, name):
+    x = session.data(table(dtype="<f4"), shm_name=name)
+    memory = other_program(name)
+    rows = re.findall(r"^\| (\d+) \| ([^|]*) \| `(\w+)`", PAGE.read_text(), re.MULTILINE)
+    assert [(field, int(at)) for at, _, field in rows] == [(f, at) for f, _, at in named._FIELDS]
+    assert memory[:8] == b"SYNKSHM\0"
+    assert struct.unpack_from("<IIQQQQ3Q", memory, 8) == (1, 0, 4096, 0, 0, 2, 7, 3, 0)
+    assert memory[1024:1028] == b"<f4\0"
+    assert memory[4096:] == table(dtype="<f4").tobytes()
+    assert os.stat(f"/dev/shm{name}").st_mode & 0o777 == 0o600
+    x.free_memory()
+
+
+def test_writes_are_counted_after_them_and_reads_are_not(session, name):
+    def count():
+        return struct.unpack_from("<Q", memory, 2048)[0]
+
+    x = session.data(shape=(7, 3), shm_name=name)
+    memory = other_program(name)
+    assert count() == 0
+    for write in (
+        lambda: x.__setitem__(0, 1),
+        lambda: x.set_value(table()),
+        lambda: x.__iadd__(1),
+        lambda: np.add.at(x, [0], 1),
+        lambda: np.multiply(x, 2, out=x),
+    ):
+        before = count()
+        write()
+        assert count() == before + 1
+    before = count()
+    assert x[:].sum() == x.data.sum() == np.sum(x)
+    seen(session, x)
+    assert count() == before
+    session.attach(name, writable=True)[0, 0] = 5
+    assert count() == before + 1
+    assert x[0, 0] == 5
+    x.free_memory()
+
+
+def test_every_call_sees_what_another_program_has_written(session, name):
+    x = session.data(table(), shm_name=name)
+    y = session.attach(name)
+    memory = other_program(name)
+    total = session.function(lambda x: x[:, 0].sum(), outputs="sum")
+    for number in range(5):
+        memory[4096:4104] = np.float64(number).tobytes()
+        expected = table()[1:, 0].sum() + number
+        assert total(x) == total(y) == expected
+    x.free_memory()
+
+
+@pytest.mark.programs
+def test_memory_of_multiprocessing_is_attached(name, run_python):
+    run_python(f"""
+from multiprocessing.shared_memory import SharedMemory
+import numpy as np
+import synkro as synk
+
+synk.fork(2, verbose=False)
+memory = SharedMemory({name[1:]!r}, create=True, size=8 + 168)
+theirs = np.ndarray((7, 3), "f8", memory.buf, 8)
+theirs[...] = np.arange(21).reshape(7, 3)
+x = synk.attach(memory.name, dtype="f8", shape=(7, 3), offset=8)
+seen = synk.function(lambda x: x, outputs="gather")
+assert np.array_equal(seen(x), theirs)
+theirs[0] = -1
+assert np.array_equal(seen(x), theirs)
+y = synk.attach({name!r}, "f8", (7, 3), 8, writable=True)
+y[1] = 5
+assert (theirs[1] == 5).all()
+del theirs
+memory.close()
+memory.unlink()
+assert x[1, 0] == 5  # which goes on
+""")
+
+
+@pytest.mark.programs
+def test_multiprocessing_opens_what_was_made_and_may_remove_its_name(session, name, run_python):
+    x = session.data(table(), shm_name=name)
+    run_python(
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "import numpy as np\n"
+        f"memory = SharedMemory({name[1:]!r})\n"
+        "rows = np.ndarray((7, 3), 'f8', memory.buf, 4096)\n"
+        "assert rows[6, 2] == 20\n"
+        "rows[0, 0] = 100\n"
+        "del rows\n"
+        "memory.close()\n"
+    )
+    assert np.array_equal(seen(session, x), x)
+    assert x[0, 0] == 100
+    os.path.exists(f"/dev/shm{name}") and os.unlink(f"/dev/shm{name}")  # as up to Python 3.12
+    with pytest.raises(synk.InvalidValue, match=r"no shared memory .* up to Python 3\.12"):
+        session.attach(name)
+    x.set_value(2 * table())
+    assert np.array_equal(seen(session, x), 2 * table())
+    x.free_memory()
+
+
+def test_a_program_in_c_reads_and_writes_it(session, name, programs_in_c):
+    x = session.data(table(), shm_name=name)
+    before = struct.unpack_from("<Q", other_program(name), 2048)[0]
+    subprocess.run([programs_in_c / "double", name], check=True)
+    assert np.array_equal(x, 2 * table())
+    assert np.array_equal(seen(session, x), 2 * table())
+    assert struct.unpack_from("<Q", other_program(name), 2048)[0] == before + 1
+    x.free_memory()
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("wrong", ["", "/", "/a/b", "..", "/.", "a\0b", "/" + "x" * 255])
+def test_names_that_cannot_be(session, wrong):
+    for make in (lambda: session.data(np.ones(3), shm_name=wrong), lambda: session.attach(wrong)):
+        with pytest.raises(synk.InvalidValue, match="a name of shared memory"):
+            make()
+    with pytest.raises(synk.InvalidType, match="a name of shared memory is a string"):
+        session.attach(7)
+
+
+def test_the_slash_may_be_left_out(session, name):
+    x = session.data(table(), shm_name=name[1:])
+    assert np.array_equal(session.attach(name), session.attach(name[1:]))
+    x.free_memory()
+
+
+def test_the_longest_name(session):
+    longest = "/" + "x" * 254
+    x = session.data(table(), shm_name=longest)
+    assert np.array_equal(session.attach(longest), table())
+    x.free_memory()
+    assert not files(longest)
+
+
+def test_a_name_that_is_in_use(session, name):
+    x = session.data(table(), shm_name=name)
+    with pytest.raises(synk.InvalidValue, match=r"this program has .* free_memory\(\)"):
+        session.data(table(), shm_name=name)
+    x.free_memory()
+    with plain(name), pytest.raises(synk.InvalidValue, match=r"in use: attach\(.*doctor.*another name"):
+        session.data(table(), shm_name=name)
+
+
+def test_it_keeps_its_shape(session, name):
+    x = session.data(table(), shm_name=name, name="frames")
+    for change in (
+        lambda: x.set_length(8),
+        lambda: x.set_length(6),
+        lambda: x.set_shape((3, 7)),
+        lambda: x.set_value(table(8)),
+    ):
+        with pytest.raises(synk.InvalidValue, match=r"the Data 'frames' lies in .* keeps its shape"):
+            change()
+    assert np.array_equal(x, table())
+    x.set_length(7)
+    x.set_value(-table())
+    assert np.array_equal(seen(session, x), -table())
+    with pytest.raises(synk.InvalidValue, match="cannot grow later"):
+        session.data(ndim=2, shm_name=f"{name}-2")
+    with pytest.raises(synk.InvalidValue, match="oversize"):
+        session.data(table(), oversize=2, shm_name=f"{name}-2")
+    with pytest.raises(synk.InvalidValue, match="writable=True"):
+        session.attach(name).set_value(table())
+    x.free_memory()
+
+
+def test_attach_asks_for_what_is_there(session, name):
+    with pytest.raises(synk.InvalidValue, match="there is no shared memory with the name"):
+        session.attach(name)
+    with plain(name):
+        for arguments, message in (
+            ({}, "has no header"),
+            ({"dtype": "f8"}, "together"),
+            ({"offset": 8}, "without a header"),
+            ({"dtype": "f8", "shape": 13}, "has 100 bytes, and float64 .* needs 104"),
+            ({"dtype": "f8", "shape": 3, "offset": 80}, "from byte 80 on needs 104"),
+            ({"dtype": "f8", "shape": 2**57}, "needs 1152921504606846976"),
+            ({"dtype": "f8", "shape": 3, "offset": -1}, "offset must be 0 or more"),
+        ):
+            with pytest.raises(synk.InvalidValue, match=message):
+                session.attach(name, **arguments)
+        with pytest.raises(synk.InvalidType):
+            session.attach(name, dtype="O", shape=3)
+
+
+def test_memory_with_a_header_is_not_taken_for_plain(session, name):
+    x = session.data(table(), shm_name=name)
+    with pytest.raises(synk.InvalidValue, match="begins with a header"):
+        session.attach(name, dtype="f8", shape=3)
+    assert session.attach(name, dtype="f8", shape=3, offset=4104)[0] == 1
+    x.free_memory()
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "value"),
+    [
+        (8, "<I", 2),
+        (12, "<I", 1),
+        (12, "<I", 9),
+        (16, "<Q", 0),
+        (16, "<Q", 2**63),
+        (24, "<Q", 5),
+        (40, "<Q", 65),
+        (40, "<Q", 2**40),
+        (48, "<Q", 8),
+        (48, "<Q", 2**64 - 1),
+        (1024, "4s", b"<f9\0"),
+        (1024, "4s", b"|O\0\0"),
+        (1024, "4s", b"\xff\xfe()"),
+        (1024, "4s", b"i4,i"),
+        (1024, "4s", b"<c16"),
+    ],
+)
+def test_a_header_that_lies_is_an_error(session, name, at, form, value):
+    x = session.data(table(), shm_name=name)
+    struct.pack_into(form, other_program(name), at, value)
+    with pytest.raises(synk.InvalidValue, match="header"):
+        session.attach(name)
+    x.free_memory()
+
+
+def test_a_segment_that_was_cut_is_an_error(session, name):
+    x = session.data(table(), shm_name=name)
+    os.truncate(f"/dev/shm{name}", 4000)
+    with pytest.raises(synk.InvalidValue, match="no header"):
+        session.attach(name)
+    os.truncate(f"/dev/shm{name}", 0)
+    with pytest.raises(synk.InvalidValue, match="empty"):
+        session.attach(name)
+    os.truncate(f"/dev/shm{name}", 4264)
+    x.free_memory()
+
+
+def test_a_full_machine_is_an_error_and_leaves_no_name(session, name, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(synk.SharedMemoryError, match="No space left"):
+        session.data(table(), shm_name=name)
+    assert not files(name)
+
+
+# ── what ends a name ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_free_memory_ends_it_and_what_is_attached_goes_on(session, name):
+    x = session.data(table(), shm_name=name)
+    y = session.attach(name)
+    x.free_memory()
+    assert not files(name)
+    assert np.array_equal(seen(session, y), table())
+    again = session.data(-table(), shm_name=name)
+    assert np.array_equal(session.attach(name), -table())
+    assert np.array_equal(seen(session, y), table())
+    again.free_memory()
+
+
+def test_dropping_the_data_does_not_end_it_but_closing_the_session_does(name):
+    with synk.Session(1, verbose=False) as own:
+        own.data(table(), shm_name=name)
+        assert np.array_equal(own.attach(name), table())
+        y = own.attach(name)
+    assert not files(name)
+    assert np.array_equal(y, table())
+
+
+def test_a_session_ends_no_name_of_another(session, name):
+    with synk.Session(1, verbose=False) as own:
+        own.data(table(), shm_name=name).free_memory()
+        x = session.data(table(), shm_name=name)
+    assert files(name)
+    x.free_memory()
+
+
+def test_a_name_that_was_replaced_is_left_alone(session, name):
+    x = session.data(table(), shm_name=name)
+    os.unlink(f"/dev/shm{name}")
+    with plain(name):
+        x.free_memory()
+        assert files(name)
+
+
+def test_the_keeper_ends_with_the_last_name(session, name):
+    x, y = (session.data(table(), shm_name=f"{name}{end}") for end in "xy")
+    keeper = named._names._keeper._process
+    x.free_memory()
+    assert keeper.poll() is None
+    y.free_memory()
+    assert keeper.poll() == 0
+
+
+def test_a_keeper_that_was_killed_is_replaced(session, name):
+    x = session.data(table(), shm_name=name)
+    first = named._names._keeper._process
+    first.kill()
+    first.wait()
+    assert not named.sweep()  # the name is this program's as before
+    y = session.data(table(), shm_name=f"{name}-2")
+    assert named._names._keeper._process is not first
+    x.free_memory()
+    y.free_memory()
+    assert wait_until(lambda: not files(name))

@@ -1,0 +1,164 @@
+"""However programs end that have made names of shared memory, nothing of these is left."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from support.leftovers import children
+from support.named import files
+from support.programs import ROOT
+from support.waiting import SOON, Watch, gone, wait_until
+from synkro.memory import named
+
+pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for this Python")
+
+pytestmark = [pytest.mark.programs, pytest.mark.one_host]
+
+OWNER = """
+import os, sys, time
+import numpy as np
+import synkro as synk
+
+name = sys.argv[1]
+synk.fork(2, verbose=False)
+x = synk.data(np.ones((7, 3)), shm_name=name)
+ring = synk.ring(name + "-ring", slots=2, shape=3)
+synk.function(lambda x: x.sum(), outputs="sum")(x)
+child = os.fork() if "fork" in sys.argv else None
+if child == 0:
+    time.sleep(60)
+print(child or 0, *synk.here.session.pids, flush=True)
+"""
+WAITING = OWNER + "sys.stdin.read()\n"
+
+AGAIN = """
+import sys
+import numpy as np
+import synkro as synk
+
+synk.fork(1, verbose=False)
+while True:
+    x = synk.data(np.ones((7, 3)), shm_name=sys.argv[1])
+    ring = synk.ring(sys.argv[1] + "-ring", slots=2, shape=3)
+    print("made", flush=True)
+    x.free_memory()
+    ring.close()
+"""
+
+
+def start(code, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def begun(*arguments):
+    """A program that has made two names; the process ids of its child and of its workers."""
+    program = start(WAITING, *arguments)
+    child, *workers = map(int, program.stdout.readline().split())
+    assert len(files(arguments[0])) == 4
+    return program, child, workers
+
+
+@pytest.mark.parametrize("how", ["", "synk.close()", "raise SystemExit(3)", "os.abort()", "os._exit(1)"])
+def test_a_program_that_ends_takes_its_names_along(name, how):
+    program = start(OWNER + how, name)
+    with Watch():
+        program.communicate()
+        assert wait_until(lambda: not files(name))
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV])
+def test_a_program_that_is_killed_takes_its_names_along(name, by):
+    program, _, workers = begun(name)
+    program.send_signal(by)
+    with Watch():
+        assert wait_until(lambda: not files(name))
+        assert wait_until(lambda: all(map(gone, workers)))
+    program.communicate()
+
+
+def test_a_worker_that_is_killed_takes_no_names_along(name):
+    program, _, workers = begun(name)
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    assert wait_until(lambda: all(map(gone, workers)), SOON)
+    assert named.sweep() == []
+    assert len(files(name)) == 4
+    program.communicate()
+    assert not files(name)
+
+
+def test_a_fork_of_the_program_ends_no_name_and_keeps_none(name):
+    program, child, _ = begun(name, "fork")
+    os.kill(child, signal.SIGTERM)
+    assert wait_until(lambda: gone(child), SOON)
+    assert len(files(name)) == 4
+    program.communicate()
+    program, child, _ = begun(name, "fork")
+    try:
+        program.kill()
+        assert wait_until(lambda: not files(name), SOON)
+        assert not gone(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        program.communicate()
+
+
+def kill_all(program):
+    """The program, its workers, and the keeper of its names, which can do nothing meanwhile."""
+    os.kill(program.pid, signal.SIGSTOP)
+    family = children(program.pid)
+    for pid in (*family, program.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: all(map(gone, family)), SOON)
+    program.communicate()
+
+
+@pytest.mark.parametrize("finder", ["fork", "doctor", "data"])
+def test_where_all_are_killed_the_next_one_removes_the_names(name, finder, run_python):
+    program, _, _ = begun(name)
+    kill_all(program)
+    assert len(files(name)) == 4
+    if finder == "fork":
+        done = run_python("-c", "import synkro; synkro.fork(1); synkro.close()")
+        assert f"removed {name}" in done.stderr
+        assert f"{name}-ring" in done.stderr
+    elif finder == "doctor":
+        done = run_python("-m", "synkro", "doctor", "--data", "1M", "--devices", "cpu")
+        assert f"names of shared memory: removed {name}" in done.stdout
+    else:
+        sweeping = "import synkro.controller.session as s; s.sweep = lambda: []\n"
+        done = run_python(sweeping + OWNER.replace("sys.argv[1]", repr(name)))
+    assert not files(name)
+
+
+def test_killed_at_any_moment(name):
+    chance = random.Random(0)
+    for _ in range(8):
+        program = start(AGAIN, name)
+        for _ in range(chance.randrange(1, 4)):
+            program.stdout.readline()
+        program.kill()
+        assert wait_until(lambda: not files(name), SOON)
+        program.communicate()
+
+
+def test_all_are_killed_at_any_moment(name):
+    chance = random.Random(1)
+    for _ in range(8):
+        program = start(AGAIN, name)
+        for _ in range(chance.randrange(1, 4)):
+            program.stdout.readline()
+        kill_all(program)
+        named.sweep()
+        assert not files(name)

@@ -1,0 +1,417 @@
+"""Rings: a program hands frames over to this one; whichever ends, the other gets an error or the end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.named import files
+from support.programs import ROOT
+from support.sessions import lasting
+from support.waiting import Watch, wait_until
+
+pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for this Python")
+
+pytestmark = [pytest.mark.quick, pytest.mark.one_host]
+
+session = lasting(2)
+SHAPE = (5, 3)
+
+
+def frame(number, dtype="i8"):
+    return np.full(SHAPE, number, dtype)
+
+
+@pytest.fixture
+def ring(session, name):
+    with session.ring(name, slots=3, shape=SHAPE, dtype="i8", timeout=30) as ring:
+        yield ring
+
+
+@pytest.fixture
+def total(session):
+    return session.function(lambda x: x.sum(), outputs="sum")
+
+
+def writing(name, numbers, end=True):
+    """A thread that hands frames over."""
+
+    def write():
+        with synk.ring(name) as writer:
+            for number in numbers:
+                writer.write(frame(number))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_frames_come_in_order_and_none_is_lost(session, name, total, slots):
+    ring = session.ring(name, slots=slots, shape=SHAPE, dtype="i8", timeout=30)
+    writer = writing(name, range(50))
+    assert [total(each) for each in ring] == [15 * number for number in range(50)]
+    writer.join()
+    assert list(ring) == []  # it stays at its end
+    assert not files(name)
+
+
+def test_calls_on_frames_are_exact(session, ring, name):
+    f = session.function(lambda x, w: (x * w).sum(axis=0), outputs="sum", bcast_inputs="w")
+    with synk.ring(name) as writer:
+        for number in range(3):
+            writer.write(np.arange(15).reshape(SHAPE) * number)
+    for number, each in enumerate(ring):
+        expected = np.arange(15).reshape(SHAPE) * number
+        for batch in (None, 2, slice(None, None, -2), [4, 0, 0]):
+            rows = expected[slice(batch) if batch is None or batch == 2 else batch]
+            for slices in (1, 2):
+                found = f(each, 2, batch=batch, num_slices=slices)
+                assert np.array_equal(found, 2 * rows.sum(axis=0))
+        assert np.array_equal(f.as_serial(each, 2), 2 * expected.sum(axis=0))
+        f.check(each, 2)
+        assert np.array_equal(f(np.ones((5, 1, 1)), each), 5 * expected)
+
+
+def test_several_frames_wait(ring, name, total):
+    with synk.ring(name) as writer:
+        for number in range(3):
+            writer.write(frame(number))
+    assert [total(each) for each in ring] == [0, 15, 30]
+
+
+def test_submitted_calls_keep_their_frame(session, ring, name):
+    def slow(x):
+        time.sleep(0.02)
+        return x.sum()
+
+    f = session.function(slow, outputs="sum")
+    writer = writing(name, range(8))
+    futures = [f.submit(each) for each in ring]
+    writer.join()
+    assert [future.result() for future in futures] == [15 * number for number in range(8)]
+
+
+def test_a_frame_that_was_handed_back_is_an_error_and_no_other_frame(ring, name, total):
+    writer = writing(name, range(4))
+    frames = list(ring)
+    writer.join()
+    assert len(frames) == 4
+    for each in frames:
+        with pytest.raises(synk.InvalidValue, match="has no memory"):
+            total(each)
+
+
+def test_what_is_written_is_cast_as_data_is(ring, name):
+    with synk.ring(name) as writer:
+        assert (writer.shape, writer.dtype, writer.slots) == (SHAPE, np.dtype("i8"), 3)
+        writer.write(frame(7, "i2"))
+        writer.write(frame(8).tolist())
+        with pytest.raises(synk.InvalidType, match="may lose information"):
+            writer.write(frame(0.5, "f8"))
+        with pytest.raises(synk.InvalidValue, match=r"frames of shape \(5, 3\); got the shape \(3,\)"):
+            writer.write(np.ones(3, "i8"))
+    assert [each[0, 0] for each in ring] == [7, 8]
+    with pytest.raises(synk.InvalidValue, match="was closed"):
+        writer.write(frame(1))
+
+
+def test_frames_of_one_number(session, name):
+    ring = session.ring(name, 2, (), "f4", timeout=30)
+    f = session.function(lambda x: x + 1, outputs="max", bcast_inputs="x")
+    with synk.ring(name) as writer:
+        writer.write(2.5)
+    assert [f(each) for each in ring] == [3.5]
+
+
+# ── who waits for whom ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_waits_are_timed(session, name, total):
+    ring = session.ring(name, slots=2, shape=SHAPE, dtype="i8", timeout=0.05)
+    with pytest.raises(synk.CallTimeout, match="its writer has not come"):
+        next(ring)
+    writer = synk.ring(name, timeout=0.05)
+    with pytest.raises(TimeoutError, match="its writer sends nothing"):
+        next(ring)
+    writer.write(frame(1))
+    writer.write(frame(2))
+    with pytest.raises(synk.CallTimeout, match=r"no slot of .* became free in 0.05 s"):
+        writer.write(frame(3))
+    assert total(next(ring)) == 15  # and all goes on
+    assert total(next(ring)) == 30
+    writer.write(frame(3))
+    assert total(next(ring)) == 45
+    writer.close()
+    with pytest.raises(StopIteration):
+        next(ring)
+
+
+def test_an_interrupt_between_two_steps_costs_no_frame(ring, name, total, monkeypatch):
+    """The semaphores only wake: one that was taken in vain is not missed."""
+    with synk.ring(name) as writer:
+        for number in range(3):
+            writer._signals.wait(writer._signals.free)
+            ring._side._signals.free.release() if number == 2 else None
+            writer.write(frame(number))
+        with Watch():
+            assert [total(next(ring)) for _ in range(3)] == [0, 15, 30]
+            writer.write(frame(3))
+            assert total(next(ring)) == 45
+
+
+def test_the_reader_that_closes_is_an_error_of_the_writer(session, name, total):
+    ring = session.ring(name, slots=2, shape=SHAPE)
+    writer = synk.ring(name)
+    writer.write(frame(1))
+    total(next(ring))  # the workers have mapped it from now on
+    ring.close()
+    ring.close()
+    assert not files(name)
+    with Watch(), pytest.raises(synk.RingBroken, match="has closed it or is gone"):
+        list(map(writer.write, map(frame, range(3))))
+    with pytest.raises(synk.InvalidValue, match=r"the ring .* was closed"):
+        next(ring)
+    writer.close()
+
+
+def test_the_session_that_closes_ends_the_ring(name):
+    with synk.Session(1, verbose=False) as own:
+        ring = own.ring(name, slots=2, shape=SHAPE)
+        assert len(files(name)) == 3
+    assert not files(name)
+    with pytest.raises(synk.InvalidValue, match="was closed"):
+        next(ring)
+
+
+def test_a_block_that_fails_does_not_end_the_ring(ring, name, total):
+    def fail():
+        with synk.ring(name) as writer:
+            writer.write(frame(1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert total(next(ring)) == 15
+    with Watch(), pytest.raises(synk.RingBroken, match="all 1 frames that it handed over"):
+        next(ring)
+
+
+def test_a_ring_has_one_writer(ring, name):
+    writer = synk.ring(name)
+    with pytest.raises(synk.InvalidValue, match="has a writer"):
+        synk.ring(name)
+    writer.close()
+    with pytest.raises(synk.InvalidValue, match="has had its writer"):
+        synk.ring(name)
+
+
+def test_what_a_ring_needs(session, name, ring):
+    with pytest.raises(synk.InvalidValue, match="neither in the one that writes"):
+        synk.ring(name, slots=3)
+    with pytest.raises(synk.InvalidValue, match="slots must be 1 or more"):
+        session.ring(f"{name}-2", slots=0, shape=3)
+    with pytest.raises(synk.InvalidType, match="slots must be an int"):
+        session.ring(f"{name}-2", slots=1.5, shape=3)
+    with pytest.raises(synk.InvalidValue, match="at most 245 bytes"):
+        session.ring("/" + "x" * 246, slots=2, shape=3)
+    with pytest.raises(synk.InvalidValue, match="this program has"):
+        session.ring(name, slots=2, shape=3)
+    with pytest.raises(synk.InvalidValue, match=r"is a ring.*ring\('"):
+        session.attach(name)
+    with pytest.raises(synk.InvalidValue, match="there is no shared memory"):
+        synk.ring(f"{name}-2")
+    x = session.data(np.ones(3), shm_name=f"{name}-2")
+    with pytest.raises(synk.InvalidValue, match="is no ring"):
+        synk.ring(f"{name}-2")
+    x.free_memory()
+
+
+def test_the_longest_name(session):
+    longest = "/" + "x" * 245
+    with session.ring(longest, slots=1, shape=()) as ring, synk.ring(longest) as writer:
+        writer.write(3)
+        assert next(ring)[()] == 3
+    assert not files(longest)
+
+
+def test_semaphores_that_were_left_are_no_hindrance(session, name):
+    import posix_ipc
+
+    posix_ipc.Semaphore(f"{name}.free", posix_ipc.O_CREX, initial_value=7).close()
+    with session.ring(name, slots=1, shape=(), timeout=0.05):
+        assert synk.ring(name)._signals.free.value == 1
+
+
+# ── other programs, and their ends ───────────────────────────────────────────────────────────────────
+
+
+def test_a_writer_in_c(session, name, total, programs_in_c):
+    ring = session.ring(name, slots=2, shape=SHAPE, dtype="u1", timeout=30)
+    writer = subprocess.Popen([programs_in_c / "camera", name, "100"], stdout=subprocess.DEVNULL)
+    assert [total(each) for each in ring] == [15 * number for number in range(100)]
+    assert writer.wait() == 0
+
+
+def test_a_writer_in_c_is_killed_at_any_moment(session, name, total, programs_in_c):
+    chance = random.Random(0)
+    for _ in range(10):
+        ring = session.ring(name, slots=2, shape=SHAPE, dtype="u1", timeout=30)
+        writer = subprocess.Popen([programs_in_c / "camera", name, "200"], stdout=subprocess.PIPE)
+        killer = threading.Timer(chance.uniform(0, 0.02), writer.kill)
+        killer.start()
+        got = []
+        with Watch():
+            try:
+                got.extend(total(each) // 15 for each in ring)
+            except (synk.RingBroken, synk.CallTimeout):
+                pass
+            else:
+                assert len(got) == 200
+            killer.join()
+        said = writer.communicate()[0].split()
+        assert got == list(range(len(got)))
+        assert len(got) >= len(said)  # nothing acknowledged is lost
+        ring.close()
+
+
+def test_a_writer_in_c_whose_reader_closes(session, name, programs_in_c):
+    ring = session.ring(name, slots=2, shape=SHAPE, dtype="u1", timeout=30)
+    writer = subprocess.Popen([programs_in_c / "camera", name, "100"], stderr=subprocess.PIPE)
+    next(ring)
+    ring.close()
+    with Watch():
+        assert b"the reader is gone" in writer.communicate()[1]
+    assert writer.returncode == 1
+
+
+WRITER = """
+import sys
+import numpy as np
+import synkro as synk
+
+try:
+    with synk.ring(sys.argv[1]) as ring:
+        for number in range(int(sys.argv[2])):
+            ring.write(np.full((5, 3), number))
+            print(number, flush=True)
+except synk.RingBroken:
+    print("broken", flush=True)
+"""
+
+
+def start(code, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def taken(ring, total, writer, last, got):
+    """Take all frames, and kill the *writer* after so many."""
+    for each in ring:
+        got.append(total(each) // 15)
+        if len(got) == last + 1:
+            writer.kill()
+
+
+@pytest.mark.programs
+def test_a_writer_in_python_is_killed_at_any_moment(session, name, total):
+    chance = random.Random(1)
+    for _ in range(4):
+        ring = session.ring(name, slots=2, shape=SHAPE, dtype="i8", timeout=30)
+        writer = start(WRITER, name, 10**6)
+        last = chance.randrange(100)
+        got = []
+        with pytest.raises(synk.RingBroken, match="is gone"):
+            taken(ring, total, writer, last, got)
+        said = writer.communicate()[0].splitlines()
+        assert got == list(range(len(got)))
+        assert len(got) >= len(said)
+        ring.close()
+
+
+READER = """
+import sys
+import synkro as synk
+
+synk.fork(2, verbose=False)
+total = synk.function(lambda x: x.sum(), outputs="sum")
+ring = synk.ring(sys.argv[1], slots=2, shape=(5, 3), dtype="i8")
+print("ready", flush=True)
+for number, frame in enumerate(ring):
+    assert total(frame) == 15 * number
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.programs
+def test_a_reader_is_killed_at_any_moment(name):
+    chance = random.Random(2)
+    for _ in range(3):
+        reader = start(READER, name)
+        assert reader.stdout.readline() == "ready\n"
+        writer = start(WRITER, name, 10**6)
+        for _ in range(chance.randrange(50)):
+            assert reader.stdout.readline()
+        reader.kill()
+        reader.communicate()
+        with Watch():
+            assert wait_until(lambda: not files(name))
+            assert writer.communicate()[0].splitlines()[-1] == "broken"
+
+
+@pytest.mark.programs
+def test_a_fork_of_the_writer_does_not_stand_for_it(session, name, total):
+    ring = session.ring(name, slots=2, shape=SHAPE, dtype="i8", timeout=30)
+    writer = start(
+        "import os, sys, time\n"
+        "import numpy as np\n"
+        "import synkro as synk\n"
+        "ring = synk.ring(sys.argv[1])\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    time.sleep(60)\n"
+        "print(child, flush=True)\n"
+        "ring.write(np.ones((5, 3), 'i8'))\n"
+        "time.sleep(60)\n",
+        name,
+    )
+    child = int(writer.stdout.readline())
+    try:
+        assert total(next(ring)) == 15
+        writer.kill()
+        with Watch(), pytest.raises(synk.RingBroken):
+            next(ring)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        writer.communicate()
+        ring.close()
+
+
+def test_ctrl_c_ends_a_wait(ring, name):
+    def interrupted(wait):
+        timer = threading.Timer(0.15, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with Watch(), pytest.raises(KeyboardInterrupt):
+            wait()
+        timer.join()
+
+    interrupted(lambda: next(ring))
+    with synk.ring(name) as writer:
+        for number in range(3):
+            writer.write(frame(number))
+        interrupted(lambda: writer.write(frame(3)))
+    assert [each[0, 0] for each in ring] == [0, 1, 2]
