@@ -193,12 +193,13 @@ def _description(dtype: np.dtype[Any]) -> bytes:
     """*dtype* as the header has it: by its name, records as in the header of a ``.npy`` file."""
     if dtype.names is None:
         return str(code_of(dtype)).encode()
-    fields = repr(np.lib.format.dtype_to_descr(dtype))
-    if np.lib.format.descr_to_dtype(ast.literal_eval(fields)) != dtype:
+    try:
+        fields = repr(np.lib.format.dtype_to_descr(dtype))
+    except ValueError:  # they overlap, or are in another order
         raise InvalidType(
             f"memory with a name holds records whose fields lie one behind the other; got {dtype}: "
             f"convert them, by numpy.lib.recfunctions.repack_fields."
-        )
+        ) from None
     return fields.encode()
 
 
@@ -301,7 +302,7 @@ def _dtype_of(code: bytes, name: str) -> np.dtype[Any]:
             dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError):
         dtype = np.dtype(object)
-    if not is_fixed(dtype):
+    if not is_fixed(dtype) or (dtype.names is not None and not text.startswith("[")):
         raise InvalidValue(f"the header of the shared memory {name} names no dtype, but {text!r}.")
     return dtype
 
