@@ -245,7 +245,7 @@ def test_the_slash_may_be_left_out(session, name):
 
 
 def test_the_longest_name(session):
-    longest = "/" + "x" * 254
+    longest = f"/synkro-test-{os.getpid()}".ljust(255, "x")
     x = session.data(table(), shm_name=longest)
     assert np.array_equal(session.attach(longest), table())
     x.free_memory()

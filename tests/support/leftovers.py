@@ -49,9 +49,10 @@ def mappings(pid="self"):
         return sum("/dev/shm/" in line or "memfd:" in line for line in maps)
 
 
-OTHERS = ("joblib_", "psm_", "sem.", "mpich_shm_")
+OTHERS = ("joblib_", "psm_", "sem.", "mpich_shm_", "synkro-test-", "synkro-demo-", "synkro-howto")
 """How files begin of joblib's, multiprocessing's and MPICH's, which tests in other processes use
-meanwhile.  What sessions over several hosts leave there is in ``test_cluster``."""
+meanwhile, and names that the tests which make them look at by themselves.  What sessions over several
+hosts leave there is in ``test_cluster``."""
 
 
 def shared_files():
