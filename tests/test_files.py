@@ -550,3 +550,17 @@ def test_memory_is_that_of_two_pieces(session, tmp_path, kind):
     growth = peak_of(session, x, slices)
     assert max(growth) < 2 * piece + (6 << 20), (growth, piece)
     assert max(growth) < x.nbytes / len(session.pids) / 2
+
+
+def test_dates_of_hdf5(session, tmp_path):
+    """h5py keeps them in a type that only its own arrays take."""
+    import h5py
+
+    dates = np.arange(50).astype("M8[s]")
+    with h5py.File(tmp_path / "dates.h5", "w") as file:
+        file["x"] = dates.astype(h5py.opaque_dtype(dates.dtype))
+    with h5py.File(tmp_path / "dates.h5", "r") as file:
+        x = session.data(file["x"])
+    same = session.function(lambda x: x, outputs="gather")
+    np.testing.assert_array_equal(same(x, num_slices=2, batch=[49, 3, 3]), dates[[49, 3, 3]])
+    np.testing.assert_array_equal(x[10:12], dates[10:12])

@@ -26,7 +26,7 @@ from ..values.arrays import Array
 from ..values.foreign import library_of
 from ..values.owners import sole_owner
 from .engine.engine import Engine, State
-from .named import NamedOutgoing
+from .named import HandedBack, NamedOutgoing
 from .outgoing import Outgoing, Placed, check_for_gpus
 from .stored import StoredData, make_stored
 
@@ -175,6 +175,8 @@ class Data(NDArrayOperatorsMixin):
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
+        if isinstance(self._memory, HandedBack):
+            return f"Data({name}handed back)"
         return f"Data({name}shape={self.shape}, dtype={self._dtype})"
 
     def __reduce__(self) -> Any:
@@ -288,9 +290,10 @@ class Data(NDArrayOperatorsMixin):
         return True
 
     def lie_in(self, memory: Outgoing) -> None:
-        """Become the array in *memory*."""
+        """Become the array in *memory*, if there is one."""
         self._memory = memory
-        self._dtype = memory.array.dtype  # as it lies there, in whatever byte order
+        if memory.placed is not None:
+            self._dtype = memory.array.dtype  # as it lies there, in whatever byte order
 
     # ── whether it has changed ───────────────────────────────────────────────────────────────────
 
@@ -325,9 +328,7 @@ class Data(NDArrayOperatorsMixin):
                 f"{called} belongs to {whose} session: make it anew in this one with data(x[:])."
             )
         if self._memory.placed is None:
-            raise InvalidValue(
-                f"{called} has no memory (it is empty, or was freed): give it contents with set_value()."
-            )
+            raise InvalidValue(f"{called} {self._memory.MISSING}")
         check_for_gpus(engine, self._dtype, called)
         if self._memory.FOREIGN:
             self._memory.touch()

@@ -15,7 +15,7 @@ from ..values.arrays import checked_bool, checked_dtype, checked_int, checked_se
 from .calls.distribution import Functions
 from .data import Data
 from .engine.engine import Engine
-from .named import NamedOutgoing, attached
+from .named import HandedBack, NamedOutgoing, attached
 
 
 def attach(
@@ -111,14 +111,15 @@ class Ring:
             raise StopIteration
         if self._side is None:
             raise InvalidValue(f"the ring {self.name} was closed: make a new one.")
+        side, places = self._side, list(self._places)
         self._hand_back()
-        slot = self._side.take(self._timeout)
+        slot = side.take(self._timeout)
         if slot is None:
             self._over = True
             self.close()
             raise StopIteration
         self._frame = Data(self._engine, self.dtype, len(self.shape), name=f"a frame of {self.name}")
-        self._frame.lie_in(self._places[slot])
+        self._frame.lie_in(places[slot])
         return self._frame
 
     def _hand_back(self) -> None:
@@ -129,7 +130,7 @@ class Ring:
         if self._engine.interrupted:
             self._engine.settle()
         with uninterrupted():
-            self._frame.free_memory()
+            self._frame.lie_in(HandedBack(self._engine, f"a frame of the ring {self.name}"))
             self._frame = None
             self._side.hand_back()
 

@@ -82,6 +82,25 @@ class NamedOutgoing(Outgoing):
             named.end(self._name, self.placed.segment)
 
 
+class HandedBack(Outgoing):
+    """In the place of a frame of a ring that the writer has got back: whoever asks for it hears so."""
+
+    MISSING = (
+        "was handed back to the writer of its ring, which fills it anew: a frame lasts until the next "
+        "one is taken. Keep a copy, frame[:].copy(), or use it in the loop."
+    )
+
+    def __init__(self, engine: Engine, called: str) -> None:
+        super().__init__(engine)
+        self._called = called
+        del self.array
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "array":
+            raise InvalidValue(f"{self._called} {self.MISSING}")
+        raise AttributeError(name)
+
+
 def _end(name: str, reference: weakref.ref[Segment]) -> None:
     segment = reference()
     if segment is not None:

@@ -41,6 +41,9 @@ class Outgoing:
     FOREIGN = False
     """Whether other programs may write to it at any time."""
 
+    MISSING = "has no memory (it is empty, or was freed): give it contents with set_value()."
+    """What to say of it where there is no memory."""
+
     def __init__(self, engine: Engine, array: Array = _NOTHING) -> None:
         """A buffer without memory; *array* is what it holds: nothing, but of some dtype."""
         self.array = array

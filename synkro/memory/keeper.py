@@ -36,7 +36,11 @@ def remove(name: str, fd: int) -> bool:
     """
     path = FOLDER + name
     try:
-        if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
+        try:
+            named = os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+        except FileNotFoundError:  # somebody has removed the name, and not those of the semaphores
+            named = True
+        if not named:
             return False
         if int.from_bytes(os.pread(fd, 4, 12), "little") == _RINGS:
             for semaphore in companions(name):  # first: they are found by the name of the ring

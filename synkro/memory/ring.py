@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 import weakref
 from typing import Any
@@ -37,7 +38,12 @@ _WAIT = 0.1  # seconds of a wait, after which the other side is looked at
 
 
 class _Signals:
-    """The semaphores of a ring, and the counters of its header."""
+    """The semaphores of a ring, and the counters of its header.
+
+    Attributes:
+        mutex: held by the thread that uses them, for as long as a wait at most.
+        closed: whether a thread has closed this side, or is about to.
+    """
 
     def __init__(self, name: str, header: Any, slots: int, new: bool) -> None:
         """Make them, if *new*, or open them.
@@ -45,6 +51,9 @@ class _Signals:
         Raises: InvalidValue.
         """
         self._ipc = ipc = named.posix_ipc()
+        self._name = name
+        self.mutex = threading.RLock()
+        self.closed = False
         self.header = header
         self.free: Any = None
         self.full: Any = None
@@ -81,12 +90,19 @@ class _Signals:
             if before is not None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    def check_open(self) -> None:
+        """Raises: InvalidValue where another thread, or a signal's handler, has closed this side."""
+        if self.closed:
+            raise InvalidValue(f"the ring {self._name} was closed: it takes no more frames.")
+
     def close(self) -> None:
-        for semaphore in (self.free, self.full):
-            if semaphore is not None:
-                with contextlib.suppress(self._ipc.Error):
-                    semaphore.close()
-        self.free = self.full = None
+        self.closed = True  # before the mutex is asked for: whoever waits lets go of it then
+        with self.mutex:
+            for semaphore in (self.free, self.full):
+                if semaphore is not None:
+                    with contextlib.suppress(self._ipc.Error):
+                        semaphore.close()
+            self.free = self.full = None
 
 
 def _until(timeout: float | None) -> float:
@@ -121,39 +137,44 @@ class RingReader:
         """
         signals, deadline = self._signals, _until(timeout)
         while True:
-            come = signals.count("writer")  # before its lock is looked at: it locks first
-            gone = come and not named.has_writer(self.segment.fd)
-            ended = signals.count("ended")  # before the frames are counted: none comes after it
-            done = signals.count("read")
-            if signals.count("writes") > done:
-                signals.wait(signals.full, 0)
-                return done % self.layout.slots
-            if ended:
-                return None
-            if gone:
-                raise RingBroken(
-                    f"the writer of the ring {self.name} is gone, and has not ended it: all {done} "
-                    f"frames that it handed over have been taken. Make the ring anew, and start the "
-                    f"writer again."
-                )
-            patience = deadline - time.monotonic()
-            if patience <= 0:
-                raise CallTimeout(
-                    f"no frame came through the ring {self.name} in {timeout:g} s: its writer "
-                    f"{'sends nothing' if come else 'has not come'}."
-                )
-            signals.wait(signals.full, patience)
+            with signals.mutex:
+                signals.check_open()
+                come = signals.count("writer")  # before its lock is looked at: it locks first
+                gone = come and not named.has_writer(self.segment.fd)
+                ended = signals.count("ended")  # before the frames are counted: none comes after it
+                done = signals.count("read")
+                if signals.count("writes") > done:
+                    signals.wait(signals.full, 0)
+                    return done % self.layout.slots
+                if ended:
+                    return None
+                if gone:
+                    raise RingBroken(
+                        f"the writer of the ring {self.name} is gone, and has not ended it: all {done} "
+                        f"frames that it handed over have been taken. Make the ring anew, and start the "
+                        f"writer again."
+                    )
+                patience = deadline - time.monotonic()
+                if patience <= 0:
+                    raise CallTimeout(
+                        f"no frame came through the ring {self.name} in {timeout:g} s: its writer "
+                        f"{'sends nothing' if come else 'has not come'}."
+                    )
+                signals.wait(signals.full, patience)
 
     def hand_back(self) -> None:
         """The frame that was taken last is not needed any more."""
-        self._signals.add("read")
-        self._signals.free.release()
+        with self._signals.mutex:
+            self._signals.check_open()
+            self._signals.add("read")
+            self._signals.free.release()
 
     def close(self) -> None:
         """Remove the names; the writer finds the ring's lock free."""
         self._signals.close()
-        named.end(self.name, self.segment)
-        self.segment.close()
+        with self._signals.mutex:
+            named.end(self.name, self.segment)
+            self.segment.close()
 
 
 class RingWriter:
@@ -217,8 +238,7 @@ class RingWriter:
         CallTimeout if no slot becomes free in time; RingBroken if the reader is gone.
         """
         called = f"the ring {self.name}"
-        if not self._close_fd.alive:
-            raise InvalidValue(f"{called} was closed: it takes no more frames.")
+        self._signals.check_open()
         frame = cast(array, self.dtype, False, called, "convert the values yourself")
         if frame.shape != self.shape:
             raise InvalidValue(
@@ -226,33 +246,40 @@ class RingWriter:
             )
         signals, deadline = self._signals, _until(self._timeout)
         while True:
-            self._check_reader()
-            count = signals.count("writes")
-            if count - signals.count("read") < self.slots:
-                signals.wait(signals.free, 0)
-                break
-            patience = deadline - time.monotonic()
-            if patience <= 0:
-                raise CallTimeout(
-                    f"no slot of {called} became free in {self._timeout:g} s: its reader takes none of "
-                    f"the {self.slots} frames that wait."
-                )
-            signals.wait(signals.free, patience)
-        self._frames[count % self.slots][...] = frame
-        signals.add("writes")
-        signals.full.release()
+            with signals.mutex:
+                signals.check_open()
+                self._check_reader()
+                count = signals.count("writes")
+                if count - signals.count("read") < self.slots:
+                    signals.wait(signals.free, 0)
+                    self._frames[count % self.slots][...] = frame
+                    signals.add("writes")
+                    signals.full.release()
+                    return
+                patience = deadline - time.monotonic()
+                if patience <= 0:
+                    raise CallTimeout(
+                        f"no slot of {called} became free in {self._timeout:g} s: its reader takes none "
+                        f"of the {self.slots} frames that wait."
+                    )
+                signals.wait(signals.free, patience)
 
     def close(self) -> None:
         """End the ring: no frame comes after those that were handed over."""
-        if self._close_fd.alive:
-            self._signals.add("ended")
-            self._signals.full.release()
-            self._leave()
+        self._leave(ended=True)
 
-    def _leave(self) -> None:
-        _writers.discard(self)
-        self._close_fd()
-        self._signals.close()
+    def _leave(self, ended: bool = False) -> None:
+        if not self._close_fd.alive:
+            return
+        signals = self._signals
+        signals.closed = True  # a thread that waits lets go of the mutex then
+        with signals.mutex:
+            if ended:
+                signals.add("ended")
+                signals.full.release()
+            signals.close()
+            _writers.discard(self)
+            self._close_fd()
 
     def _check_reader(self) -> None:
         if not named.is_held(self._fd):
@@ -267,7 +294,7 @@ class RingWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
-        elif self._close_fd.alive:
+        else:
             self._leave()
 
     def __repr__(self) -> str:

@@ -103,7 +103,10 @@ class OpenDataset(Opened):
         self._dataset = self._file[stored.name]
 
     def _read(self, target: Array, start: int, stop: int) -> None:
-        self._dataset.read_direct(target, part(self.stored.shape, start, stop))
+        if h5py.check_opaque_dtype(self._dataset.dtype):  # dates, which only h5py's own arrays take
+            target[...] = self._dataset[part(self.stored.shape, start, stop)]
+        else:
+            self._dataset.read_direct(target, part(self.stored.shape, start, stop))
 
     def _is_unchanged(self, start: int, stop: int) -> bool:
         return stamp_of(self.stored.path) == self.stored.stamp

@@ -256,7 +256,7 @@ def _check_fixed(dtype: np.dtype[Any], called: str) -> None:
     if is_fixed(dtype):
         return
     advice = (
-        "Rows of anything come as a list: give .tolist(). What every rank is to see whole may be "
+        "Rows of anything come as a list: give x[:].tolist(). What every rank is to see whole may be "
         "anything: name it in bcast_inputs."
     )
     if dtype.subdtype is not None:

@@ -342,8 +342,9 @@ def _of_data(data: Data, engine: Engine, windows: Windows) -> InMemory:
     array = placed.segment.array(placed.region)
     if not array.flags.writeable:
         raise InvalidValue(
-            f"{called} in out= is read-only, as it shows a file: give the file itself, mapped by "
-            f'numpy.load(path, mmap_mode="r+") or numpy.memmap(path, mode="r+", …).'
+            f"{called} in out= is read-only. If it shows a file, give the file itself, mapped by "
+            f'numpy.load(path, mmap_mode="r+") or numpy.memmap(path, mode="r+", …); memory of another '
+            f"program is opened by attach(…, writable=True)."
         )
     return InMemory(data, called, array, windows.on_data(placed), placed)
 
