@@ -417,7 +417,7 @@ def test_read_only_targets(session, tmp_path, counted):
     for target, says in (
         (fixed, "an array of shape .* that is read-only: give one"),
         (np.load(tmp_path / "x.npy", mmap_mode="r"), r'read-only: open the file with mode="r\+"'),
-        (synk.data(np.load(tmp_path / "x.npy", mmap_mode="r")), "a Data in out= is read-only, as it sh"),
+        (synk.data(np.load(tmp_path / "x.npy", mmap_mode="r")), "a Data in out= is read-only. If it sh"),
     ):
         with pytest.raises(InvalidValue, match=says):
             f.options(out=target)(x)

@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,8 @@ class _Signals:
             self.free = ipc.Semaphore(free, flags, 0o600, slots if new else 0)
             self.full = ipc.Semaphore(full, flags, 0o600, 0)
         except ipc.Error as error:
-            self.close()
+            with self.closing():
+                pass
             raise InvalidValue(
                 f"the semaphores of the ring {name}, {free} and {full}, cannot be had: {error}"
             ) from None
@@ -95,14 +97,19 @@ class _Signals:
         if self.closed:
             raise InvalidValue(f"the ring {self._name} was closed: it takes no more frames.")
 
-    def close(self) -> None:
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close this side after the block, in which no other thread waits."""
         self.closed = True  # before the mutex is asked for: whoever waits lets go of it then
         with self.mutex:
-            for semaphore in (self.free, self.full):
-                if semaphore is not None:
-                    with contextlib.suppress(self._ipc.Error):
-                        semaphore.close()
-            self.free = self.full = None
+            try:
+                yield
+            finally:
+                for semaphore in (self.free, self.full):
+                    if semaphore is not None:
+                        with contextlib.suppress(self._ipc.Error):
+                            semaphore.close()
+                self.free = self.full = None
 
 
 def _until(timeout: float | None) -> float:
@@ -171,8 +178,7 @@ class RingReader:
 
     def close(self) -> None:
         """Remove the names; the writer finds the ring's lock free."""
-        self._signals.close()
-        with self._signals.mutex:
+        with self._signals.closing():
             named.end(self.name, self.segment)
             self.segment.close()
 
@@ -271,13 +277,10 @@ class RingWriter:
     def _leave(self, ended: bool = False) -> None:
         if not self._close_fd.alive:
             return
-        signals = self._signals
-        signals.closed = True  # a thread that waits lets go of the mutex then
-        with signals.mutex:
+        with self._signals.closing():
             if ended:
-                signals.add("ended")
-                signals.full.release()
-            signals.close()
+                self._signals.add("ended")
+                self._signals.full.release()
             _writers.discard(self)
             self._close_fd()
 
