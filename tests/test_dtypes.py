@@ -24,7 +24,7 @@ DATES = [dtype for dtype in DTYPES if np.dtype(dtype).kind in "mM"]
 pytestmark = pytest.mark.counted_once
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 3])
 def session(request):
     session = start(request.param)
     yield session

@@ -120,6 +120,11 @@ class Data(NDArrayOperatorsMixin):
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if not self._memory.array.flags.writeable:
+            raise InvalidValue(
+                f"{self._called()} is read-only: it shows a file, or memory of another program, which "
+                f"attach(…, writable=True) opens for writing."
+            )
         self._memory.array[key] = value
         self._memory.wrote()
 
