@@ -321,7 +321,9 @@ class TestSections:
     def test_a_file_leaves_half_of_the_time_to_others(self, sections, tmp_path):
         for name, body in (("test_alone", "time.sleep(99)"), ("test_other", "pass")):
             (tmp_path / f"{name}.py").write_text(f"import time\ndef test_it(): {body}\n")
-        section = sections.Section("some", "Asks?", "test", 8, str(tmp_path / "found.json"), 1, True, {})
+        section = sections.Section(
+            "some", "Asks?", "test", 20, str(tmp_path / "found.json"), 1, True, {}
+        )
         sections.tests(section, str(tmp_path / "test_alone.py"), str(tmp_path / "test_*.py"), [])
         assert list(section.record["tests"]["outcomes"].values()) == ["passed"]
         (miss,) = section.record["not_measured"]
