@@ -22,7 +22,7 @@ def run_demo(run_python):
     def run(demo, *args, **environment):
         mark = uuid.uuid4().hex  # in the environment of the demo and of every process it starts
         environment["SYNKRO_TEST_MARK"] = mark
-        timeout = COMPILING if "pymc" in demo.stem else 100
+        timeout = COMPILING if "pymc" in demo.stem else 240
         done = run_python(str(demo), *args, env=environment, timeout=timeout)
         assert wait_until(lambda: not processes_with(mark)), processes_with(mark)
         return done.stdout.splitlines()
@@ -54,7 +54,10 @@ def test_demos_are_found():
 
 def marked(demo):
     marks = [pytest.mark.libraries] * ("torch" in demo.stem)
-    marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * ("pymc" in demo.stem)
+    if "pymc" in demo.stem:
+        marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)]
+    else:
+        marks += [pytest.mark.timeout(250)]  # where the cores are busy, a graph takes a while
     return pytest.param(demo, id=demo.stem, marks=marks)
 
 
