@@ -87,6 +87,7 @@ def test_a_function_of_a_session_object_belongs_to_it():
         f(X)
 
 
+@pytest.mark.pymc
 def test_graphs_go_on_after_close_and_fork():
     pytensor = pytest.importorskip("pytensor", reason="needs PyTensor")
     x = pytensor.tensor.dmatrix("x")

@@ -26,6 +26,8 @@ from synkro.ipc.crew import Crew
 from synkro.messages import Ack, Create, Indirect, Inspect, Release, Shapes
 from synkro.plan.call import Access, Region
 
+pytestmark = pytest.mark.faults
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 

@@ -37,6 +37,8 @@ from synkro.controller.engine.engine import State
 from synkro.controller.tasks.map import Map
 from synkro.messages import Phase
 
+pytestmark = pytest.mark.faults
+
 
 def double(x):
     return x * 2

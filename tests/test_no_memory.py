@@ -15,6 +15,8 @@ from support.sessions import LARGE, rank, rows, total
 from support.waiting import Watch
 from synkro.memory.segment import Segment
 
+pytestmark = pytest.mark.faults
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 

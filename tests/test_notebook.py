@@ -11,6 +11,8 @@ import pytest
 
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.programs
+
 CELLS = {
     "fork": "import numpy as np, synkro as synk\nsynk.fork(2, timeout=60)",
     "pids": "print(*synk.here.session.pids)",

@@ -33,7 +33,8 @@ RUNS = [  # the hosts, the files, and which of their tests: of those that take l
 def test_the_tests_pass_over(hosts, over, files, which):
     """The main program runs on h1."""
     paths = [ROOT / "tests" / f"{file}.py" for file in files.split()]
-    options = ["--over", over, "--launcher", hosts.launcher, "-k", which, "-p", "no:cacheprovider"]
+    options = ["--over", over, "--launcher", hosts.launcher, "-k", which, "-m", "not programs"]
+    options += ["-p", "no:cacheprovider"]
     done = subprocess.run(
         hosts.on("h1", sys.executable, "-m", "pytest", *options, *paths),
         cwd=ROOT,
