@@ -173,6 +173,7 @@ def test_a_file_that_another_host_does_not_have(hosts, tmp_path, path):
 
 
 def test_inputs_that_take_long_to_get_there_are_told(hosts, tmp_path, path):
+    np.save(path, np.ones((4 * ROWS, COLUMNS)))  # of which a half is more than the kernel takes
     run(*hosts.on("h2", "mount", "-t", "tmpfs", "none", path.parent))
     try:
         with Program(hosts, tmp_path, path) as program:
@@ -180,7 +181,7 @@ def test_inputs_that_take_long_to_get_there_are_told(hosts, tmp_path, path):
             os.kill(leader, signal.SIGSTOP)
             program.tell("check")
             try:
-                said = "Synkro: pushing 16.0 MB of the Data 'x' to h2…"
+                said = "Synkro: pushing 64.0 MB of the Data 'x' to h2…"
                 assert wait_until(lambda: said in program.said(), seconds=8), program.said()
             finally:
                 os.kill(leader, signal.SIGCONT)
