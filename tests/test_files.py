@@ -187,6 +187,33 @@ def test_it_looks_like_an_array(session, path):
         x.mean()
 
 
+def test_it_computes_like_an_array(session, path):
+    x = data(session, path)
+    y = session.data(ARRAY)
+    assert np.array_equal(x + 1, ARRAY + 1)
+    assert np.array_equal(2 * x - ARRAY, ARRAY)
+    assert np.array_equal(x @ ARRAY.T, ARRAY @ ARRAY.T)
+    assert np.array_equal((x > 0) & (x != ARRAY[0, 0]), (ARRAY > 0) & (ARRAY != ARRAY[0, 0]))
+    assert np.array_equal(-x + y, np.zeros_like(ARRAY))
+    assert np.array_equal(y - x, np.zeros_like(ARRAY))
+    assert np.array_equal(np.hypot(x, 1, out=session.data(ARRAY)), np.hypot(ARRAY, 1))
+    assert ARRAY[-1, 0] in x
+    assert 17.0 not in x
+    for write in (lambda: np.add(x, 1, out=x), lambda: np.add.at(x, 0, 1), lambda: x.__iadd__(1)):
+        with pytest.raises(TypeError, match=r"read-only: write to .*data\(x\[:\]\)"):
+            write()
+    for convert in (bool, float, int, complex):
+        with pytest.raises(ValueError, match=r"has 7091 elements, so it is no number.*x\.shape"):
+            convert(x)
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "zarr 3"])
+def test_one_element_is_a_number(session, tmp_path, kind):
+    x = data(session, write(tmp_path, kind, np.array(3)))
+    assert (int(x), float(x), complex(x), bool(x), [0, 1, 2, 5][x]) == (3, 3.0, 3 + 0j, True, 5)
+    assert 3 in x
+
+
 @pytest.mark.parametrize("kind", ["hdf5", "zarr 3", "zarr 2"])
 @pytest.mark.parametrize("dtype", ["?", "i1", "<u4", ">i8", "f2", "f4", ">f8", "c8", "c16"])
 def test_dtypes(session, tmp_path, kind, dtype):
