@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -339,6 +340,33 @@ def test_a_damaged_file(session, fresh):
     assert fresh in str(caught.value)
 
 
+def test_damage_is_told_once(run_python, tmp_path):
+    """All chunks of a shard are read together: those that are left behind say nothing."""
+    folder = write(tmp_path, "zarr sharded", ARRAY)
+    for name in ("5/1", "5/2", "6/0"):
+        file = os.path.join(folder, "group/x/c", name)
+        size = os.path.getsize(file)
+        with open(file, "r+b") as opened:
+            opened.seek(size // 2)
+            opened.write(b"\xff" * (size - size // 2))
+    code = f"""
+import logging, warnings
+import zarr
+import synkro as synk
+logging.basicConfig()
+warnings.simplefilter("always")
+with synk.Session(2, verbose=False) as session:
+    x = session.data(zarr.open_group({folder!r}, mode="r")["group/x"])
+    for read in (lambda: x[:], lambda: session.function(lambda x: x, outputs="gather")(x, num_slices=3)):
+        try:
+            read()
+        except OSError as error:
+            print("damaged" in str(error))
+"""
+    done = run_python("-c", code)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
+
+
 def test_a_file_that_is_cut_off(session, fresh):
     inner = os.path.join(fresh, "group/x/c/5/1") if os.path.isdir(fresh) else fresh
     x = data(session, fresh)
@@ -444,6 +472,16 @@ def test_a_file_that_was_replaced_while_it_was_open(session, tmp_path):
     with pytest.raises(InvalidValue, match="moved, deleted or replaced while it was open"):
         session.data(opened)
     close(opened)
+
+
+def test_an_array_that_was_replaced_while_it_was_open(session, tmp_path):
+    folder = write(tmp_path, "zarr 3", ARRAY)
+    opened = source(folder)
+    shutil.rmtree(folder)
+    write(tmp_path, "zarr 3", ARRAY[:500].astype("f4"))
+    with pytest.raises(InvalidValue, match=r"was replaced while it was open: open it again, with zarr"):
+        session.data(opened)
+    assert np.array_equal(data(session, folder)[:], ARRAY[:500].astype("f4"))
 
 
 def test_another_dtype_or_shape_than_it_has(session, path):
