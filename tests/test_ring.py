@@ -279,6 +279,19 @@ def test_what_a_ring_needs(session, name, ring):
     x.free_memory()
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [(12, 0, "field 'slots' is 3"), (24, 0, "field 'slots' is 0"), (32, 64, "'slot_bytes' is 64")],
+)
+def test_a_header_that_lies_is_an_error(ring, name, at, value, says):
+    with open(f"/dev/shm{name}", "r+b") as file:
+        right = os.pread(file.fileno(), 4, at)
+        os.pwrite(file.fileno(), value.to_bytes(4, "little"), at)
+        with pytest.raises(synk.InvalidValue, match=says):
+            synk.ring(name)
+        os.pwrite(file.fileno(), right, at)
+
+
 def test_the_longest_name(session):
     longest = f"/synkro-test-{os.getpid()}".ljust(246, "x")
     with session.ring(longest, slots=1, shape=()) as ring, synk.ring(longest) as writer:
