@@ -211,7 +211,7 @@ def test_it_computes_like_an_array(session, path):
     assert np.array_equal(2 * x - ARRAY, ARRAY)
     assert np.array_equal(x @ ARRAY.T, ARRAY @ ARRAY.T)
     assert np.array_equal((x > 0) & (x != 1), (ARRAY > 0) & (ARRAY != 1))
-    assert np.array_equal(x == x[0], ARRAY == ARRAY[0])
+    assert np.array_equal(x == x[5], np.equal(ARRAY, ARRAY[5]))
     assert np.array_equal(-x + y, np.zeros_like(ARRAY))
     assert np.array_equal(y - x, np.zeros_like(ARRAY))
     assert np.array_equal(np.hypot(x, 1, out=session.data(ARRAY)), np.hypot(ARRAY, 1))
@@ -524,6 +524,16 @@ def test_it_belongs_to_its_session_and_is_no_global(session, path):
         session.function(lambda: x[0])()
     with running(1) as other, pytest.raises(InvalidValue, match="belongs to another session"):
         other.function(lambda x: x)(x)
+
+
+def test_what_is_of_h5py_is_no_global(session, tmp_path):
+    import h5py
+
+    with h5py.File(write(tmp_path, "hdf5", ARRAY)) as file:
+        dataset = file["group/x"]
+        for use in (lambda x: x + dataset[0], lambda x: x + file["group/x"][0]):
+            with pytest.raises(InvalidType, match=r"synk.data\(dataset\).*open the file in the f"):
+                session.function(use, outputs="gather")(ARRAY)
 
 
 # ── threads, descriptors and memory of a worker ──────────────────────────────────────────────────────
