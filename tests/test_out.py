@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import synkro as synk
 from support.sessions import LARGE, current, lasting, rows, running, start
 from synkro import (
     CallTimeout,
+    InvalidIndex,
     InvalidType,
     InvalidValue,
     OutputError,
@@ -483,6 +485,20 @@ def test_options_are_of_calls(session):
     for name in ("check", "as_serial"):
         with pytest.raises(AttributeError, match=rf"use the function without them, f\.{name}"):
             getattr(into, name)
+    for name in ("batch", "num_slices", "output_subset"):
+        with pytest.raises(InvalidType, match=rf"options\(…\)\(x, {name}=…\), as an argument"):
+            into.options(**{name: 1})
+
+
+def test_later_options_win(session):
+    f = synk.function(doubled, outputs="gather")
+    x, first, second = np.ones((4, 2)), np.zeros((4, 2)), np.zeros((4, 2))
+    assert f.options(out=first).options(timeout=30)(x) is first
+    assert f.options(timeout=30).options(out=first).options(out=second)(x) is second
+    assert np.array_equal(f.options(out=first).options(out=None)(x), 2 * x)
+    slow = synk.function(lambda x: time.sleep(60), outputs=None)
+    with pytest.raises(CallTimeout):
+        slow.options(timeout=30).options(timeout=0.1)(x)
 
 
 # ── when things go wrong ─────────────────────────────────────────────────────────────────────────────
