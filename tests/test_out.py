@@ -242,6 +242,22 @@ def test_some_of_several_outputs(session):
     assert np.array_equal(other, -x)
 
 
+def test_targets_for_all_of_several_outputs_of_which_some_are_wanted(session):
+    x = numbers(SMALL)
+    doubles, negative, other = (np.zeros_like(x) for _ in range(3))
+    f = synk.function(described, outputs=MODES)
+    found = f.options(out=dict.fromkeys(MODES) | {"rows": doubles})(x, output_subset=["most", "rows"])
+    assert list(found) == ["most", "rows"]
+    assert found["rows"] is doubles
+    assert np.array_equal(doubles, 2 * x)
+    both = synk.function(lambda x: (x, -x), outputs="gather").options(out=(other, negative))
+    assert both(x, output_subset=[1])[0] is negative
+    assert np.array_equal(negative, -x)
+    assert not other.any()
+    with pytest.raises(InvalidIndex, match=r"output_subset=\['most'\] names .* out= has .*'none'"):
+        f.options(out={"rows": doubles, "none": None})(x, output_subset=["most"])
+
+
 def test_columns_of_one_table(session):
     x = numbers(SMALL)
     table = np.zeros((len(x), 2), "f4")
@@ -436,6 +452,25 @@ def test_targets_that_overlap(session, tmp_path, counted):
         with pytest.raises(InvalidValue, match="two targets in out= overlap"):
             f.options(out=pair)(x)
     assert counted.runs() == 0
+
+
+@pytest.mark.parametrize("kind", ["an array", "a view of a Data", "a mapped file"])
+def test_a_target_that_overlaps_itself(session, tmp_path, counted, kind):
+    memory = mapped((400,), "f4", tmp_path) if kind == "a mapped file" else np.zeros(400, "f4")
+    if kind == "a view of a Data":
+        memory = synk.data(memory)[:]
+    x = np.ones((5, 3), "f4")
+    f = synk.function(counted, outputs="gather")
+    for strides in ((0, 4), (4, 4), (8, 4), (-4, 8), (12, 0)):
+        start = 100 if min(strides) < 0 else 0
+        target = np.lib.stride_tricks.as_strided(memory[start:], x.shape, strides)
+        with pytest.raises(InvalidValue, match=r"of which share memory.*target.copy\(\)"):
+            f.options(out=target)(x)
+    assert counted.runs() == 0
+    for strides in ((12, 4), (4, 20), (-12, 4), (40, 8)):
+        start = 100 if min(strides) < 0 else 0
+        target = np.lib.stride_tricks.as_strided(memory[start:], x.shape, strides)
+        assert np.array_equal(f.options(out=target)(x), 2 * x)
 
 
 def test_targets_that_are_inputs(session, tmp_path, counted):

@@ -141,6 +141,13 @@ def test_a_dataset_of_hdf5_has_one_writer(session, tmp_path):
             synk.function(doubled, outputs="gather").options(out=dataset)
 
 
+def test_an_array_that_is_read_is_none_that_is_written(session, tmp_path):
+    zarr.create_array(tmp_path / "x.zarr", shape=(101, 3), dtype="f4")
+    x = synk.data(zarr.open_array(tmp_path / "x.zarr", mode="r"))
+    with pytest.raises(InvalidType, match=r"a StoredData: it is read-only\. Give the zarr array itself"):
+        synk.function(doubled, outputs="gather").options(out=x)
+
+
 @pytest.mark.one_host
 def test_a_full_disk_says_which_rows_are_written(session, tmp_path):
     folder = tmp_path / "disk"
