@@ -3,14 +3,14 @@
 import contextlib
 import os
 import signal
-import subprocess
 import time
 
 import numpy as np
 import pytest
 
 import synkro as synk
-from support.sessions import LARGE, current, lasting, rows, running, start
+from support.sessions import current, in_turn, lasting, rows, running
+from support.targets import BIG, SMALL, doubled, numbers, small_disk
 from synkro import (
     CallTimeout,
     InvalidIndex,
@@ -25,7 +25,6 @@ from synkro.controller.results.transfer import Transfer
 
 pytestmark = pytest.mark.counted_once  # a session keeps memory for the next large outputs
 
-SMALL, BIG = 3, LARGE // 64  # columns: of these, 101 rows fit the outboxes, or do not
 SELECTIONS = {
     "all": None,
     "first": 40,
@@ -37,11 +36,7 @@ SELECTIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def started(request):
-    session = start(request.param)
-    yield session
-    session.close()
+started = in_turn(2, 3)
 
 
 @pytest.fixture
@@ -51,10 +46,6 @@ def session(started):
 
 
 two = lasting(2)
-
-
-def doubled(x):
-    return 2 * x
 
 
 def array(shape, dtype, path):
@@ -106,10 +97,6 @@ TARGETS = [
     *(array, in_fortran_order, every_other_column, backwards, data, mapped, mapped_rows),
     *(mapped_in_fortran_order, mapped_columns, view_of_a_map, copy_on_write),
 ]
-
-
-def numbers(columns, rows=101):
-    return np.arange(1.0 * rows * columns, dtype="f4").reshape(rows, columns)
 
 
 @pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
@@ -640,24 +627,18 @@ def test_a_file_that_was_cut(session, tmp_path, counted):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A folder with a disk of 1 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk is mounted by root only")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path, 1) as disk:
+        yield disk
 
 
 @pytest.mark.one_host
 @pytest.mark.parametrize("columns", [64, BIG], ids=["small", "large"])
 @pytest.mark.parametrize("make", [mapped, mapped_columns, view_of_a_map])
-def test_a_full_disk(session, small_disk, counted, make, columns):
+def test_a_full_disk(session, disk, counted, make, columns):
     x = numbers(columns)
-    target = make(x.shape, x.dtype, small_disk)  # a sparse file
-    filling = small_disk / "filling"
+    target = make(x.shape, x.dtype, disk)  # a sparse file
+    filling = disk / "filling"
     with contextlib.suppress(OSError), filling.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
