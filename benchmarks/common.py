@@ -48,6 +48,7 @@ LIBRARIES = (
     "ipyparallel",
     "ray",
     "distributed",
+    "dask",
     "h5py",
     "zarr",
 )
@@ -319,10 +320,21 @@ def main(
 
     def asked() -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by benchmarks/run.py
+        exit_when_terminated()
         scales = {"full": full, "quick": full | quick, "smoke": full | smoke}
         return 1 if missed(_ask(file, text, ask, scales)) else 0
 
     sys.exit(ctrl_c.status_of(asked))
+
+
+def exit_when_terminated() -> None:
+    """From here on SIGTERM is a ``SystemExit``, so that what was started is ended, and files removed."""
+
+    def leave(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def _ask(

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from synkro.cli import ctrl_c  # noqa: E402  first, as what follows takes a while; it may not be installed
 
 # isort: split
-from benchmarks.common import add_options, missed  # noqa: E402
+from benchmarks.common import add_options, exit_when_terminated, missed  # noqa: E402
 from synkro.controller.progress import Progress  # noqa: E402
 from synkro.memory.interrupts import uninterrupted  # noqa: E402
 
@@ -70,6 +70,7 @@ _PATIENCE = 10  # seconds that a question has to end after Ctrl-C
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask what *arguments*, or the command line, want; returns the exit status."""
     options, out, folder = parsed(arguments)
+    exit_when_terminated()
     failed, misses, targets = [], [], 0
     asked = options.questions or list(QUESTIONS)
     with contextlib.ExitStack() as stack:

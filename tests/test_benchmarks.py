@@ -2,11 +2,15 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
 
 from support.programs import ROOT
+from support.waiting import wait_until
 
 RUN = ROOT / "benchmarks" / "run.py"
 sys.path.insert(0, str(ROOT))
@@ -53,6 +57,19 @@ def leaves_a_record(question, run_python, tmp_path):
         assert math.isfinite(figure["value"])
         assert not {"target", "met"} & set(figure)  # nobody has asked for a judgement
     return record
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_question_that_is_ended_removes_its_files(tmp_path, by):
+    pytest.importorskip("h5py")
+    pytest.importorskip("zarr")
+    command = [sys.executable, "-m", "benchmarks.files", "--quick"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    assert wait_until(lambda: list(tmp_path.glob("*/x.h5")), 30)
+    process.send_signal(by)
+    assert process.wait(30) == 128 + by
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_versions_take_turns(run_python, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -53,6 +54,22 @@ def write(folder, kind, array):
     group = zarr.open_group(path, mode="w", zarr_format=2 if "2" in kind else 3)
     made = group.create_array("group/x", shape=array.shape, dtype=array.dtype, **more)
     made[...] = array
+    return path
+
+
+def write_empty(folder, kind):
+    """… with an array of no rows, which some may be added to."""
+    import h5py
+    import zarr
+
+    path = str(folder / f"{kind}.file")
+    if kind.startswith("hdf5"):
+        more = {} if "contiguous" in kind else {"chunks": (100, 3), "maxshape": (None, 3)}
+        with h5py.File(path, "w") as file:
+            file.create_dataset("group/x", (0, 3), "f8", **more)
+        return path
+    group = zarr.open_group(path, mode="w", zarr_format=2 if "2" in kind else 3)
+    group.create_array("group/x", shape=(0, 3), dtype="f8", chunks=(100, 3))
     return path
 
 
@@ -187,6 +204,34 @@ def test_it_looks_like_an_array(session, path):
         x.mean()
 
 
+def test_it_computes_like_an_array(session, path):
+    x = data(session, path)
+    y = session.data(ARRAY)
+    assert np.array_equal(x + 1, ARRAY + 1)
+    assert np.array_equal(2 * x - ARRAY, ARRAY)
+    assert np.array_equal(x @ ARRAY.T, ARRAY @ ARRAY.T)
+    assert np.array_equal((x > 0) & (x != 1), (ARRAY > 0) & (ARRAY != 1))
+    assert np.array_equal(x == x[5], np.equal(ARRAY, ARRAY[5]))
+    assert np.array_equal(-x + y, np.zeros_like(ARRAY))
+    assert np.array_equal(y - x, np.zeros_like(ARRAY))
+    assert np.array_equal(np.hypot(x, 1, out=session.data(ARRAY)), np.hypot(ARRAY, 1))
+    assert ARRAY[-1, 0] in x
+    assert 17.0 not in x
+    for write in (lambda: np.add(x, 1, out=x), lambda: np.add.at(x, 0, 1), lambda: x.__iadd__(1)):
+        with pytest.raises(TypeError, match=r"read-only: write to .*data\(x\[:\]\)"):
+            write()
+    for convert in (bool, float, int, complex):
+        with pytest.raises(ValueError, match=r"has 7091 elements, so it is no number.*x\.shape"):
+            convert(x)
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "zarr 3"])
+def test_one_element_is_a_number(session, tmp_path, kind):
+    x = data(session, write(tmp_path, kind, np.array(3)))
+    assert (int(x), float(x), complex(x), bool(x), [0, 1, 2, 5][x]) == (3, 3.0, 3 + 0j, True, 5)
+    assert 3 in x
+
+
 @pytest.mark.parametrize("kind", ["hdf5", "zarr 3", "zarr 2"])
 @pytest.mark.parametrize("dtype", ["?", "i1", "<u4", ">i8", "f2", "f4", ">f8", "c8", "c16"])
 def test_dtypes(session, tmp_path, kind, dtype):
@@ -204,6 +249,16 @@ def test_one_element_is_broadcast(session, tmp_path, kind):
     assert session.function(lambda x: x * 2, bcast_inputs="x", outputs=None)(x) == [5.0] * 3
     with pytest.raises(InvalidValue, match="no dimensions: name it in bcast_inputs"):
         session.function(lambda x: x, name="f")(x)
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "hdf5 contiguous", "zarr 3", "zarr 2"])
+def test_no_rows_are_those_of_a_data_without_rows(session, tmp_path, kind):
+    x = data(session, write_empty(tmp_path, kind))
+    assert (len(x), x.shape, x[:].shape, list(x), np.sum(x)) == (0, (0, 3), (0, 3), [], 0)
+    with pytest.raises(InvalidValue, match="no rows to compute on"):
+        session.function(lambda x: x, outputs="gather")(x)
+    lengths = session.function(lambda rows, x: rows + x.shape, bcast_inputs="x", outputs="gather")
+    assert np.array_equal(lengths(np.zeros((4, 2)), x), [[0, 3]] * 4)
 
 
 def test_three_dimensions_and_none_to_compute(session, tmp_path):
@@ -312,6 +367,33 @@ def test_a_damaged_file(session, fresh):
     assert fresh in str(caught.value)
 
 
+def test_damage_is_told_once(run_python, tmp_path):
+    """All chunks of a shard are read together: those that are left behind say nothing."""
+    folder = write(tmp_path, "zarr sharded", ARRAY)
+    for name in ("5/1", "5/2", "6/0"):
+        file = os.path.join(folder, "group/x/c", name)
+        size = os.path.getsize(file)
+        with open(file, "r+b") as opened:
+            opened.seek(size // 2)
+            opened.write(b"\xff" * (size - size // 2))
+    code = f"""
+import logging, warnings
+import zarr
+import synkro as synk
+logging.basicConfig()
+warnings.simplefilter("always")
+with synk.Session(2, verbose=False) as session:
+    x = session.data(zarr.open_group({folder!r}, mode="r")["group/x"])
+    for read in (lambda: x[:], lambda: session.function(lambda x: x, outputs="gather")(x, num_slices=3)):
+        try:
+            read()
+        except OSError as error:
+            print("damaged" in str(error))
+"""
+    done = run_python("-c", code)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
+
+
 def test_a_file_that_is_cut_off(session, fresh):
     inner = os.path.join(fresh, "group/x/c/5/1") if os.path.isdir(fresh) else fresh
     x = data(session, fresh)
@@ -383,7 +465,6 @@ def test_datasets_that_others_cannot_read_right(session, tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["text"] = ["a", "b"]
         file["empty"] = h5py.Empty("f8")
-        file.create_dataset("none", (0, 3), "f8")
         file.create_virtual_dataset("virtual", h5py.VirtualLayout((3,), "f8"))
         file.create_dataset("external", (3,), "f8", external=[(str(tmp_path / "raw"), 0, 24)])
     (tmp_path / "raw").write_bytes(bytes(24))
@@ -391,7 +472,6 @@ def test_datasets_that_others_cannot_read_right(session, tmp_path):
         for name, message in {
             "text": "cannot have the dtype object",
             "empty": "no elements",
-            "none": "no rows",
             "virtual": r"in other files: give datasets of these, or a copy, x\[:\]",
             "external": "in other files",
         }.items():
@@ -419,6 +499,16 @@ def test_a_file_that_was_replaced_while_it_was_open(session, tmp_path):
     close(opened)
 
 
+def test_an_array_that_was_replaced_while_it_was_open(session, tmp_path):
+    folder = write(tmp_path, "zarr 3", ARRAY)
+    opened = source(folder)
+    shutil.rmtree(folder)
+    write(tmp_path, "zarr 3", ARRAY[:500].astype("f4"))
+    with pytest.raises(InvalidValue, match=r"was replaced while it was open: open it again, with zarr"):
+        session.data(opened)
+    assert np.array_equal(data(session, folder)[:], ARRAY[:500].astype("f4"))
+
+
 def test_another_dtype_or_shape_than_it_has(session, path):
     opened = source(path)
     for wanted in ({"dtype": "f4"}, {"ndim": 1}, {"shape": (5, 7)}):
@@ -434,6 +524,16 @@ def test_it_belongs_to_its_session_and_is_no_global(session, path):
         session.function(lambda: x[0])()
     with running(1) as other, pytest.raises(InvalidValue, match="belongs to another session"):
         other.function(lambda x: x)(x)
+
+
+def test_what_is_of_h5py_is_no_global(session, tmp_path):
+    import h5py
+
+    with h5py.File(write(tmp_path, "hdf5", ARRAY)) as file:
+        dataset = file["group/x"]
+        for use in (lambda x: x + dataset[0], lambda x: x + file["group/x"][0]):
+            with pytest.raises(InvalidType, match=r"synk.data\(dataset\).*open the file in the f"):
+                session.function(use, outputs="gather")(ARRAY)
 
 
 # ── threads, descriptors and memory of a worker ──────────────────────────────────────────────────────

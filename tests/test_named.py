@@ -312,29 +312,31 @@ def test_memory_with_a_header_is_not_taken_for_plain(session, name):
 
 
 @pytest.mark.parametrize(
-    ("at", "form", "value"),
+    ("at", "form", "value", "says"),
     [
-        (8, "<I", 2),
-        (12, "<I", 1),
-        (12, "<I", 9),
-        (16, "<Q", 0),
-        (16, "<Q", 2**63),
-        (24, "<Q", 5),
-        (40, "<Q", 65),
-        (40, "<Q", 2**40),
-        (48, "<Q", 8),
-        (48, "<Q", 2**64 - 1),
-        (1024, "4s", b"<f9\0"),
-        (1024, "4s", b"|O\0\0"),
-        (1024, "4s", b"\xff\xfe()"),
-        (1024, "4s", b"i4,i"),
-        (1024, "4s", b"<c16"),
+        (8, "<I", 2, "is of version 2"),
+        (12, "<I", 1, "field 'slots' is 0, and has to be 0 of an array, more of a ring"),
+        (12, "<I", 9, "field 'kind' is 9, and has to be 0, an array, or 1, a ring"),
+        (16, "<Q", 0, "field 'offset' is 0, and has to be at least 4096"),
+        (16, "<Q", 2**63, "from byte 9223372036854775808 on, and there are"),
+        (24, "<Q", 5, "field 'slots' is 5"),
+        (40, "<Q", 65, "field 'ndim' is 65, and has to be at most 64"),
+        (40, "<Q", 2**40, "field 'ndim' is 1099511627776"),
+        (48, "<Q", 8, r"tells of \d+ bytes"),
+        (48, "<Q", 2**64 - 1, r"tells of \d+ bytes"),
+        (1024, "4s", b"<f9\0", "field 'dtype' is '<f9', and has to be one of NumPy's"),
+        (1024, "4s", b"|O\0\0", r"field 'dtype' is '\|O'"),
+        (1024, "4s", b"\xff\xfe()", "field 'dtype' is"),
+        (1024, "4s", b"i4,i", "field 'dtype' is 'i4,i'"),
+        (1024, "4s", b"<c16", r"tells of \d+ bytes"),
+        (1024, "1024s", b"<f8" + 1021 * b" ", "field 'dtype' is .{,40} shorter than 1024 bytes"),
+        (1024, "1024s", 1000 * b"[", "field 'dtype' is .{,60} has to be one of NumPy's"),
     ],
 )
-def test_a_header_that_lies_is_an_error(session, name, at, form, value):
+def test_a_header_that_lies_is_an_error(session, name, at, form, value, says):
     x = session.data(table(), shm_name=name)
     struct.pack_into(form, other_program(name), at, value)
-    with pytest.raises(synk.InvalidValue, match="header"):
+    with pytest.raises(synk.InvalidValue, match=f"header of the shared memory {name} .*{says}"):
         session.attach(name)
     x.free_memory()
 

@@ -3,15 +3,17 @@
 import contextlib
 import os
 import signal
-import subprocess
+import time
 
 import numpy as np
 import pytest
 
 import synkro as synk
-from support.sessions import LARGE, current, lasting, rows, running, start
+from support.sessions import current, in_turn, lasting, rows, running
+from support.targets import BIG, SMALL, doubled, numbers, small_disk
 from synkro import (
     CallTimeout,
+    InvalidIndex,
     InvalidType,
     InvalidValue,
     OutputError,
@@ -23,7 +25,6 @@ from synkro.controller.results.transfer import Transfer
 
 pytestmark = pytest.mark.counted_once  # a session keeps memory for the next large outputs
 
-SMALL, BIG = 3, LARGE // 64  # columns: of these, 101 rows fit the outboxes, or do not
 SELECTIONS = {
     "all": None,
     "first": 40,
@@ -35,11 +36,7 @@ SELECTIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def started(request):
-    session = start(request.param)
-    yield session
-    session.close()
+started = in_turn(2, 3)
 
 
 @pytest.fixture
@@ -49,10 +46,6 @@ def session(started):
 
 
 two = lasting(2)
-
-
-def doubled(x):
-    return 2 * x
 
 
 def array(shape, dtype, path):
@@ -104,10 +97,6 @@ TARGETS = [
     *(array, in_fortran_order, every_other_column, backwards, data, mapped, mapped_rows),
     *(mapped_in_fortran_order, mapped_columns, view_of_a_map, copy_on_write),
 ]
-
-
-def numbers(columns, rows=101):
-    return np.arange(1.0 * rows * columns, dtype="f4").reshape(rows, columns)
 
 
 @pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
@@ -238,6 +227,22 @@ def test_some_of_several_outputs(session):
     assert one is doubles
     assert np.array_equal(doubles, x)
     assert np.array_equal(other, -x)
+
+
+def test_targets_for_all_of_several_outputs_of_which_some_are_wanted(session):
+    x = numbers(SMALL)
+    doubles, negative, other = (np.zeros_like(x) for _ in range(3))
+    f = synk.function(described, outputs=MODES)
+    found = f.options(out=dict.fromkeys(MODES) | {"rows": doubles})(x, output_subset=["most", "rows"])
+    assert list(found) == ["most", "rows"]
+    assert found["rows"] is doubles
+    assert np.array_equal(doubles, 2 * x)
+    both = synk.function(lambda x: (x, -x), outputs="gather").options(out=(other, negative))
+    assert both(x, output_subset=[1])[0] is negative
+    assert np.array_equal(negative, -x)
+    assert not other.any()
+    with pytest.raises(InvalidIndex, match=r"output_subset=\['most'\] names .* out= has .*'none'"):
+        f.options(out={"rows": doubles, "none": None})(x, output_subset=["most"])
 
 
 def test_columns_of_one_table(session):
@@ -436,6 +441,25 @@ def test_targets_that_overlap(session, tmp_path, counted):
     assert counted.runs() == 0
 
 
+@pytest.mark.parametrize("kind", ["an array", "a view of a Data", "a mapped file"])
+def test_a_target_that_overlaps_itself(session, tmp_path, counted, kind):
+    memory = mapped((400,), "f4", tmp_path) if kind == "a mapped file" else np.zeros(400, "f4")
+    if kind == "a view of a Data":
+        memory = synk.data(memory)[:]
+    x = np.ones((5, 3), "f4")
+    f = synk.function(counted, outputs="gather")
+    for strides in ((0, 4), (4, 4), (8, 4), (-4, 8), (12, 0)):
+        start = 100 if min(strides) < 0 else 0
+        target = np.lib.stride_tricks.as_strided(memory[start:], x.shape, strides)
+        with pytest.raises(InvalidValue, match=r"of which share memory.*target.copy\(\)"):
+            f.options(out=target)(x)
+    assert counted.runs() == 0
+    for strides in ((12, 4), (4, 20), (-12, 4), (40, 8)):
+        start = 100 if min(strides) < 0 else 0
+        target = np.lib.stride_tricks.as_strided(memory[start:], x.shape, strides)
+        assert np.array_equal(f.options(out=target)(x), 2 * x)
+
+
 def test_targets_that_are_inputs(session, tmp_path, counted):
     shared = synk.data(numbers(SMALL))
     file = mapped((101, SMALL), "f4", tmp_path)
@@ -483,6 +507,20 @@ def test_options_are_of_calls(session):
     for name in ("check", "as_serial"):
         with pytest.raises(AttributeError, match=rf"use the function without them, f\.{name}"):
             getattr(into, name)
+    for name in ("batch", "num_slices", "output_subset"):
+        with pytest.raises(InvalidType, match=rf"options\(…\)\(x, {name}=…\), as an argument"):
+            into.options(**{name: 1})
+
+
+def test_later_options_win(session):
+    f = synk.function(doubled, outputs="gather")
+    x, first, second = np.ones((4, 2)), np.zeros((4, 2)), np.zeros((4, 2))
+    assert f.options(out=first).options(timeout=30)(x) is first
+    assert f.options(timeout=30).options(out=first).options(out=second)(x) is second
+    assert np.array_equal(f.options(out=first).options(out=None)(x), 2 * x)
+    slow = synk.function(lambda x: time.sleep(60), outputs=None)
+    with pytest.raises(CallTimeout):
+        slow.options(timeout=30).options(timeout=0.1)(x)
 
 
 # ── when things go wrong ─────────────────────────────────────────────────────────────────────────────
@@ -589,24 +627,18 @@ def test_a_file_that_was_cut(session, tmp_path, counted):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A folder with a disk of 1 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk is mounted by root only")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path, 1) as disk:
+        yield disk
 
 
 @pytest.mark.one_host
 @pytest.mark.parametrize("columns", [64, BIG], ids=["small", "large"])
 @pytest.mark.parametrize("make", [mapped, mapped_columns, view_of_a_map])
-def test_a_full_disk(session, small_disk, counted, make, columns):
+def test_a_full_disk(session, disk, counted, make, columns):
     x = numbers(columns)
-    target = make(x.shape, x.dtype, small_disk)  # a sparse file
-    filling = small_disk / "filling"
+    target = make(x.shape, x.dtype, disk)  # a sparse file
+    filling = disk / "filling"
     with contextlib.suppress(OSError), filling.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))

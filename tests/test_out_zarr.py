@@ -1,16 +1,15 @@
 """``f.options(out=array)``, an array of zarr's: the workers write its chunks."""
 
 import contextlib
-import os
 import shutil
-import subprocess
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import synkro as synk
-from support.sessions import LARGE, current, start
+from support.sessions import current, in_turn
+from support.targets import BIG, SMALL, doubled, numbers, small_disk
 from synkro import InvalidType, InvalidValue, OutputError, WorkerError
 from synkro.storage.targets import Chunked
 
@@ -18,28 +17,13 @@ zarr = pytest.importorskip("zarr")
 zarr.create_array({}, shape=1, dtype="f4")[:]  # by a loop of zarr's, which then lasts
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
-SMALL, BIG = 3, LARGE // 64  # columns: of these, 101 rows fit the outboxes, or do not
-
-
-@pytest.fixture(scope="module", params=[1, 3])
-def started(request):
-    session = start(request.param)
-    yield session
-    session.close()
+started = in_turn(1, 3)
 
 
 @pytest.fixture
 def session(started):
     with current(started):
         yield started
-
-
-def doubled(x):
-    return 2 * x
-
-
-def numbers(columns, rows=101):
-    return np.arange(1.0 * rows * columns, dtype="f4").reshape(rows, columns)
 
 
 LAYOUTS = {
@@ -141,14 +125,16 @@ def test_a_dataset_of_hdf5_has_one_writer(session, tmp_path):
             synk.function(doubled, outputs="gather").options(out=dataset)
 
 
+def test_an_array_that_is_read_is_none_that_is_written(session, tmp_path):
+    zarr.create_array(tmp_path / "x.zarr", shape=(101, 3), dtype="f4")
+    x = synk.data(zarr.open_array(tmp_path / "x.zarr", mode="r"))
+    with pytest.raises(InvalidType, match=r"a StoredData: it is read-only\. Give the zarr array itself"):
+        synk.function(doubled, outputs="gather").options(out=x)
+
+
 @pytest.mark.one_host
 def test_a_full_disk_says_which_rows_are_written(session, tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small disk is mounted by root only")
-    try:
+    with small_disk(tmp_path, 4) as folder:
         x = np.random.default_rng(0).random((64, 1 << 18), dtype="f4")  # 64 MB that do not compress
         target = zarr.create_array(
             folder / "x.zarr", shape=x.shape, chunks=(1, 1 << 18), dtype="f4", compressors=None
@@ -165,8 +151,6 @@ def test_a_full_disk_says_which_rows_are_written(session, tmp_path):
                 assert np.array_equal(target[row], 2 * x[row])
             elif row not in partly:
                 assert not target[row].any()
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def _rows(text):

@@ -14,7 +14,7 @@ import pytest
 import synkro as synk
 from support.named import files
 from support.programs import ROOT
-from support.sessions import lasting
+from support.sessions import lasting, running
 from support.waiting import Watch, wait_until
 
 pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for this Python")
@@ -100,6 +100,21 @@ def test_submitted_calls_keep_their_frame(session, ring, name):
     futures = [f.submit(each) for each in ring]
     writer.join()
     assert [future.result() for future in futures] == [15 * number for number in range(8)]
+
+
+def test_a_map_that_goes_on_keeps_its_frame(name):
+    def first(item, frame, frames):
+        return item, int(frame[0, 0]), int(frames[0].sum()) // frame.size
+
+    with running(2) as session:  # which begins to map
+        ring, maps = session.ring(name, slots=1, shape=SHAPE, dtype="i8", timeout=30), []
+        writer = writing(name, range(1, 4))
+        for each in ring:
+            maps.append(session.imap(first, range(60), common={"frame": each, "frames": [each]}))
+            assert next(maps[-1]) == (0, len(maps), len(maps))
+        writer.join()
+        for number, results in enumerate(maps, 1):
+            assert list(results) == [(item, number, number) for item in range(1, 60)]
 
 
 def test_a_frame_that_was_handed_back_is_an_error_and_no_other_frame(ring, name, total):
@@ -277,6 +292,19 @@ def test_what_a_ring_needs(session, name, ring):
     with pytest.raises(synk.InvalidValue, match="is no ring"):
         synk.ring(f"{name}-2")
     x.free_memory()
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [(12, 0, "field 'slots' is 3"), (24, 0, "field 'slots' is 0"), (32, 64, "'slot_bytes' is 64")],
+)
+def test_a_header_that_lies_is_an_error(ring, name, at, value, says):
+    with open(f"/dev/shm{name}", "r+b") as file:
+        right = os.pread(file.fileno(), 4, at)
+        os.pwrite(file.fileno(), value.to_bytes(4, "little"), at)
+        with pytest.raises(synk.InvalidValue, match=says):
+            synk.ring(name)
+        os.pwrite(file.fileno(), right, at)
 
 
 def test_the_longest_name(session):

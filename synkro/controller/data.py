@@ -315,6 +315,10 @@ class Data(NDArrayOperatorsMixin):
 
     # ── as an input ──────────────────────────────────────────────────────────────────────────────
 
+    def lasting(self) -> Data | Array:
+        """Itself; of a frame of a ring, which the writer gets back, the array, which can be copied."""
+        return self._memory.array if self._memory.PASSES else self
+
     @property
     def region(self) -> Region | None:
         """Where its contents lie; another object whenever they move or change their shape."""

@@ -15,7 +15,7 @@ from ..values.arrays import checked_bool, checked_dtype, checked_int, checked_se
 from .calls.distribution import Functions
 from .data import Data
 from .engine.engine import Engine
-from .named import HandedBack, NamedOutgoing, attached
+from .named import HandedBack, Slot, attached
 
 
 def attach(
@@ -93,7 +93,7 @@ class Ring:
         engine.at_close.callback(self.close)
         number = segment.number
         self._places = [
-            NamedOutgoing(engine, name, segment, layout.region(number, slot)) for slot in range(slots)
+            Slot(engine, name, segment, layout.region(number, slot)) for slot in range(slots)
         ]
         self._timeout = timeout
         self._frame: Data | None = None

@@ -82,6 +82,12 @@ class NamedOutgoing(Outgoing):
             named.end(self._name, self.placed.segment)
 
 
+class Slot(NamedOutgoing):
+    """A frame of a ring, until the writer gets it back."""
+
+    PASSES = True
+
+
 class HandedBack(Outgoing):
     """In the place of a frame of a ring that the writer has got back: whoever asks for it hears so."""
 

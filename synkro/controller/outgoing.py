@@ -41,6 +41,9 @@ class Outgoing:
     FOREIGN = False
     """Whether other programs may write to it at any time."""
 
+    PASSES = False
+    """Whether it goes back to another program while this one still uses what was made of it."""
+
     MISSING = "has no memory (it is empty, or was freed): give it contents with set_value()."
     """What to say of it where there is no memory."""
 

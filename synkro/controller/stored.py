@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike
 
 from ..errors import InvalidType, InvalidValue
@@ -21,11 +23,12 @@ _AT_ONCE = 1 << 24
 """Bytes that are read at once while it is iterated over."""
 
 
-class StoredData:
+class StoredData(NDArrayOperatorsMixin):
     """An array in an HDF5 or zarr file: an input of functions.
 
     Each worker opens the file and reads its rows, a piece of a call at a time.  Here ``x[…]`` reads rows
-    as an array of NumPy's, with any index that NumPy knows.  It is read-only.
+    as an array of NumPy's, with any index that NumPy knows; arithmetic and NumPy's functions read all of
+    it.  It is read-only.
 
     Attributes:
         name: a name for messages, or None.
@@ -106,11 +109,46 @@ class StoredData:
         return self._read()[key]
 
     def __iter__(self) -> Iterator[Any]:
+        for rows in self._parts():
+            yield from rows
+
+    def _parts(self) -> Iterator[Array]:
+        """All rows, some at a time."""
         step = max(1, _AT_ONCE * len(self) // max(1, self.nbytes))
         for start in range(0, len(self), step):
-            yield from self[start : start + step]
+            yield self[start : start + step]
+
+    def __contains__(self, value: Any) -> bool:
+        return any(value in rows for rows in (self._parts() if self.shape else [self._read()]))
+
+    def __bool__(self) -> bool:
+        return bool(self._element())
+
+    def __int__(self) -> int:
+        return int(self._element())
+
+    def __float__(self) -> float:
+        return float(self._element())
+
+    def __complex__(self) -> complex:
+        return complex(self._element())
+
+    def __index__(self) -> int:
+        return operator.index(self._element())
+
+    def _element(self) -> Array:
+        """All of it, if it is one number."""
+        if self.size != 1:
+            raise ValueError(
+                f"{self._called()} has {self.size} elements, so it is no number, and neither true nor "
+                f"false: use x.shape, or x[…] of one element."
+            )
+        return self._read()
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        self._refuse_writing()
+
+    def _refuse_writing(self) -> NoReturn:
         raise TypeError(
             f"{self._called()} is read-only: write to {self.path} by the library of its file, and call "
             f"data() anew; or write to a copy in shared memory, data(x[:])."
@@ -124,6 +162,13 @@ class StoredData:
         if copy is False:
             raise ValueError(f"{self._called()} is in a file: an array of it is a copy.")
         return np.array(self._read(), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        for target in (*kwargs.get("out", ()), *inputs[: method == "at"]):
+            if isinstance(target, StoredData):
+                target._refuse_writing()
+        plain = [value._read() if isinstance(value, StoredData) else value for value in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""

@@ -177,10 +177,10 @@ def end(name: str, segment: Segment) -> None:
 
 def _fill_in(header: Array, layout: SegmentLayout) -> None:
     code = _description(layout.dtype)
-    if len(code) > _DTYPE_BYTES:
+    if len(code) >= _DTYPE_BYTES:
         raise InvalidValue(
             f"the dtype {layout.dtype} is too long for memory with a name: its description has "
-            f"{len(code)} bytes, and there is room for {_DTYPE_BYTES}."
+            f"{len(code)} bytes, and there is room for {_DTYPE_BYTES - 1}."
         )
     header["version"], header["kind"] = VERSION, layout.kind
     header["offset"], header["slots"], header["slot_bytes"] = layout[3], layout[2], layout[4]
@@ -267,30 +267,41 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
             f"the header of the shared memory {name} is of version {header['version']}, and this is "
             f"Synkro for version {VERSION}: use the same Synkro in both programs."
         )
-    ndim, nbytes = int(header["ndim"]), os.fstat(fd).st_size
-    layout = SegmentLayout(
-        _dtype_of(bytes(header["dtype"]), name),
-        tuple(map(int, header["shape"][:ndim])),
-        int(header["slots"]),
-        int(header["offset"]),
-        int(header["slot_bytes"]),
+    kind, ndim, offset, slots, slot_bytes = (
+        int(header[field]) for field in ("kind", "ndim", "offset", "slots", "slot_bytes")
     )
-    consistent = (
-        ndim <= _NDIM
-        and layout.kind == header["kind"]
-        and layout.offset >= HEADER_BYTES
-        and (not layout.slots or layout.slot_bytes >= layout.one)
-    )
-    if not consistent or layout.nbytes > nbytes:
+    _check_field(name, "kind", kind, kind in (ARRAY, RING), f"{ARRAY}, an array, or {RING}, a ring")
+    _check_field(name, "ndim", ndim, ndim <= _NDIM, f"at most {_NDIM}")
+    _check_field(name, "offset", offset, offset >= HEADER_BYTES, f"at least {HEADER_BYTES}")
+    _check_field(name, "slots", slots, bool(slots) == (kind == RING), "0 of an array, more of a ring")
+    dtype, shape = _dtype_of(bytes(header["dtype"]), name), tuple(map(int, header["shape"][:ndim]))
+    layout = SegmentLayout(dtype, shape, slots, offset, slot_bytes)
+    enough = not slots or slot_bytes >= layout.one
+    _check_field(name, "slot_bytes", slot_bytes, enough, f"at least {layout.one}, those of a frame")
+    nbytes = os.fstat(fd).st_size
+    if layout.nbytes > nbytes:
         raise InvalidValue(
             f"the header of the shared memory {name} cannot be right: it tells of "
-            f"{counted(layout.nbytes, 'byte')}, of {layout.slots or 1} × {layout.dtype} of shape "
-            f"{layout.shape}, and there are {nbytes}. Make it anew."
+            f"{counted(layout.nbytes, 'byte')}, of {slots or 1} × {dtype} of shape {shape} from byte "
+            f"{offset} on, and there are {nbytes}. Make it anew."
         )
     return layout
 
 
+def _check_field(name: str, field: str, value: object, right: bool, expected: str) -> None:
+    """Raises: InvalidValue for a field of a header that is not *right*."""
+    if not right:
+        raise InvalidValue(
+            f"the header of the shared memory {name} cannot be right: its field {field!r} is {value}, "
+            f"and has to be {expected}. Let the program that writes it write that, or make it anew."
+        )
+
+
 def _dtype_of(code: bytes, name: str) -> np.dtype[Any]:
+    ends = len(code) < _DTYPE_BYTES
+    _check_field(
+        name, "dtype", f"{code[:20]!r}…", ends, f"shorter than {_DTYPE_BYTES} bytes, and a zero"
+    )
     text = code.decode("ascii", "replace")
     with contextlib.suppress(ImportError):
         if text == "bfloat16":
@@ -302,8 +313,9 @@ def _dtype_of(code: bytes, name: str) -> np.dtype[Any]:
             dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError):
         dtype = np.dtype(object)
-    if not is_fixed(dtype) or (dtype.names is not None and not text.startswith("[")):
-        raise InvalidValue(f"the header of the shared memory {name} names no dtype, but {text!r}.")
+    right = is_fixed(dtype) and (dtype.names is None or text.startswith("["))
+    shown = repr(text if len(text) <= 40 else f"{text[:40]}…")
+    _check_field(name, "dtype", shown, right, "one of NumPy's, whose elements have one size, as '<f8'")
     return dtype
 
 

@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,14 @@ from numpy.typing import ArrayLike
 
 from ..errors import CallTimeout, InvalidValue, RingBroken
 from ..plan.call import Access
-from ..values.arrays import cast, checked_seconds
+from ..values.arrays import Array, cast, checked_seconds
 from . import named
 from .keeper import COMPANIONS
 from .mapping import map_file
 from .segment import Segment
 
 _SIGNALS = signal.valid_signals()
+_ENDED = -1  # in the place of a slot
 _WAIT = 0.1  # seconds of a wait, after which the other side is looked at
 
 
@@ -92,6 +93,27 @@ class _Signals:
             if before is not None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    def repeat(
+        self, step: Callable[[], int | None], posted: str, timeout: float | None, late: Callable[[], str]
+    ) -> int:
+        """What *step* returns; it is repeated until it returns a number, after waits for a semaphore.
+
+        *posted* is the semaphore's name, "free" or "full"; *late* says what did not come in time.
+
+        Raises: CallTimeout; InvalidValue once this side is closed; what *step* raises.
+        """
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            with self.mutex:
+                self.check_open()
+                found = step()
+                if found is not None:
+                    return found
+                patience = deadline - time.monotonic()
+                if patience <= 0:
+                    raise CallTimeout(late())
+                self.wait(getattr(self, posted), patience)
+
     def check_open(self) -> None:
         """Raises: InvalidValue where another thread, or a signal's handler, has closed this side."""
         if self.closed:
@@ -110,10 +132,6 @@ class _Signals:
                         with contextlib.suppress(self._ipc.Error):
                             semaphore.close()
                 self.free = self.full = None
-
-
-def _until(timeout: float | None) -> float:
-    return float("inf") if timeout is None else time.monotonic() + timeout
 
 
 class RingReader:
@@ -142,32 +160,35 @@ class RingReader:
 
         Raises: CallTimeout; RingBroken.
         """
-        signals, deadline = self._signals, _until(timeout)
-        while True:
-            with signals.mutex:
-                signals.check_open()
-                come = signals.count("writer")  # before its lock is looked at: it locks first
-                gone = come and not named.has_writer(self.segment.fd)
-                ended = signals.count("ended")  # before the frames are counted: none comes after it
-                done = signals.count("read")
-                if signals.count("writes") > done:
-                    signals.wait(signals.full, 0)
-                    return done % self.layout.slots
-                if ended:
-                    return None
-                if gone:
-                    raise RingBroken(
-                        f"the writer of the ring {self.name} is gone, and has not ended it: all {done} "
-                        f"frames that it handed over have been taken. Make the ring anew, and start the "
-                        f"writer again."
-                    )
-                patience = deadline - time.monotonic()
-                if patience <= 0:
-                    raise CallTimeout(
-                        f"no frame came through the ring {self.name} in {timeout:g} s: its writer "
-                        f"{'sends nothing' if come else 'has not come'}."
-                    )
-                signals.wait(signals.full, patience)
+        slot = self._signals.repeat(
+            self._slot,
+            "full",
+            timeout,
+            lambda: (
+                f"no frame came through the ring {self.name} in {timeout:g} s: its writer "
+                f"{'sends nothing' if self._signals.count('writer') else 'has not come'}."
+            ),
+        )
+        return None if slot == _ENDED else slot
+
+    def _slot(self) -> int | None:
+        """The slot of the next frame, if it is there; ``_ENDED`` if none comes any more."""
+        signals = self._signals
+        come = signals.count("writer")  # before its lock is looked at: it locks first
+        gone = come and not named.has_writer(self.segment.fd)
+        ended = signals.count("ended")  # before the frames are counted: none comes after it
+        done = signals.count("read")
+        if signals.count("writes") > done:
+            signals.wait(signals.full, 0)
+            return done % self.layout.slots
+        if ended:
+            return _ENDED
+        if gone:
+            raise RingBroken(
+                f"the writer of the ring {self.name} is gone, and has not ended it: all {done} frames "
+                f"that it handed over have been taken. Make the ring anew, and start the writer again."
+            )
+        return None
 
     def hand_back(self) -> None:
         """The frame that was taken last is not needed any more."""
@@ -250,25 +271,29 @@ class RingWriter:
             raise InvalidValue(
                 f"{called} has frames of shape {self.shape}; got the shape {frame.shape}."
             )
-        signals, deadline = self._signals, _until(self._timeout)
-        while True:
-            with signals.mutex:
-                signals.check_open()
-                self._check_reader()
-                count = signals.count("writes")
-                if count - signals.count("read") < self.slots:
-                    signals.wait(signals.free, 0)
-                    self._frames[count % self.slots][...] = frame
-                    signals.add("writes")
-                    signals.full.release()
-                    return
-                patience = deadline - time.monotonic()
-                if patience <= 0:
-                    raise CallTimeout(
-                        f"no slot of {called} became free in {self._timeout:g} s: its reader takes none "
-                        f"of the {self.slots} frames that wait."
-                    )
-                signals.wait(signals.free, patience)
+        self._signals.repeat(
+            lambda: self._filled(frame),
+            "free",
+            self._timeout,
+            lambda: (
+                f"no slot of {called} became free in {self._timeout:g} s: its reader takes none of the "
+                f"{self.slots} frames that wait."
+            ),
+        )
+
+    def _filled(self, frame: Array) -> int | None:
+        """The slot into which *frame* went, if one was free."""
+        self._check_reader()
+        signals = self._signals
+        count = signals.count("writes")
+        if count - signals.count("read") >= self.slots:
+            return None
+        signals.wait(signals.free, 0)
+        slot = count % self.slots
+        self._frames[slot][...] = frame
+        signals.add("writes")
+        signals.full.release()
+        return slot
 
     def close(self) -> None:
         """End the ring: no frame comes after those that were handed over."""

@@ -15,6 +15,8 @@ _ADVICE = {
     "compiled": "Send the plain function, and compile it there, at its first call; or decorate it with "
     "torch.compile in a module, which the workers import.",
     "generator": "Make a list of it first, or make it inside the function.",
+    "h5py": "Give a dataset to the function as an argument, synk.data(dataset): each worker reads its "
+    "rows; or open the file in the function, by its path.",
     "file": "Open it inside the function, and send its path.",
 }
 
@@ -55,4 +57,6 @@ def _kind(value: Any) -> str:
     if getattr(value, "__globals__", {}).get("__name__") == "jax._src.pmap":
         return "pmap"
     home = type(value).__module__
+    if home.startswith("h5py."):
+        return "h5py"
     return "torch.jit" if home.startswith("torch.jit") else home

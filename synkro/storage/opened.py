@@ -39,7 +39,11 @@ class Opened(ABC):
         self.stored = stored
         self.called = called(stored.kind, stored.path, stored.name)
         self.check(0, 0)
-        self._try(self._open, 0, 0)
+        try:
+            self._try(self._open, 0, 0)
+        except BaseException:
+            self.close()
+            raise
 
     def read(self, target: Array, start: int, stop: int) -> None:
         """Fill *target*, which is contiguous, with the rows from *start* to *stop*; without dimensions,

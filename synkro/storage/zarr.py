@@ -61,7 +61,16 @@ def describe(value: Any, number: int) -> FileArray:
         raise InvalidValue(
             f"{called(KIND, path, name)} is not there any more ({error.strerror}): open it again."
         ) from None
+    if _layout(zarr.open_array(path, path=name, mode="r")) != _layout(value):
+        raise InvalidValue(
+            f"{called(KIND, path, name)} was replaced while it was open: open it again, with "
+            f"zarr.open(path, mode='r')."
+        )
     return FileArray(number, KIND, path, name, value.shape, code_of(value.dtype), chunk, stamp)
+
+
+def _layout(array: Any) -> tuple[Any, ...]:
+    return array.shape, array.dtype, array.chunks, array.shards
 
 
 def _stamp(folder: Path) -> Stamp:
@@ -123,6 +132,10 @@ class OpenArray(Opened):
 
     def close(self) -> None:
         if self._loop is not None:
+            left = asyncio.all_tasks(self._loop)  # where one chunk of several could not be read
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
             self._loop.close()
 
 

@@ -55,6 +55,18 @@ def lasting(workers=2):
     return session
 
 
+def in_turn(*workers):
+    """As ``lasting``, for each number of *workers*."""
+
+    @pytest.fixture(scope="module", params=workers)
+    def session(request):
+        session = start(request.param)
+        yield session
+        session.close()
+
+    return session
+
+
 @pytest.fixture
 def session():
     """A session of two workers, quiet, with a timeout as a watchdog."""
@@ -69,11 +81,7 @@ def own():
         yield session
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def forked(request):
-    session = start(request.param)
-    yield session
-    session.close()
+forked = in_turn(1, 2, 3)
 
 
 @pytest.fixture

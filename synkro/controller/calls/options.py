@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidValue, check_keywords
+from ...plan.binding import RESERVED
 from ...values.arrays import checked_seconds
 from ..results.targets import Destinations
 
@@ -50,6 +51,12 @@ class Options:
             f"use the function without them, f.{name}."
         )
 
+    def options(self, **later: Any) -> Options:
+        """The function with these options and its own, of which the later ones win."""
+        new = self.function.options(**later)
+        timeout = new.timeout if "timeout" in later else self.timeout
+        return Options(self.function, timeout, new.out if "out" in later else self.out)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; arguments, result and errors are those of a plain call."""
         return self.function.call_within(self.timeout, args, kwargs, self.out)
@@ -66,7 +73,9 @@ def options_of(
 
     Raises: InvalidType, InvalidValue.
     """
-    check_keywords("options()", unknown, ["timeout", "out"])
+    where = {name: f"options(…)(x, {name}=…), as an argument of the call" for name in RESERVED}
+    for name in unknown:
+        check_keywords("options()", [name], ["timeout", "out"], where.get(name, ""))
     seconds = None if timeout is None else checked_seconds(timeout, "timeout")
     if out is not None and placed:
         raise InvalidValue(

@@ -32,6 +32,7 @@ from ...values.variable import Variable
 from ..data import Data
 from ..engine.engine import Engine
 from ..outgoing import Placed
+from ..stored import StoredData
 from .transfer import Leaves, Outputs
 from .windows import Bytes, Windows, bytes_of, bytes_of_map, mapped_below
 
@@ -209,10 +210,15 @@ class Destinations:
 
         Raises: UsageError for what cannot be written, or must not be; OSError for a full disk.
         """
-        if plan.subset is not None and isinstance(modes, _NESTED):
-            modes = take_subset(plan.subset, modes, "outputs=")
-        _check_modes(self._out, modes, "", name)
-        nested = _opened(self._out, home.engine, home.windows, plan.world)
+        out = self._out
+        if plan.subset is not None:
+            if isinstance(modes, _NESTED):
+                modes = take_subset(plan.subset, modes, "outputs=")
+            chosen = set(plan.subset) if isinstance(out, dict) else len(plan.subset)
+            if isinstance(out, _NESTED) and _keys(out) != chosen:  # so it is nested as all outputs are
+                out = take_subset(plan.subset, out, "out=")
+        _check_modes(out, modes, "", name)
+        nested = _opened(out, home.engine, home.windows, plan.world)
         targets = [leaf for leaf in flatten(nested)[0] if leaf is not None]
         for one, other in combinations(targets, 2):
             if one.shares(other):
@@ -237,6 +243,11 @@ def _check_kind(value: Any) -> None:
         advice = (
             "an HDF5 file has one writer at a time, so the workers cannot share it. Take the result, "
             "and then write it, by dataset[...] = result."
+        )
+    elif isinstance(value, StoredData):
+        advice = (
+            "it is read-only. Give the zarr array itself, open for writing; into an HDF5 file write the "
+            "result, by dataset[...] = result."
         )
     elif isinstance(value, str | os.PathLike):
         advice = (
@@ -333,7 +344,24 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
         if kind != "array":
             cure = 'open the file with mode="r+"'
         raise InvalidValue(f"out= has {called} of shape {out.shape} that is read-only: {cure}.")
+    if _may_overlap_itself(out):
+        raise InvalidValue(
+            f"out= has {called} of shape {out.shape} and strides {out.strides}, elements of which share "
+            f"memory: one row would overwrite another. Give an array with memory for each, as a copy of "
+            f"it, target.copy()."
+        )
     return InMemory(out, called, out.view(np.ndarray), windows.on_map(out))
+
+
+def _may_overlap_itself(array: Array) -> bool:
+    """Whether an axis does not step over all that the axes of smaller steps reach."""
+    reach = array.itemsize
+    for step, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True)):
+        if length > 1:
+            if step < reach and array.size:
+                return True
+            reach += step * (length - 1)
+    return False
 
 
 def _of_data(data: Data, engine: Engine, windows: Windows) -> InMemory:

@@ -18,6 +18,7 @@ from ...memory.interrupts import uninterrupted
 from ...messages import FunctionSpec, Work
 from ...packing.kinds import FUNCTION
 from ...plan.binding import Bound
+from ...plan.outputs import flatten, unflatten
 from ...values.arrays import checked_bool, checked_seconds, shortened
 from ..calls.arguments import Whole, holds_data
 from ..calls.carried import Carried
@@ -25,6 +26,7 @@ from ..calls.distribution import Functions
 from ..calls.function import Function, name_of
 from ..calls.options import Options
 from ..calls.planner import Planned, Planner
+from ..data import Data
 from ..objects.objects import reached
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
@@ -149,6 +151,8 @@ class Maps:
         if not iterators:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
         shared = _checked_common(fn, name, len(iterators), common)
+        if ordered:
+            shared = _lasting(shared)
         limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
         bar = None
         if checked_bool(progress, "progress"):
@@ -306,6 +310,14 @@ def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, An
             f"{' and common=' if shared else ''}: {error}.{hint}"
         ) from None
     return shared
+
+
+def _lasting(common: dict[str, Any]) -> dict[str, Any]:
+    """What items have in common for as long as the program takes results: of frames of rings copies."""
+    leaves, tree = flatten(common, holds_data)
+    kept = (leaf.lasting() if isinstance(leaf, Data) else leaf for leaf in leaves)
+    found: dict[str, Any] = unflatten(tree, kept) if tree is not None else common
+    return found
 
 
 def _length(iterables: tuple[Any, ...]) -> int | None:
