@@ -188,6 +188,14 @@ def test_it_reads_like_an_array_here(session, path, index):
     assert np.array_equal(x[index], ARRAY[index])
 
 
+@pytest.mark.parametrize("number", [7, np.int64(7), np.int32(-5)])
+def test_of_one_row_no_other_is_read(session, path, number, monkeypatch):
+    x, read = data(session, path), []
+    monkeypatch.setattr(type(x), "_read", lambda self, rows: read.append(rows) or ARRAY[:1])
+    x[number]
+    assert [selection.count for selection in read] == [1]
+
+
 def test_it_looks_like_an_array(session, path):
     x = data(session, path, name="x")
     assert (x.shape, x.dtype, x.ndim, x.size) == (ARRAY.shape, ARRAY.dtype, 2, ARRAY.size)

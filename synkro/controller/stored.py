@@ -84,6 +84,7 @@ class StoredData(NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Any:
         first, *rest = key if isinstance(key, tuple) and key else (key,)
+        first = int(first) if isinstance(first, np.integer) else first
         rows = slice(first, first + 1 or None) if type(first) is int else first
         if not isinstance(rows, slice) or not self.shape:
             return self._read_list(key)
