@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..plan.call import FileArray
 from ..values.arrays import Array
@@ -32,15 +36,24 @@ class Opened(ABC):
 
     Whatever the library raises arrives as an OSError that names the file.  So does a change of the file:
     it is looked for after the rows were read, and so they are what it held when it was described.
+
+    Attributes:
+        gap: so many rows that nobody wants are read with each that somebody does, which takes less than
+            to leave them out.
     """
+
+    SKIPPED = 0
+    """The same in bytes, for the format."""
 
     def __init__(self, stored: FileArray) -> None:
         """Raises: OSError if there is no such file here, it has changed, or cannot be opened."""
         self.stored = stored
         self.called = called(stored.kind, stored.path, stored.name)
-        self.check(0, 0)
+        row_bytes = np.dtype(stored.dtype).itemsize * math.prod(stored.shape[1:])
+        self.gap = self.SKIPPED // max(1, row_bytes)
+        self.check([])
         try:
-            self._try(self._open, 0, 0)
+            self._try(self._open, [])
         except BaseException:
             self.close()
             raise
@@ -52,13 +65,38 @@ class Opened(ABC):
         Raises: OSError.
         """
         if target.size:
-            self._try(lambda: self._read(target, start, stop), start, stop)
-            self.check(start, stop)
+            chunks = self._chunks_of(start, stop)
+            self._try(lambda: self._read(target, start, stop), chunks)
+            self.check(chunks)
 
-    def check(self, start: int, stop: int) -> None:
-        """Raises: OSError if the file, or what it has of these rows, has changed or is gone."""
+    def rows(self, rows: NDArray[np.int64]) -> Array:
+        """Some *rows*, which are ascending.  Raises: OSError."""
+        shape, dtype = self.stored.shape[1:], np.dtype(self.stored.dtype)
+        start, stop = int(rows[0]), int(rows[-1]) + 1
+        if is_dense(rows, self.gap):
+            between = np.empty((stop - start, *shape), dtype)
+            self.read(between, start, stop)
+            return between if len(between) == len(rows) else between[rows - start]
+        target = np.empty((len(rows), *shape), dtype)
+        if target.size:
+            chunks = np.unique(rows // self.stored.chunk).tolist()
+            self._try(lambda: self._read_rows(target, rows), chunks)
+            self.check(chunks)
+        return target
+
+    def _chunks_of(self, start: int, stop: int) -> range:
+        """The numbers of the chunks, along the rows, in which the rows from *start* to *stop* are."""
+        return range(start // self.stored.chunk, -(-stop // self.stored.chunk))
+
+    def check(self, chunks: Sequence[int] | None = None) -> None:
+        """*chunks* are numbers of some, along the rows; None for all.
+
+        Raises: OSError if the file, or what it has of these chunks, has changed or is gone.
+        """
+        if chunks is None:
+            chunks = self._chunks_of(0, self.stored.shape[0] if self.stored.shape else 1)
         try:
-            same = self._is_unchanged(start, stop)
+            same = self._is_unchanged(chunks)
         except OSError as error:
             raise OSError(
                 f"{self.called} is not there any more ({error.strerror}): every process that reads it "
@@ -70,13 +108,13 @@ class Opened(ABC):
                 f"host: open it again and call data() anew, when nobody writes to it any more."
             )
 
-    def _try(self, step: Callable[[], None], start: int, stop: int) -> None:
+    def _try(self, step: Callable[[], None], chunks: Sequence[int]) -> None:
         try:
             step()
         except MemoryError:
             raise
         except Exception as error:
-            self.check(start, stop)  # which explains it better
+            self.check(chunks)  # which explains it better
             raise OSError(
                 f"{self.called} cannot be read, so it is damaged, cut off, or open for writing "
                 f"elsewhere: {type(error).__name__}: {error}"
@@ -95,8 +133,17 @@ class Opened(ABC):
         """As ``read``, but the library may raise anything."""
 
     @abstractmethod
-    def _is_unchanged(self, start: int, stop: int) -> bool:
-        """Whether the file, with these rows, is as it was described.  Raises: OSError if it is gone."""
+    def _read_rows(self, target: Array, rows: NDArray[np.int64]) -> None:
+        """Fill *target* with *rows*, ascending, few of many; the library may raise anything."""
+
+    @abstractmethod
+    def _is_unchanged(self, chunks: Sequence[int]) -> bool:
+        """Whether the file, with these chunks, is as described.  Raises: OSError if it is gone."""
+
+
+def is_dense(rows: NDArray[np.int64], gap: int) -> bool:
+    """Whether *rows*, ascending, are read with all that lies between: no more than *gap* for each."""
+    return bool(rows[-1] - rows[0] < len(rows) * (gap + 1))
 
 
 def part(shape: tuple[int, ...], start: int, stop: int) -> Any:

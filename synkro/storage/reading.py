@@ -58,7 +58,7 @@ class FileReader:
                 self._files[stored] = opened(stored)
             file = self._files[stored]
             if selection is None:
-                file.check(0, rows_in(stored))
+                file.check()
             else:
                 array = rows_of(file, selection, self._over.is_set)
                 array.flags.writeable = False

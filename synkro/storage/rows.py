@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from math import prod
@@ -11,10 +12,13 @@ from numpy.typing import NDArray
 
 from ..plan.batch import Indexed, Selection, Strided
 from ..values.arrays import Array
-from .opened import Opened
+from .opened import Opened, is_dense
 
 _TOGETHER = 1 << 22
 """Bytes of chunks that are read together, if one chunk does not have more."""
+
+_BLOCKS, _ROWS = 16, 512
+"""So many times as many at most, and about so many rows, where few of their rows are read."""
 
 
 def rows_of(file: Opened, selection: Selection, stopped: Callable[[], bool]) -> Array:
@@ -46,12 +50,12 @@ def rows_of(file: Opened, selection: Selection, stopped: Callable[[], bool]) -> 
         )
     order = np.argsort(selection.indices, kind="stable")
     wanted = selection.indices[order]
-    for group in _groups(wanted, stored.chunk, many):
+    rows = np.unique(wanted)
+    for part in _together(rows, many, file.gap):
         _go_on(stopped)
-        start, stop = int(wanted[group][0]), int(wanted[group][-1]) + 1
-        rows = np.empty((stop - start, *shape[1:]), dtype)
-        file.read(rows, start, stop)
-        target[order[group]] = rows[wanted[group] - start]
+        some = rows[part]
+        here = slice(*np.searchsorted(wanted, [some[0], some[-1] + 1]))
+        target[order[here]] = file.rows(some)[np.searchsorted(some, wanted[here])]
     return target
 
 
@@ -63,12 +67,24 @@ def _parts(start: int, stop: int, many: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _groups(wanted: NDArray[np.int64], chunk: int, many: int) -> Iterator[slice]:
-    """Which of the *wanted* rows, ascending, are read together: neighbouring chunks of *many* rows."""
-    chunks, parts = wanted // chunk, wanted // many
-    edges = np.flatnonzero((np.diff(chunks) > 1) | (np.diff(parts) > 0)) + 1
-    bounds = [0, *edges.tolist(), len(wanted)]
-    yield from map(slice, bounds[:-1], bounds[1:])
+def _together(rows: NDArray[np.int64], many: int, gap: int) -> Iterator[slice]:
+    """Which of the *rows*, ascending, are read together: those of a block of *many*; where they lie
+    further apart than *gap*, those of some blocks.
+    """
+    edges = [0, *(np.flatnonzero(np.diff(rows // many)) + 1).tolist(), len(rows)]
+    first, blocks = 0, 0
+    for start, stop in itertools.pairwise(edges):
+        close = is_dense(rows[start:stop], gap)
+        if blocks and (close or blocks == _BLOCKS or stop - first > _ROWS):
+            yield slice(first, start)
+            first, blocks = start, 0
+        if close:
+            yield slice(start, stop)
+            first = stop
+        else:
+            blocks += 1
+    if blocks:
+        yield slice(first, len(rows))
 
 
 def _go_on(stopped: Callable[[], bool]) -> None:

@@ -10,13 +10,15 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 import zarr.api.asynchronous
+from numpy.typing import NDArray
 from zarr.storage import LocalStore, MemoryStore
 
 from ..errors import InvalidType, InvalidValue, NotAvailable
@@ -105,30 +107,34 @@ class OpenArray(Opened):
         getting = self._array.getitem(part(self.stored.shape, start, stop))
         target[...] = self._loop.run_until_complete(getting)
 
-    def _is_unchanged(self, start: int, stop: int) -> bool:
-        folder = Path(self.stored.path, self.stored.name)
-        *metadata, written = self.stored.stamp
-        if _metadata_stamp(folder) != tuple(metadata):
-            return False
-        if start == stop:
-            return True
-        return all(_time_of(path) <= written for path in self._files(start, stop))
+    def _read_rows(self, target: Array, rows: NDArray[np.int64]) -> None:
+        self._loop.run_until_complete(self._fill(target, rows))
 
-    def _files(self, start: int, stop: int) -> set[str]:
-        """The files of these rows, and the folders in which they are, or are not."""
+    async def _fill(self, target: Array, rows: NDArray[np.int64]) -> None:
+        """Fill *target* with *rows*, chunk by chunk."""
+        edges = np.flatnonzero(np.diff(rows // self._array.chunks[0])) + 1
+        for start, stop in itertools.pairwise([0, *edges.tolist(), len(rows)]):
+            some = rows[start:stop]
+            found = await self._array.getitem(slice(int(some[0]), int(some[-1]) + 1))
+            target[start:stop] = found[some - some[0]]
+
+    def _is_unchanged(self, chunks: Sequence[int]) -> bool:
+        *metadata, written = self.stored.stamp
+        if _metadata_stamp(Path(self.stored.path, self.stored.name)) != tuple(metadata):
+            return False
+        return not chunks or all(_time_of(path) <= written for path in self._files(chunks))
+
+    def _files(self, chunks: Sequence[int]) -> set[str]:
+        """The files of these chunks, and the folders in which they are, or are not."""
         found = {str(self._folder)}
-        for place in itertools.product(*self._places(start, stop)):
+        along = zip(self.stored.shape[1:], self._chunks[1:], strict=True)
+        places = [range(-(-length // chunk)) for length, chunk in along]
+        for place in itertools.product(*[chunks][: len(self.stored.shape)], *places):
             *folders, file = self._array.metadata.encode_chunk_key(place).split("/")
             inner = itertools.accumulate(folders, os.path.join, initial=str(self._folder))
             found.update(inner)
             found.add(os.path.join(self._folder, *folders, file))
         return found
-
-    def _places(self, start: int, stop: int) -> Iterator[range]:
-        """The numbers of the chunks of these rows, for each dimension."""
-        for dimension, (length, chunk) in enumerate(zip(self.stored.shape, self._chunks, strict=True)):
-            low, high = (0, length) if dimension else (start, stop)
-            yield range(low // chunk, -(-high // chunk))
 
     def close(self) -> None:
         if self._loop is not None:
