@@ -249,7 +249,7 @@ class Outpost:
 
     def called(self) -> bool:
         """Whether all ranks have answered a command, or show others something."""
-        for running in self._running.values():  # noqa: SIM110 - a generator takes longer
+        for running in self._running.values():
             if running.lane.all_answered():
                 return True
         return self._sharing.called()

@@ -49,7 +49,7 @@ class Sharing:
             self._relay = Relay(end.arena, size, ranges, here, end.wakes, end.wake_relay)
 
     def called(self) -> bool:
-        """Whether the ranks of this host, which are in the midst of collectives, have shown something."""
+        """Whether ranks of this host have shown something, while collectives go on."""
         return self._traffic and self._relay is not None and self._relay.has_news()
 
     def step(self, busy: Callable[[], bool]) -> bool:
