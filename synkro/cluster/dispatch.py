@@ -153,8 +153,8 @@ class Dispatch:
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
     def called(self) -> bool:
-        """Whether a command has come, perhaps for others."""
-        return self._deputy.called()
+        """Whether a command has come, perhaps for others, or ranks here show others something."""
+        return self._deputy.called() or self._sharing.called()
 
     def step(self) -> bool:
         """Send the commands that have come to their hosts, and what maps need; returns whether there

@@ -248,11 +248,11 @@ class Outpost:
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────
 
     def called(self) -> bool:
-        """Whether all ranks have answered a command."""
-        for running in self._running.values():  # noqa: SIM110 - a generator takes longer
+        """Whether all ranks have answered a command, or show others something."""
+        for running in self._running.values():
             if running.lane.all_answered():
                 return True
-        return False
+        return self._sharing.called()
 
     def step(self) -> bool:
         """Look at the workers, and tell the gateway what is new; returns whether something was."""

@@ -48,6 +48,10 @@ class Sharing:
             size, end = sum(map(len, hosts)), inherited
             self._relay = Relay(end.arena, size, ranges, here, end.wakes, end.wake_relay)
 
+    def called(self) -> bool:
+        """Whether ranks of this host have shown something, while collectives go on."""
+        return self._traffic and self._relay is not None and self._relay.has_news()
+
     def step(self, busy: Callable[[], bool]) -> bool:
         """Pass on what is new; *busy* says whether a command goes on.  Returns whether something was."""
         if self._relay is None or not (self._traffic or self._relay.has_news()):

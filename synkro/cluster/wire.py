@@ -46,6 +46,7 @@ _LOOK = 0.1  # and from one look for those of others to the next
 _SPIN = 500e-6  # seconds to poll before the first nap
 _FAST = 1e9  # bytes a second of a network on which naps would take longer than what is awaited
 _SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
+_LONG_SHARE = 0.4  # the same where sockets say that a message has come
 _LOOKS = 3  # in a row
 _GLANCES = 8  # of which one is a look at everything
 _NAP = 8e-3  # seconds of the longest nap, where sockets may not say that a message has come
@@ -358,7 +359,7 @@ class Wire:
             if (busy or sending) and now < self._eager:
                 os.sched_yield()
                 return
-            self._sleep((now - since) * _SHARE, others, sending, busy or sending)
+            self._sleep(now - since, others, sending, busy or sending)
             self._sleep.judge(self._has_come, lambda: self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG))
 
         while not condition():
@@ -394,9 +395,10 @@ class _Sleep:
         with contextlib.suppress(OSError):  # too many files are open
             self._sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if _is_connected(int(fd))]
 
-    def __call__(self, seconds: float, others: Sequence[int], sending: bool, busy: bool) -> None:
+    def __call__(self, waited: float, others: Sequence[int], sending: bool, busy: bool) -> None:
         """Sleep until one of *others* is readable, or something has come by a socket, or can be sent
-        if something is being sent; at most so long, and no longer than the longest nap.
+        if something is being sent; at most for a share of the seconds *waited* until now, and no longer
+        than the longest nap.
 
         Unless it is *busy*, sockets that have ended the last sleep do not end the next: it may have
         been for nothing that MPI reads.
@@ -406,10 +408,11 @@ class _Sleep:
         reads, writes = [*others, *sockets], sockets if sending else []
         self._over = False
         if max(reads, default=0) >= _FDS:
-            time.sleep(min(seconds, _NAP))
+            time.sleep(min(waited * _SHARE, _NAP))
             return
         try:
-            nap = min(seconds, self._longest if listens else _NAP)
+            announced = listens and self._longest > _NAP
+            nap = min(waited * _LONG_SHARE, self._longest) if announced else min(waited * _SHARE, _NAP)
             ready, writable, _ = select.select(reads, writes, [], nap)
         except OSError:  # MPI has closed one, whose other end is gone
             self.look_for_sockets()

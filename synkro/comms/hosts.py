@@ -137,10 +137,12 @@ class HostsCommunicator(ShmCommunicator):
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
         if len(self._groups()) == 1:
             return super().reduced(record, arrays)
-        divisor, sources = self._entered(record, arrays)
+        nbytes = sum(size * dtype.itemsize for (size,), dtype in layout_of(record).vectors)
+        by_host = nbytes > _WHOLE_UP_TO
+        divisor, sources, alone = self._entered(record, arrays, self._share() if by_host else None)
         results = []
-        if sum(stages[0].nbytes for stages in sources) > _WHOLE_UP_TO:
-            results = self._reduced_by_host(record, arrays, divisor, sources)
+        if by_host:
+            results = self._reduced_by_host(record, arrays, divisor, sources, alone)
         elif record.kind == "reduce_scatter":
             results = self._rows_reduced(record, divisor, sources)
         elif record.root in (-1, self.place):
@@ -160,10 +162,11 @@ class HostsCommunicator(ShmCommunicator):
         arrays: Sequence[Array],
         divisor: float,
         sources: Sequence[Sequence[Array]],
+        alone: Array | None,
     ) -> list[Array]:
         """The results of a large reduction; anything on a rank that gets none."""
         operation = OPERATIONS[record.operation]
-        self._reduce_on_host(record, sources)
+        self._reduce_on_host(record, sources, alone)
         self._meeting.step()
         parts = _parts(record, self.count, self.place, self.place + 1)
         if record.kind == "reduce_scatter":
@@ -192,17 +195,23 @@ class HostsCommunicator(ShmCommunicator):
             return []
         return unpack(record, arrays, [self._collected(stages) for stages in sources])
 
-    def _reduce_on_host(self, record: Record, sources: Sequence[Sequence[Array]]) -> None:
+    def _share(self) -> tuple[int, int]:
+        """Which share of its host's partials this rank reduces: so many-th of so many."""
+        here = next(group for group in self._groups() if group.start <= self.place < group.stop)
+        return self.place - here.start, here.stop - here.start
+
+    def _reduce_on_host(
+        self, record: Record, sources: Sequence[Sequence[Array]], alone: Array | None
+    ) -> None:
         """Reduce this rank's share of its host's partials, and show each other host what it merges."""
-        groups = self._groups()
-        own = next(group for group in groups if group.start <= self.place < group.stop)
-        place, count = self.place - own.start, own.stop - own.start
-        for stages in sources if count > 1 else ():
-            near = stages[own.start : own.stop]
-            reduce_share(OPERATIONS[record.operation], 1, near, [near[place]], place, count)
+        groups, (place, count) = self._groups(), self._share()
+        first = self.place - place
+        for stages in sources if count > 1 or alone is not None else ():
+            near = self._with_own(stages, alone)[first : first + count]
+            reduce_share(OPERATIONS[record.operation], 1, near, [stages[self.place]], place, count)
         for group in groups:
             for vector, start, stop in _parts(record, self.count, group.start, group.stop):
-                low, high = own.shares(sources[vector][0].size)[place]
+                low, high = split(0, sources[vector][0].size, count)[place]
                 part = _Part(vector, max(start, low), min(stop, high))  # which may be empty
                 self._show(sources, part, group.host)
 

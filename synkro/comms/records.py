@@ -84,6 +84,14 @@ def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> N
             place[...] = array
 
 
+def as_vector(record: Record, arrays: Sequence[Array]) -> Array | None:
+    """A single array for which ``pack`` would write what is in it, as a vector; else None."""
+    if len(arrays) != 1 or record.weight != 1 or not arrays[0].flags.c_contiguous:
+        return None
+    ((_, partial),) = layout_of(record).vectors
+    return arrays[0].reshape(-1) if arrays[0].dtype == partial else None
+
+
 def unpack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> list[Array]:
     """The results for *arrays*, cut out of the reduced *vectors*."""
     results = []

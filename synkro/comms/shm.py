@@ -37,7 +37,7 @@ from .journal import Journal
 from .meeting import Meeting
 from .members import Members
 from .ops import OPERATIONS, Operation, reduce_share
-from .records import Record, given, layout_of, pack, unpack
+from .records import Record, as_vector, given, layout_of, pack, unpack
 
 _IN_PLACE_FROM = 1 << 14
 """Bytes from which an array that lies in the arena is read where it is rather than copied."""
@@ -119,24 +119,38 @@ class ShmCommunicator(Communicator):
 
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
         operation = OPERATIONS[record.operation]
-        divisor, sources = self._entered(record, arrays)
+        share = None if record.kind == "reduce_scatter" else (self.place, self.count)
+        divisor, sources, alone = self._entered(record, arrays, share)
         results = []
         if record.kind == "reduce_scatter":
             results = self._rows_reduced(record, divisor, sources)
         else:
             for stages in sources:
-                reduce_share(operation, divisor, stages, [stages[self.place]], self.place, self.count)
+                partials, into = self._with_own(stages, alone), [stages[self.place]]
+                reduce_share(operation, divisor, partials, into, self.place, self.count)
             self._meeting.step()
             if record.root in (-1, self.place):
                 results = unpack(record, arrays, [self._collected(stages) for stages in sources])
         self._meeting.part()
         return results
 
-    def _entered(self, record: Record, arrays: Sequence[Array]) -> tuple[float, list[list[Array]]]:
-        """Enter a reduction: what a mean divides by, and the partials of each vector, by place."""
+    def _entered(
+        self, record: Record, arrays: Sequence[Array], share: tuple[int, int] | None
+    ) -> tuple[float, list[list[Array]], Array | None]:
+        """Enter a reduction: what a mean divides by, and the stages with the partials of each vector, by
+        place.
+
+        *share* is the one that only this rank reads: so many-th of so many.  If the partials are a
+        single array as it is, that share is not copied to the stage, and the array is returned, too.
+        """
         layout = layout_of(record)
         vectors = self._staged(layout.vectors)
-        pack(record, arrays, vectors)
+        alone = None if share is None else as_vector(record, arrays)
+        if share is None or alone is None:
+            pack(record, arrays, vectors)
+        else:
+            start, stop = split(0, alone.size, share[1])[share[0]]
+            vectors[0][:start], vectors[0][stop:] = alone[:start], alone[stop:]
         at = self._places_of(vectors)
         self._reveal(record.kind, record.root, vectors, at)
         records = self.agreement.enter(record._replace(at=at))
@@ -144,10 +158,16 @@ class ShmCommunicator(Communicator):
         divisor = self.agreement.check_weights(records)
         if record.kind == "reduce_scatter":
             self.agreement.check_rows(records)
-        return divisor, [
+        stages = [
             [self._arena.view(each.at[index], *vector) for each in records]
             for index, vector in enumerate(layout.vectors)
         ]
+        return divisor, stages, alone
+
+    def _with_own(self, stages: Sequence[Array], alone: Array | None) -> list[Array]:
+        """*stages*, with the partials that are not on this rank's."""
+        own = stages[self.place] if alone is None else alone
+        return [*stages[: self.place], own, *stages[self.place + 1 :]]
 
     def _rows_reduced(
         self, record: Record, divisor: float, sources: Sequence[Sequence[Array]]
