@@ -1,5 +1,6 @@
 """HDF5 and zarr arrays as inputs: the workers read the rows that NumPy would, or an error says why."""
 
+import contextlib
 import io
 import os
 import shutil
@@ -7,10 +8,14 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.programs import ROOT
 from support.sessions import lasting, running
 from synkro.errors import InvalidType, InvalidValue, WorkerError
+from synkro.plan.batch import Indexed
+from synkro.storage import rows
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
@@ -194,6 +199,23 @@ def test_of_one_row_no_other_is_read(session, path, number, monkeypatch):
     monkeypatch.setattr(type(x), "_read", lambda self, rows: read.append(rows) or ARRAY[:1])
     x[number]
     assert [selection.count for selection in read] == [1]
+
+
+@pytest.mark.parametrize("skipped", [0, 100, 1000])
+@given(indices=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=60))
+def test_picked_rows_by_blocks_of_any_size(path, skipped, indices):
+    """Some blocks are read as a whole, and of some just the rows that are picked."""
+    from synkro.storage.files import describe, opened
+
+    dataset = source(path)
+    file = opened(describe(dataset, 1))
+    close(dataset)
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(file):
+        for name, value in {"_TOGETHER": 1, "_BLOCKS": 3, "_ROWS": 7}.items():
+            patch.setattr(rows, name, value)
+        patch.setattr(file, "gap", skipped // (8 * COLUMNS))
+        found = rows.rows_of(file, Indexed(np.array(indices)), lambda: False)
+    assert np.array_equal(found, ARRAY[indices])
 
 
 def test_it_looks_like_an_array(session, path):
