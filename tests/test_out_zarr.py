@@ -1,6 +1,7 @@
 """``f.options(out=array)``, an array of zarr's: the workers write its chunks."""
 
 import contextlib
+import errno
 import shutil
 from itertools import pairwise
 
@@ -85,7 +86,7 @@ def test_more_dimensions_and_rows_that_are_left_out(session, tmp_path):
 @pytest.mark.parametrize("unit", [1, 7, 100, 5000])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_no_two_ranks_share_a_chunk(rows, unit, count):
-    shares = Chunked("", "", (rows,), np.dtype("f4"), unit).shares(count)
+    shares = Chunked("", "", (rows,), np.dtype("f4"), unit, "").shares(count)
     found = [row for share in shares for row in range(*share)]
     assert found == list(range(rows))
     for (_, edge), (first, last) in pairwise(shares):
@@ -115,6 +116,59 @@ def test_what_the_workers_cannot_open(session, tmp_path):
     shutil.rmtree(tmp_path / "x.zarr")
     with pytest.raises(InvalidValue, match="is not there any more"):
         into(x)
+
+
+OTHERS = {
+    "dtype": {"dtype": "i4"},
+    "fewer rows": {"shape": (40, SMALL)},
+    "more rows": {"shape": (500, SMALL)},
+    "more columns": {"shape": (101, 2 * SMALL)},
+    "chunks": {"chunks": (7, SMALL)},
+    "compressors": {"compressors": None},
+    "a group": None,
+}
+
+
+def replace(folder, other):
+    if other is None:
+        zarr.create_group(folder, overwrite=True)
+    else:
+        options = {"shape": (101, SMALL), "chunks": (10, SMALL), "dtype": "f4", **other}
+        zarr.create_array(folder, overwrite=True, **options)
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_an_array_that_was_replaced_since_it_was_opened(session, tmp_path, other):
+    folder, x = str(tmp_path / "x.zarr"), numbers(SMALL)
+    replace(folder, {})
+    target = zarr.open_array(folder, mode="r+")
+
+    def replacing(x):
+        if synk.rank() == 0:
+            replace(folder, other)
+        return 2 * x
+
+    with pytest.raises(
+        OSError, match=r"it was replaced, resized or deleted .* Written are no rows"
+    ) as e:
+        synk.function(replacing, outputs="gather").options(out=target)(x)
+    assert e.value.errno == errno.ESTALE
+    with pytest.raises(InvalidValue, match=r"x\.zarr was replaced, resized .*: open it again, by zarr"):
+        synk.function(doubled, outputs="gather").options(out=target)(x)
+    if other is not None:
+        assert not zarr.open_array(folder)[:].any()
+
+
+def test_an_array_that_was_resized_and_one_with_new_attributes(session, tmp_path):
+    x = numbers(SMALL)
+    target = zarr.create_array(tmp_path / "x.zarr", shape=x.shape, chunks=(10, 3), dtype="f4")
+    f = synk.function(doubled, outputs="gather").options(out=target)
+    other = zarr.open_array(tmp_path / "x.zarr")
+    other.attrs["unit"] = "m"
+    assert np.array_equal(f(x)[:], 2 * x)
+    other.resize((200, 3))
+    with pytest.raises(InvalidValue, match="was replaced, resized or deleted"):
+        f(x)
 
 
 def test_a_dataset_of_hdf5_has_one_writer(session, tmp_path):

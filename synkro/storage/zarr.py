@@ -61,7 +61,7 @@ def describe(value: Any, number: int) -> FileArray:
         raise InvalidValue(
             f"{called(KIND, path, name)} is not there any more ({error.strerror}): open it again."
         ) from None
-    if _layout(zarr.open_array(path, path=name, mode="r")) != _layout(value):
+    if layout_at(path, name) != layout(value):
         raise InvalidValue(
             f"{called(KIND, path, name)} was replaced while it was open: open it again, with "
             f"zarr.open(path, mode='r')."
@@ -69,8 +69,18 @@ def describe(value: Any, number: int) -> FileArray:
     return FileArray(number, KIND, path, name, value.shape, code_of(value.dtype), chunk, stamp)
 
 
-def _layout(array: Any) -> tuple[Any, ...]:
-    return array.shape, array.dtype, array.chunks, array.shards
+def layout(array: Any) -> str:
+    """What the chunks of an *array* are, and are to be: equal where two handles show the same array."""
+    metadata = array.metadata.to_dict()
+    return repr({key: value for key, value in metadata.items() if key != "attributes"})
+
+
+def layout_at(path: str, name: str) -> str | None:
+    """That of the array which lies there now; None if there is none."""
+    try:
+        return layout(zarr.open_array(path, path=name, mode="r"))
+    except (OSError, ValueError):
+        return None
 
 
 def _stamp(folder: Path) -> Stamp:

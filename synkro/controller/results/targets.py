@@ -142,7 +142,7 @@ class InStore(Target):
         writers = [rank for rank in lane.ranks if rank in engine.nearby]
         shares = dict(zip(writers, self._array.shares(len(writers)), strict=True))
         spans = tuple(shares.get(rank, (0, 0)) for rank in range(engine.size))
-        command = Export(self._array.store, self._array.path, placed.region, spans)
+        command = Export(self._array.store, self._array.path, self._array.layout, placed.region, spans)
         replies = engine.run(command, [(placed.segment, Access.WRITE)], lane=lane)
         came = {
             rank: Written(r.done, r.reached, r.errno, r.problem)
@@ -336,6 +336,7 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
                 f"{array} is written by workers of this host, and the function runs on others only: "
                 f"take the result, and then array[...] = result."
             )
+        array.check()
         return InStore(out, array)
     kind = "array" if mapped_below(out) is None else "memory-mapped array"
     called = f"an {kind}" if kind == "array" else f"a {kind}"
