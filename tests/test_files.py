@@ -676,6 +676,27 @@ def test_strings_of_hdf5(session, tmp_path, encoding):
     np.testing.assert_array_equal(x[10:12], texts[10:12])
 
 
+def test_fields_of_hdf5(session, tmp_path):
+    import h5py
+
+    records = np.zeros(20, [("m", "f4", (5,)), ("x", "f8")])
+    records["m"], records["x"] = np.arange(100).reshape(20, 5), np.arange(20)
+    same = session.function(lambda x: x, outputs="gather")
+    whole = session.function(lambda a: a["x"], bcast_inputs="a", outputs=None)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = records
+        for names in ("m", "x", ["m"], ["x", "m"]):
+            view = file["x"].fields(names)
+            for got in (
+                same(view, num_slices=2),
+                same.as_serial(view),
+                session.data(view)[:],
+                session.map(lambda i, x: x, [0], common={"x": view})[0],
+                whole({"x": view})[2],
+            ):
+                np.testing.assert_array_equal(got, records[names])
+
+
 def test_dates_of_hdf5(session, tmp_path):
     """h5py keeps them in a type that only its own arrays take."""
     import h5py
