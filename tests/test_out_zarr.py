@@ -2,7 +2,10 @@
 
 import contextlib
 import errno
+import os
 import shutil
+import signal
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 import synkro as synk
 from support.sessions import current, in_turn
 from support.targets import BIG, SMALL, doubled, numbers, small_disk
+from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue, OutputError, WorkerError
 from synkro.storage.targets import Chunked
 
@@ -205,6 +209,56 @@ def test_a_full_disk_says_which_rows_are_written(session, tmp_path):
                 assert np.array_equal(target[row], 2 * x[row])
             elif row not in partly:
                 assert not target[row].any()
+
+
+def many_chunks(folder):
+    """A target of 2,000 chunks, each a file in *folder*."""
+    key = zarr.core.chunk_key_encodings.V2ChunkKeyEncoding(separator=".")
+    options = {"shape": (20, 100), "chunks": (1, 1), "dtype": "f8", "compressors": None}
+    return zarr.create_array(folder, chunk_key_encoding=key, **options)
+
+
+def threads():
+    return sorted(thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.one_host
+def test_nothing_is_written_after_an_error(session, tmp_path):
+    """No thread of the worker goes on by itself."""
+    target = many_chunks(tmp_path / "x.zarr")
+    f = synk.function(lambda x: x, outputs="gather").options(out=target)
+    running = synk.function(threads, outputs=None)
+    before = running()
+    (tmp_path / "x.zarr" / "0.30").mkdir()  # in the place of a chunk
+    with pytest.raises(OSError, match="Is a directory: the zarr array"):
+        f(np.ones((20, 100)))
+    there = set(os.listdir(tmp_path / "x.zarr"))
+    assert running() == before
+    assert set(os.listdir(tmp_path / "x.zarr")) == there
+    assert "0.99" not in there
+
+
+@pytest.mark.one_host
+def test_an_interrupt_comes_between_two_chunks(session, tmp_path):
+    target = many_chunks(tmp_path / "x.zarr")
+    f = synk.function(lambda x: x, outputs="gather").options(out=target)
+    x = np.ones((20, 100))
+
+    def interrupt():
+        if wait_until(lambda: len(os.listdir(tmp_path / "x.zarr")) > 100):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        f(x)
+    thread.join()
+    assert synk.function(lambda: 1, outputs=None)() == [1] * len(session.pids)
+    there = os.listdir(tmp_path / "x.zarr")
+    assert len(there) < 1900
+    assert f(x) is target
+    assert np.array_equal(target[:], x)
+    assert set(os.listdir(tmp_path / "x.zarr")) >= set(there)  # none of them half-written
 
 
 def _rows(text):

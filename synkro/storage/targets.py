@@ -10,6 +10,7 @@ begin, so that no two ranks write to one file::
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue
-from ..memory.interrupts import atomic
 from ..plan.split import Span, split
 from ..values.arrays import Array
 
@@ -118,26 +118,22 @@ def chunked(array: Any) -> Chunked:
 def write(store: str, path: str, expected: str, rows: Array, span: Span) -> Written:
     """Write the *span* of all *rows* to an array of the *expected* layout, some chunks at a time.
 
-    An interrupt comes between them: zarr's threads would go on by themselves.
+    An interrupt comes between two chunks, and no chunk is written after it, or after an error.
     """
-    import zarr  # noqa: PLC0415  it takes a while, and few programs need it
-
-    from .zarr import layout_at  # noqa: PLC0415
+    from .zarr import Writer  # noqa: PLC0415  it takes a while, and few programs need it
 
     done, stop = span
     reached = done
-    try:
-        if layout_at(store, path) != expected:
-            raise OSError(errno.ESTALE, f"it {_REPLACED}")
-        array = zarr.open_array(store, path=path, mode="r+")
-        unit = (array.shards or array.chunks)[0]
-        step = unit * max(1, _BLOCK // max(1, unit * rows[:1].nbytes))
-        while done < stop:
-            reached = min(done + step, stop)
-            with atomic:
-                array[done:reached] = rows[done:reached]
-            done = reached
-    except OSError as error:
-        why = error.strerror or str(error)
-        return Written(done, reached, error.errno or 0, why)
+    with contextlib.closing(Writer()) as writer:
+        try:
+            if writer.open(store, path) != expected:
+                raise OSError(errno.ESTALE, f"it {_REPLACED}")
+            step = writer.unit * max(1, _BLOCK // max(1, writer.unit * rows[:1].nbytes))
+            while done < stop:
+                reached = min(done + step, stop)
+                writer.write(rows, done, reached)
+                done = reached
+        except OSError as error:
+            why = error.strerror or str(error)
+            return Written(done, reached, error.errno or 0, why)
     return Written(done, reached)
