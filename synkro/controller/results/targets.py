@@ -104,6 +104,7 @@ class InMemory(Target):
         self.value, self.called = value, called
         self.shape, self.dtype = array.shape, array.dtype
         self._array, self._source = array, source
+        self._map = getattr(mapped_below(array), "_mmap", None)
         if window is not None:
             self.bytes = bytes_of(window)
             if array.flags.c_contiguous:
@@ -112,8 +113,11 @@ class InMemory(Target):
     def shares(self, other: Target) -> bool:
         if not isinstance(other, InMemory):
             return False
-        same = self.bytes is not None and other.bytes is not None and self.bytes.overlap(other.bytes)
-        return same or np.shares_memory(self._array, other._array)
+        if np.shares_memory(self._array, other._array):
+            return True
+        if self._map is not None and self._map is other._map:
+            return False  # their addresses have told all
+        return self.bytes is not None and other.bytes is not None and self.bytes.overlap(other.bytes)
 
     def fill(self, pieces: Sequence[Array]) -> None:
         """Put *pieces* in, one behind the other."""
