@@ -391,10 +391,14 @@ class Reduce(Command):
 
 @dataclass(eq=False, repr=False)
 class Export(Command):
-    """Write rows of *source* to the zarr array *path* of a *store*: rank r those of ``spans[r]``."""
+    """Write rows of *source* to the zarr array *path* of a *store*: rank r those of ``spans[r]``.
+
+    It has to have the *layout* that the main process has seen.
+    """
 
     store: str
     path: str
+    layout: str
     source: Region
     spans: tuple[Span, ...]
 

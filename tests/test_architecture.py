@@ -36,7 +36,7 @@ HOMES = {
     "matplotlib": {"controller/tracing/picture.py"},
     "mpi4py": {"cluster/wire.py"},
     "h5py": {"storage/hdf5.py"},
-    "zarr": {"storage/targets.py", "storage/zarr.py"},
+    "zarr": {"storage/zarr.py"},
     "posix_ipc": {"memory/named.py"},
     "sklearn": set(),
     "theano": set(),

@@ -682,6 +682,43 @@ def test_memory_is_that_of_two_pieces(session, tmp_path, kind):
     assert max(growth) < x.nbytes / len(session.pids) / 2
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_strings_of_hdf5(session, tmp_path, encoding):
+    """h5py gives UTF-8 to its own arrays only."""
+    import h5py
+
+    texts = np.array([f"{'é' if encoding == 'utf-8' else 'e'}{n}".encode() for n in range(50)], "S8")
+    with h5py.File(tmp_path / "texts.h5", "w") as file:
+        file["x"] = texts.astype(h5py.string_dtype(encoding, 8))
+    same = session.function(lambda x: x, outputs="gather")
+    with h5py.File(tmp_path / "texts.h5", "r") as file:
+        x = session.data(file["x"])
+        np.testing.assert_array_equal(same(file["x"]), texts)
+    np.testing.assert_array_equal(same(x, num_slices=2, batch=[49, 3, 3]), texts[[49, 3, 3]])
+    np.testing.assert_array_equal(x[10:12], texts[10:12])
+
+
+def test_fields_of_hdf5(session, tmp_path):
+    import h5py
+
+    records = np.zeros(20, [("m", "f4", (5,)), ("x", "f8")])
+    records["m"], records["x"] = np.arange(100).reshape(20, 5), np.arange(20)
+    same = session.function(lambda x: x, outputs="gather")
+    whole = session.function(lambda a: a["x"], bcast_inputs="a", outputs=None)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = records
+        for names in ("m", "x", ["m"], ["x", "m"]):
+            view = file["x"].fields(names)
+            for got in (
+                same(view, num_slices=2),
+                same.as_serial(view),
+                session.data(view)[:],
+                session.map(lambda i, x: x, [0], common={"x": view})[0],
+                whole({"x": view})[2],
+            ):
+                np.testing.assert_array_equal(got, records[names])
+
+
 def test_dates_of_hdf5(session, tmp_path):
     """h5py keeps them in a type that only its own arrays take."""
     import h5py

@@ -441,6 +441,24 @@ def test_targets_that_overlap(session, tmp_path, counted):
     assert counted.runs() == 0
 
 
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("make", [array, mapped, view_of_a_map])
+def test_targets_that_lie_between_each_other(session, tmp_path, make, columns):
+    x = numbers(columns)
+    f = synk.function(lambda x: (x, 2 * x), outputs="gather")
+    sums = synk.function(lambda x: (x.sum(axis=1), x[:, 0]), outputs="gather")
+    for pair in (lambda m: (m[::2], m[1::2]), lambda m: (m[:101], m[101:])):
+        target = make((202, columns), "f4", tmp_path)
+        f.options(out=pair(target))(x)
+        for got, expected in zip(pair(np.array(target)), (x, 2 * x), strict=True):
+            assert np.array_equal(got, expected)
+    with pytest.raises(InvalidValue, match="two targets in out= overlap"):
+        f.options(out=(target[::2], target[:101]))(x)
+    table = make((101, 2), sums(x)[0].dtype, tmp_path)
+    sums.options(out=(table[:, 0], table[:, 1]))(x)
+    assert np.array_equal(table, np.stack(sums(x), axis=1))
+
+
 @pytest.mark.parametrize("kind", ["an array", "a view of a Data", "a mapped file"])
 def test_a_target_that_overlaps_itself(session, tmp_path, counted, kind):
     memory = mapped((400,), "f4", tmp_path) if kind == "a mapped file" else np.zeros(400, "f4")

@@ -1,7 +1,11 @@
 """``f.options(out=array)``, an array of zarr's: the workers write its chunks."""
 
 import contextlib
+import errno
+import os
 import shutil
+import signal
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 import synkro as synk
 from support.sessions import current, in_turn
 from support.targets import BIG, SMALL, doubled, numbers, small_disk
+from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue, OutputError, WorkerError
 from synkro.storage.targets import Chunked
 
@@ -85,7 +90,7 @@ def test_more_dimensions_and_rows_that_are_left_out(session, tmp_path):
 @pytest.mark.parametrize("unit", [1, 7, 100, 5000])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_no_two_ranks_share_a_chunk(rows, unit, count):
-    shares = Chunked("", "", (rows,), np.dtype("f4"), unit).shares(count)
+    shares = Chunked("", "", (rows,), np.dtype("f4"), unit, "").shares(count)
     found = [row for share in shares for row in range(*share)]
     assert found == list(range(rows))
     for (_, edge), (first, last) in pairwise(shares):
@@ -115,6 +120,59 @@ def test_what_the_workers_cannot_open(session, tmp_path):
     shutil.rmtree(tmp_path / "x.zarr")
     with pytest.raises(InvalidValue, match="is not there any more"):
         into(x)
+
+
+OTHERS = {
+    "dtype": {"dtype": "i4"},
+    "fewer rows": {"shape": (40, SMALL)},
+    "more rows": {"shape": (500, SMALL)},
+    "more columns": {"shape": (101, 2 * SMALL)},
+    "chunks": {"chunks": (7, SMALL)},
+    "compressors": {"compressors": None},
+    "a group": None,
+}
+
+
+def replace(folder, other):
+    if other is None:
+        zarr.create_group(folder, overwrite=True)
+    else:
+        options = {"shape": (101, SMALL), "chunks": (10, SMALL), "dtype": "f4", **other}
+        zarr.create_array(folder, overwrite=True, **options)
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_an_array_that_was_replaced_since_it_was_opened(session, tmp_path, other):
+    folder, x = str(tmp_path / "x.zarr"), numbers(SMALL)
+    replace(folder, {})
+    target = zarr.open_array(folder, mode="r+")
+
+    def replacing(x):
+        if synk.rank() == 0:
+            replace(folder, other)
+        return 2 * x
+
+    with pytest.raises(
+        OSError, match=r"it was replaced, resized or deleted .* Written are no rows"
+    ) as e:
+        synk.function(replacing, outputs="gather").options(out=target)(x)
+    assert e.value.errno == errno.ESTALE
+    with pytest.raises(InvalidValue, match=r"x\.zarr was replaced, resized .*: open it again, by zarr"):
+        synk.function(doubled, outputs="gather").options(out=target)(x)
+    if other is not None:
+        assert not zarr.open_array(folder)[:].any()
+
+
+def test_an_array_that_was_resized_and_one_with_new_attributes(session, tmp_path):
+    x = numbers(SMALL)
+    target = zarr.create_array(tmp_path / "x.zarr", shape=x.shape, chunks=(10, 3), dtype="f4")
+    f = synk.function(doubled, outputs="gather").options(out=target)
+    other = zarr.open_array(tmp_path / "x.zarr")
+    other.attrs["unit"] = "m"
+    assert np.array_equal(f(x)[:], 2 * x)
+    other.resize((200, 3))
+    with pytest.raises(InvalidValue, match="was replaced, resized or deleted"):
+        f(x)
 
 
 def test_a_dataset_of_hdf5_has_one_writer(session, tmp_path):
@@ -151,6 +209,56 @@ def test_a_full_disk_says_which_rows_are_written(session, tmp_path):
                 assert np.array_equal(target[row], 2 * x[row])
             elif row not in partly:
                 assert not target[row].any()
+
+
+def many_chunks(folder):
+    """A target of 2,000 chunks, each a file in *folder*."""
+    key = zarr.core.chunk_key_encodings.V2ChunkKeyEncoding(separator=".")
+    options = {"shape": (20, 100), "chunks": (1, 1), "dtype": "f8", "compressors": None}
+    return zarr.create_array(folder, chunk_key_encoding=key, **options)
+
+
+def threads():
+    return sorted(thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.one_host
+def test_nothing_is_written_after_an_error(session, tmp_path):
+    """No thread of the worker goes on by itself."""
+    target = many_chunks(tmp_path / "x.zarr")
+    f = synk.function(lambda x: x, outputs="gather").options(out=target)
+    running = synk.function(threads, outputs=None)
+    before = running()
+    (tmp_path / "x.zarr" / "0.30").mkdir()  # in the place of a chunk
+    with pytest.raises(OSError, match="Is a directory: the zarr array"):
+        f(np.ones((20, 100)))
+    there = set(os.listdir(tmp_path / "x.zarr"))
+    assert running() == before
+    assert set(os.listdir(tmp_path / "x.zarr")) == there
+    assert "0.99" not in there
+
+
+@pytest.mark.one_host
+def test_an_interrupt_comes_between_two_chunks(session, tmp_path):
+    target = many_chunks(tmp_path / "x.zarr")
+    f = synk.function(lambda x: x, outputs="gather").options(out=target)
+    x = np.ones((20, 100))
+
+    def interrupt():
+        if wait_until(lambda: len(os.listdir(tmp_path / "x.zarr")) > 100):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        f(x)
+    thread.join()
+    assert synk.function(lambda: 1, outputs=None)() == [1] * len(session.pids)
+    there = os.listdir(tmp_path / "x.zarr")
+    assert len(there) < 1900
+    assert f(x) is target
+    assert np.array_equal(target[:], x)
+    assert set(os.listdir(tmp_path / "x.zarr")) >= set(there)  # none of them half-written
 
 
 def _rows(text):

@@ -19,6 +19,11 @@ class Atomic:
         self.depth = 0
         self._pending = False
 
+    @property
+    def due(self) -> bool:
+        """Whether an interrupt waits for the end of the steps."""
+        return self._pending
+
     def interrupt(self) -> None:
         """An interrupt has come among the steps: it is due after them."""
         self._pending = True

@@ -107,7 +107,9 @@ class OpenDataset(Opened):
         self._dataset = self._file[stored.name]
 
     def _read(self, target: Array, start: int, stop: int) -> None:
-        if h5py.check_opaque_dtype(self._dataset.dtype):  # dates, which only h5py's own arrays take
+        dtype = self._dataset.dtype
+        if h5py.check_opaque_dtype(dtype) or h5py.check_string_dtype(dtype):
+            # dates and UTF-8, which only h5py's own arrays take
             target[...] = self._dataset[part(self.stored.shape, start, stop)]
         else:
             self._dataset.read_direct(target, part(self.stored.shape, start, stop))

@@ -10,17 +10,19 @@ begin, so that no two ranks write to one file::
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue
-from ..memory.interrupts import atomic
 from ..plan.split import Span, split
 from ..values.arrays import Array
 
 _BLOCK = 1 << 24  # bytes of rows that are written at a time
+_REPLACED = "was replaced, resized or deleted since it was opened"
 
 
 class Chunked(NamedTuple):
@@ -29,6 +31,7 @@ class Chunked(NamedTuple):
     Attributes:
         store, path: the folder of its store, and its path there.
         rows: how many rows no two ranks may share: those of a shard, or of a chunk.
+        layout: what it was when the user opened it.
     """
 
     store: str
@@ -36,6 +39,7 @@ class Chunked(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     rows: int
+    layout: str
 
     def __str__(self) -> str:
         return f"the zarr array {self.folder}"
@@ -43,6 +47,16 @@ class Chunked(NamedTuple):
     @property
     def folder(self) -> str:
         return os.path.join(self.store, self.path).rstrip(os.sep)
+
+    def check(self) -> None:
+        """Raises: InvalidValue if another array lies there now than the user has opened."""
+        from .zarr import layout_at  # noqa: PLC0415  zarr may not be installed
+
+        if layout_at(self.store, self.path) != self.layout:
+            raise InvalidValue(
+                f'{self} {_REPLACED}: open it again, by zarr.open_array(…, mode="r+"). Nothing was '
+                f"computed."
+            )
 
     def shares(self, count: int) -> list[Span]:
         """The rows that each of *count* processes writes, whole chunks; some may have none."""
@@ -84,12 +98,15 @@ def chunked(array: Any) -> Chunked:
             f"zarr 3); this one is in a {type(store).__name__}: make it by "
             f'zarr.create_array("folder.zarr", …), or take the result, and then array[...] = result.'
         )
+    from .zarr import layout  # noqa: PLC0415  zarr may not be installed
+
     found = Chunked(
         str(store.root),
         array.path,
         tuple(array.shape),
         np.dtype(array.dtype),
         (array.shards or array.chunks or (1,))[0],
+        layout(array),
     )
     if array.read_only:
         raise InvalidValue(f'{found} is read-only: open it by zarr.open_array(…, mode="r+").')
@@ -98,25 +115,25 @@ def chunked(array: Any) -> Chunked:
     return found
 
 
-def write(store: str, path: str, rows: Array, span: Span) -> Written:
-    """Write the *span* of all *rows* to an array, some chunks at a time.
+def write(store: str, path: str, expected: str, rows: Array, span: Span) -> Written:
+    """Write the *span* of all *rows* to an array of the *expected* layout, some chunks at a time.
 
-    An interrupt comes between them: zarr's threads would go on by themselves.
+    An interrupt comes between two chunks, and no chunk is written after it, or after an error.
     """
-    import zarr  # noqa: PLC0415  it takes a while, and few programs need it
+    from .zarr import Writer  # noqa: PLC0415  it takes a while, and few programs need it
 
     done, stop = span
     reached = done
-    try:
-        array = zarr.open_array(store, path=path, mode="r+")
-        unit = (array.shards or array.chunks)[0]
-        step = unit * max(1, _BLOCK // max(1, unit * rows[:1].nbytes))
-        while done < stop:
-            reached = min(done + step, stop)
-            with atomic:
-                array[done:reached] = rows[done:reached]
-            done = reached
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        return Written(done, reached, error.errno or 0, why)
+    with contextlib.closing(Writer()) as writer:
+        try:
+            if writer.open(store, path) != expected:
+                raise OSError(errno.ESTALE, f"it {_REPLACED}")
+            step = writer.unit * max(1, _BLOCK // max(1, writer.unit * rows[:1].nbytes))
+            while done < stop:
+                reached = min(done + step, stop)
+                writer.write(rows, done, reached)
+                done = reached
+        except OSError as error:
+            why = error.strerror or str(error)
+            return Written(done, reached, error.errno or 0, why)
     return Written(done, reached)

@@ -1,6 +1,6 @@
 """Arrays of zarr, in folders on a disk.
 
-zarr reads in coroutines, which leave it to threads to read files and to decompress.  Here all of that
+zarr reads and writes in coroutines, which leave files and compression to threads.  Here all of that
 happens in the thread that asks: no other thread is left, nor does one wait for another.
 """
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from zarr.storage import LocalStore, MemoryStore
 
 from ..errors import InvalidType, InvalidValue, NotAvailable
+from ..memory.interrupts import atomic
 from ..plan.call import FileArray
 from ..values.arrays import Array, code_of
 from .opened import Opened, Stamp, called, part, stamp_of
@@ -63,7 +64,7 @@ def describe(value: Any, number: int) -> FileArray:
         raise InvalidValue(
             f"{called(KIND, path, name)} is not there any more ({error.strerror}): open it again."
         ) from None
-    if _layout(zarr.open_array(path, path=name, mode="r")) != _layout(value):
+    if layout_at(path, name) != layout(value):
         raise InvalidValue(
             f"{called(KIND, path, name)} was replaced while it was open: open it again, with "
             f"zarr.open(path, mode='r')."
@@ -71,8 +72,18 @@ def describe(value: Any, number: int) -> FileArray:
     return FileArray(number, KIND, path, name, value.shape, code_of(value.dtype), chunk, stamp)
 
 
-def _layout(array: Any) -> tuple[Any, ...]:
-    return array.shape, array.dtype, array.chunks, array.shards
+def layout(array: Any) -> str:
+    """What the chunks of an *array* are, and are to be: equal where two handles show the same array."""
+    metadata = array.metadata.to_dict()
+    return repr({key: value for key, value in metadata.items() if key != "attributes"})
+
+
+def layout_at(path: str, name: str) -> str | None:
+    """That of the array which lies there now; None if there is none."""
+    try:
+        return layout(zarr.open_array(path, path=name, mode="r"))
+    except (OSError, ValueError):
+        return None
 
 
 def _stamp(folder: Path) -> Stamp:
@@ -96,8 +107,7 @@ class OpenArray(Opened):
 
     def _open(self) -> None:
         self._folder = Path(self.stored.path, self.stored.name)
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(_Here())
+        self._loop = _loop_with(_Here())
         store = LocalStore(self.stored.path, read_only=True)
         opening = zarr.api.asynchronous.open_array(store=store, path=self.stored.name, mode="r")
         self._array = self._loop.run_until_complete(opening)
@@ -138,11 +148,7 @@ class OpenArray(Opened):
 
     def close(self) -> None:
         if self._loop is not None:
-            left = asyncio.all_tasks(self._loop)  # where one chunk of several could not be read
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
-            self._loop.close()
+            _end(self._loop)
 
 
 def _time_of(path: str) -> int:
@@ -151,6 +157,56 @@ def _time_of(path: str) -> int:
         return os.stat(path).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return 0
+
+
+class Writer:
+    """An array to be written to, with an event loop of its own.
+
+    Attributes:
+        unit: how many rows no two writers may share: those of a shard, or of a chunk.
+    """
+
+    unit: int
+
+    def __init__(self) -> None:
+        self._loop = _loop_with(_Interruptible())
+        self._array: Any = None
+
+    def open(self, store: str, path: str) -> str | None:
+        """Open the array; returns its layout, or None if there is none.  Raises: OSError."""
+        opening = zarr.api.asynchronous.open_array(store=LocalStore(store), path=path, mode="r+")
+        try:
+            with atomic:
+                self._array = self._loop.run_until_complete(opening)
+        except (FileNotFoundError, ValueError):
+            return None
+        self.unit = (self._array.shards or self._array.chunks)[0]
+        return layout(self._array)
+
+    def write(self, rows: Array, start: int, stop: int) -> None:
+        """Write the rows from *start* to *stop* of all *rows*.  Raises: OSError."""
+        with atomic:
+            setting = self._array.setitem(slice(start, stop), rows[start:stop])
+            self._loop.run_until_complete(setting)
+
+    def close(self) -> None:
+        """Leave off."""
+        with atomic:
+            _end(self._loop)
+
+
+def _loop_with(executor: ThreadPoolExecutor) -> Any:
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(executor)
+    return loop
+
+
+def _end(loop: Any) -> None:
+    left = asyncio.all_tasks(loop)  # where one chunk of several could not be read, or written
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
+    loop.close()
 
 
 class _Here(ThreadPoolExecutor):
@@ -163,3 +219,12 @@ class _Here(ThreadPoolExecutor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class _Interruptible(_Here):
+    """… until an interrupt is due: the next step does not begin then."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if atomic.due:
+            raise asyncio.CancelledError
+        return super().submit(fn, *args, **kwargs)

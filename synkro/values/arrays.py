@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..errors import InvalidType, InvalidValue
-from .foreign import columns_of, host_array, is_key
+from .foreign import columns_of, host_array, is_key, is_view_of_hdf5
 
 Array = NDArray[Any]
 
@@ -184,6 +184,8 @@ def as_array(value: ArrayLike, called: str) -> Array:
             f"jax.random.key_data(key), and make a key of it in the function, with "
             f"jax.random.wrap_key_data."
         )
+    if is_view_of_hdf5(value):
+        value = value[()]  # type: ignore[index]
     try:
         array = np.asarray(host_array(value))
     except ValueError as error:

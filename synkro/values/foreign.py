@@ -68,6 +68,14 @@ def is_generator(value: Any) -> bool:
     )
 
 
+def is_view_of_hdf5(value: Any) -> bool:
+    """Whether *value* is what ``dataset.fields(…)`` of h5py is: ``value[()]`` are its elements.
+
+    NumPy's ``asarray`` repeats the elements of a field that is an array.
+    """
+    return any(_is(value, "h5py._hl.dataset", name) for name in ("FieldsView", "FieldsWrapper"))
+
+
 def is_tensor(value: Any) -> bool:
     """Whether *value* is one of PyTorch's tensors."""
     return _is(value, "torch", "Tensor")

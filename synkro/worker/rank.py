@@ -369,7 +369,8 @@ class Rank:
             return messages.Exported(start, stop, 0, "")
         self.report(Phase.STORING, 0)
         rows = self.array(command.source)
-        return messages.Exported(*targets.write(command.store, command.path, rows, (start, stop)))
+        written = targets.write(command.store, command.path, command.layout, rows, (start, stop))
+        return messages.Exported(*written)
 
     def _share(self, reduction: messages.Reduction) -> tuple[Operation, int, list[Array], Array] | None:
         """What the ranks of this host reduce: what they have stored; None for nothing.

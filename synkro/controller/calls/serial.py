@@ -24,7 +24,7 @@ from ...plan.call import Form
 from ...plan.outputs import pair_of
 from ...storage.files import is_stored
 from ...values.arrays import as_array, same_bits
-from ...values.foreign import columns_of, handed, host_array, library_of
+from ...values.foreign import columns_of, handed, host_array, is_view_of_hdf5, library_of
 from ...worker.group import Group
 from ..data import Data
 from ..stored import StoredData
@@ -88,7 +88,7 @@ def _serial(argument: Bound) -> Any:
     elif isinstance(value, StoredData) or is_stored(value):
         value = np.asarray(value)
         value.flags.writeable = False
-    elif columns_of(value) is not None and not argument.broadcast:
+    elif is_view_of_hdf5(value) or (columns_of(value) is not None and not argument.broadcast):
         value = as_array(value, f"the argument {argument.name!r}")
     if argument.library == "numpy":
         return host_array(value)

@@ -104,6 +104,7 @@ class InMemory(Target):
         self.value, self.called = value, called
         self.shape, self.dtype = array.shape, array.dtype
         self._array, self._source = array, source
+        self._map = getattr(mapped_below(array), "_mmap", None)
         if window is not None:
             self.bytes = bytes_of(window)
             if array.flags.c_contiguous:
@@ -112,8 +113,11 @@ class InMemory(Target):
     def shares(self, other: Target) -> bool:
         if not isinstance(other, InMemory):
             return False
-        same = self.bytes is not None and other.bytes is not None and self.bytes.overlap(other.bytes)
-        return same or np.shares_memory(self._array, other._array)
+        if np.shares_memory(self._array, other._array):
+            return True
+        if self._map is not None and self._map is other._map:
+            return False  # their addresses have told all
+        return self.bytes is not None and other.bytes is not None and self.bytes.overlap(other.bytes)
 
     def fill(self, pieces: Sequence[Array]) -> None:
         """Put *pieces* in, one behind the other."""
@@ -142,7 +146,7 @@ class InStore(Target):
         writers = [rank for rank in lane.ranks if rank in engine.nearby]
         shares = dict(zip(writers, self._array.shares(len(writers)), strict=True))
         spans = tuple(shares.get(rank, (0, 0)) for rank in range(engine.size))
-        command = Export(self._array.store, self._array.path, placed.region, spans)
+        command = Export(self._array.store, self._array.path, self._array.layout, placed.region, spans)
         replies = engine.run(command, [(placed.segment, Access.WRITE)], lane=lane)
         came = {
             rank: Written(r.done, r.reached, r.errno, r.problem)
@@ -336,6 +340,7 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
                 f"{array} is written by workers of this host, and the function runs on others only: "
                 f"take the result, and then array[...] = result."
             )
+        array.check()
         return InStore(out, array)
     kind = "array" if mapped_below(out) is None else "memory-mapped array"
     called = f"an {kind}" if kind == "array" else f"a {kind}"
