@@ -172,7 +172,7 @@ class WorkerDied(SynkroError):
         exitcode: int | None = None,
         signal: int | None = None,
         stderr: str = "",
-        host: str = "",
+        host: str | None = "",
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -187,11 +187,11 @@ class HostLost(WorkerDied):
     """A host is gone, or nothing is heard of it any more.
 
     Attributes:
-        host: its name, or all of them if nobody knows which.
+        host: its name; None if nobody knows which it was.
         ranks: those that ran there.
     """
 
-    def __init__(self, message: str, host: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, message: str, host: str | None, ranks: tuple[int, ...]) -> None:
         super().__init__(message, rank=min(ranks, default=-1), host=host)
         self.ranks = ranks
 

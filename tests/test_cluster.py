@@ -181,6 +181,16 @@ def test_nothing_is_left_of_a_cluster_whose_process_was_killed(hosts, tmp_path, 
         program.kill()
 
 
+@pytest.mark.parametrize("moment", ["synkro-*", "synkro-*/gateway", "called"])
+def test_a_main_program_that_is_killed_while_hosts_start(hosts, tmp_path, moment):
+    """As soon as there is such a file."""
+    launcher = script(tmp_path / "hangs", f"> {tmp_path}/called; sleep 1000; true")
+    with sleeping(hosts, launcher) as program:
+        assert wait_until(lambda: list(tmp_path.glob(moment)), seconds=30)
+        program.kill()
+    assert wait_until(lambda: not list(tmp_path.glob("synkro-*")), seconds=10)
+
+
 def test_a_main_program_that_is_killed_when_its_network_breaks(hosts, tmp_path):
     """Between two sessions.  What the launcher starts is in no process group of this host's."""
     launcher = script(tmp_path / "apart", f'exec setsid -w {hosts.launcher} "$@"')

@@ -106,7 +106,7 @@ FAULTS = {
     "worker killed": ("worker", signal.SIGKILL, "WorkerDied", "h2"),
     "leader killed": ("leader", signal.SIGKILL, "HostLost", "h2"),
     "gateway killed": ("gateway", signal.SIGKILL, "HostLost", "h1"),
-    "mpiexec killed": ("mpiexec", signal.SIGKILL, "HostLost", "h1, h2"),
+    "mpiexec killed": ("mpiexec", signal.SIGKILL, "HostLost", None),
     "leader stopped": ("leader", signal.SIGSTOP, "HostLost", "h2"),
     "gateway stopped": ("gateway", signal.SIGSTOP, "HostLost", "h1"),
 }

@@ -86,7 +86,7 @@ def test_names_of_devices_and_of_contexts():
         (3, "no rank: this session has 3 ranks, 0 to 2"),
         (-1, "no rank"),
         ("dev0", "names no device of this session"),
-        ("cpu", "a name of the ranks 0, 1, 2: give the number of one, or give each a name"),
+        ("cpu", r"a name of the ranks 0, 1, 2: give the number of one(, or give each a name|\.)"),
         ([], "names no rank: name at least one"),
         ([1, 1], "names rank 1 twice"),
         (True, "a target is a context name, a device or a rank"),

@@ -175,7 +175,7 @@ class ClusterCrew(_JournalingCrew):
         number = self._first_to_end(words)
         how = re.search(r"EXIT STRING: (.*)", words)
         if number is None:
-            return self._lost(None, f"mpiexec ended: {words or 'nobody knows why'}")
+            return self._lost(None, f"mpiexec ended{f': {words}' if words else ', and said nothing'}")
         return self._lost(number, f"its process of MPI's ended{f' ({how[1]})' if how else ''}")
 
     def _first_to_end(self, words: str) -> int | None:
@@ -196,9 +196,9 @@ class ClusterCrew(_JournalingCrew):
     def _lost(self, number: int | None, why: str) -> HostLost:
         """What to raise for host *number* of the processes; None: nobody knows which it was."""
         names, ranks = self._cluster.hosts, () if number is None else tuple(self.hosts[number])
-        name = ", ".join(names) if number is None else names[number]
+        name = None if number is None else names[number]
         whose = f" ({ranks_in_words(ranks)})" if ranks else ""
-        lost = f"a host of {name} is lost" if number is None else f"the host {name}{whose} is lost"
+        lost = f"the host {name}{whose} is lost" if name else f"the hosts {', '.join(names)} are lost"
         return HostLost(
             f"{lost}: {why}. Call close() and then fork() to go on; all Data keep their contents."
             f"{self._cluster.log()}",

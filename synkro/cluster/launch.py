@@ -30,7 +30,7 @@ from ..errors import SessionError
 from ..machine import search_path
 from .cluster import BEGINNING, PATIENCE, Cluster, listed
 from .janitor import temporary
-from .mpiexec import clean, found_mpiexec, held, launcher_of
+from .mpiexec import clean, found_mpiexec, held, kept, launcher_of
 from .questions import End
 
 _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
@@ -84,14 +84,12 @@ class Launch(Cluster):
         self._mpiexec = found_mpiexec()
         self._launcher = launcher_of(launcher, os.environ)
         with contextlib.ExitStack() as undo:
-            made = tempfile.TemporaryDirectory(prefix="synkro-", dir=temporary())  # of mode 0700
-            folder = undo.enter_context(made)
-            self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
-            self._copy: Path | None = None  # of the log, which stays
-            undo.callback(self._settle_log)
             lifeline, self._lifeline = os.pipe()
-            undo.callback(os.close, self._lifeline)
             try:
+                folder = self._kept_folder(lifeline, undo)
+                self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
+                self._copy: Path | None = None  # of the log, which stays
+                undo.callback(self._settle_log)
                 self._process = self._start(folder, lifeline, undo)
                 self.sentinel = os.pidfd_open(self._process.pid)
                 undo.callback(os.close, self.sentinel)
@@ -105,6 +103,21 @@ class Launch(Cluster):
     @property
     def way(self) -> str:
         return f"{super().way} over {self._launcher.name}"
+
+    def _kept_folder(self, lifeline: int, undo: contextlib.ExitStack) -> str:
+        """A new folder, which goes when this process closes its end of the *lifeline*, or ends."""
+        folder = os.path.join(temporary(), f"synkro-{os.urandom(8).hex()}")
+        self._keeper = subprocess.Popen(
+            kept(folder),
+            stdin=lifeline,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        undo.callback(self._keeper.wait)
+        undo.callback(os.close, self._lifeline)
+        os.mkdir(folder, 0o700)
+        return folder
 
     def _start(self, folder: str, lifeline: int, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         key, agent = Path(folder, "key"), Path(folder, "launcher")

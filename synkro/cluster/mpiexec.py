@@ -45,6 +45,7 @@ exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has
 {reach}
 """
 _HELD = 'exec 3<&0; (read -r _ <&3; kill -9 0) > /dev/null 2>&1 & exec "$@" < /dev/null'
+_KEPT = "trap '' TERM; read -r _; rm -rf \"$1\""
 _COMMAND = f"IFS= read -r {KEY}; export {KEY}; $*"
 _SRUN = """\
 export SLURM_OVERLAP=1 SLURM_MPI_TYPE=none SLURM_CPU_BIND=none  # which older ones do not know
@@ -70,6 +71,11 @@ def held(command: Sequence[str]) -> list[str]:
     """*command*, in a session of its own, which is killed at the end of what is its standard input; that
     is descriptor 3 then."""
     return ["sh", "-c", _HELD, "sh", *command]
+
+
+def kept(folder: str) -> list[str]:
+    """A command that removes *folder* at the end of its standard input."""
+    return ["sh", "-c", _KEPT, "sh", folder]
 
 
 class Launcher(NamedTuple):
