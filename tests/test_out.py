@@ -364,7 +364,7 @@ def test_outputs_that_are_not_gathered(session, counted, modes, out, says):
 
 @pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
 @pytest.mark.parametrize("make", [array, data, mapped, every_other_column])
-@pytest.mark.parametrize(("rows", "dtype"), [(100, "f4"), (101, "f8"), (101, ">f4"), (101, "i4")])
+@pytest.mark.parametrize(("rows", "dtype"), [(100, "f4"), (101, "f8"), (101, ">f8"), (101, "i4")])
 def test_shapes_and_dtypes_are_those_of_the_output(session, tmp_path, make, columns, rows, dtype):
     x = numbers(columns)
     target = make((rows, columns), dtype, tmp_path)
@@ -376,6 +376,29 @@ def test_shapes_and_dtypes_are_those_of_the_output(session, tmp_path, make, colu
         assert f" {part}" in str(error.value)
     assert np.array_equal(target, before)
     assert np.array_equal(f(x), 2 * x)
+
+
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("make", [array, data, mapped, every_other_column])
+@pytest.mark.parametrize(("dtype", "target_dtype"), [("<f4", ">f4"), (">f4", "<f4"), (">f4", ">f4")])
+def test_another_order_of_bytes(session, tmp_path, make, columns, dtype, target_dtype):
+    x = numbers(columns)
+    target = make(x.shape, target_dtype, tmp_path)
+    f = synk.function(lambda x: (2 * x).astype(dtype), outputs="gather").options(out=target)
+    for sign in (1, -1):
+        assert np.array_equal(f(sign * x), 2 * sign * x)
+    assert target.dtype == target_dtype
+
+
+def test_records_in_another_order_of_bytes(session):
+    target = np.zeros(101, [("a", ">i4"), ("b", ">f8", (2,))])
+    x = np.zeros(101, target.dtype.newbyteorder("="))
+    x["a"] = np.arange(101)
+    x["b"] = np.arange(202).reshape(101, 2)
+    f = synk.function(lambda x: x, outputs="gather").options(out=target)
+    assert np.array_equal(f(x), x)
+    with pytest.raises(OutputError, match="they have to be equal"):
+        f.options(out=np.zeros(101, [("a", ">i4"), ("c", ">f8", (2,))]))(x)
 
 
 def test_none_is_written_where_one_does_not_fit(session):

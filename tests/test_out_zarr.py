@@ -63,6 +63,20 @@ def test_it_takes_what_numpy_says(session, tmp_path, columns, layout):
         assert np.array_equal(target[:], expected)
 
 
+@pytest.mark.parametrize("columns", [SMALL, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_another_order_of_bytes(session, tmp_path, columns, zarr_format):
+    x = numbers(columns)
+    folder, chunks = tmp_path / "x.zarr", (20, columns)
+    options = {"shape": x.shape, "chunks": chunks, "dtype": ">f4", "zarr_format": zarr_format}
+    if zarr_format == 3:
+        options["serializer"] = zarr.codecs.BytesCodec(endian="big")
+    target = zarr.create_array(folder, **options)
+    synk.function(doubled, outputs="gather").options(out=target)(x)
+    assert np.array_equal(target[:], 2 * x)
+    assert np.array_equal(zarr.open_array(folder, mode="r")[:], 2 * x)
+
+
 def test_an_array_in_a_group_beside_other_outputs(session, tmp_path):
     x = numbers(BIG)
     group = zarr.open_group(tmp_path / "all.zarr", mode="w")

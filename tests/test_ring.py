@@ -16,6 +16,7 @@ from support.named import files
 from support.programs import ROOT
 from support.sessions import lasting, running
 from support.waiting import Watch, wait_until
+from synkro.memory import named
 
 pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for this Python")
 
@@ -150,6 +151,29 @@ def test_a_reader_may_be_closed_while_it_waits(ring, way):
             thread.join()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["while it waits", "in the loop"])
+def test_the_name_is_free_when_the_reader_hears_of_the_end(session, name, monkeypatch, taken):
+    end = named.end
+
+    def slow(*args):
+        time.sleep(0.2)  # as the machine may be
+        end(*args)
+
+    ring = session.ring(name, slots=3, shape=SHAPE, timeout=30)
+    writer = writing(name, range(taken))
+    for _ in range(taken):
+        next(ring)
+    monkeypatch.setattr(named, "end", slow)
+    thread = threading.Thread(target=ring.close)
+    thread.start()
+    assert wait_until(lambda: ring._side._signals.closed)
+    with Watch(), pytest.raises(synk.InvalidValue, match="was closed"):
+        next(ring)
+    with session.ring(name, slots=1, shape=SHAPE):
+        thread.join()
+    writer.join()
 
 
 def test_a_writer_may_be_closed_while_it_waits(ring, name):

@@ -88,7 +88,7 @@ class Ring:
         self._home = home
         self._engine = engine = home.engine
         layout = named.ring_layout(dtype, shape, slots)
-        self._side: RingReader | None = RingReader(engine.directory.number(), name, layout)
+        self._side = RingReader(engine.directory.number(), name, layout)
         segment = engine.adopt(self._side.segment, f"the ring {name}")
         engine.at_close.callback(self.close)
         number = segment.number
@@ -97,7 +97,7 @@ class Ring:
         ]
         self._timeout = timeout
         self._frame: Data | None = None
-        self._over = False
+        self._over = self._closed = False
 
     def __iter__(self) -> Ring:
         return self
@@ -109,36 +109,36 @@ class Ring:
         """
         if self._over:
             raise StopIteration
-        if self._side is None:
-            raise InvalidValue(f"the ring {self.name} was closed: make a new one.")
-        side, places = self._side, list(self._places)
+        places = list(self._places)
         self._hand_back()
-        slot = side.take(self._timeout)
+        slot = self._side.take(self._timeout)
         if slot is None:
             self._over = True
             self.close()
             raise StopIteration
-        self._frame = Data(self._engine, self.dtype, len(self.shape), name=f"a frame of {self.name}")
-        self._frame.lie_in(places[slot])
-        return self._frame
+        frame = Data(self._engine, self.dtype, len(self.shape), name=f"a frame of {self.name}")
+        frame.lie_in(places[slot])
+        self._frame = frame
+        return frame
 
     def _hand_back(self) -> None:
         """Let the writer have the slot of the last frame, when nobody reads it any more."""
-        if self._frame is None or self._side is None:
+        frame = self._frame
+        if frame is None:
             return
         self._home.await_submitted()
         if self._engine.interrupted:
             self._engine.settle()
         with uninterrupted():
-            self._frame.lie_in(HandedBack(self._engine, f"a frame of the ring {self.name}"))
+            frame.lie_in(HandedBack(self._engine, f"a frame of the ring {self.name}"))
             self._frame = None
             self._side.hand_back()
 
     def close(self) -> None:
         """End the ring: its names go, and the writer is told.  The second time it does nothing."""
-        side, self._side = self._side, None
-        if side is not None:
-            side.close()
+        closed, self._closed = self._closed, True
+        if not closed:
+            self._side.close()
             self._places.clear()
             self._frame = None
 

@@ -56,6 +56,7 @@ class _Signals:
         self._name = name
         self.mutex = threading.RLock()
         self.closed = False
+        self._over = threading.Event()  # the closing
         self.header = header
         self.free: Any = None
         self.full: Any = None
@@ -104,8 +105,7 @@ class _Signals:
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
-            with self.mutex:
-                self.check_open()
+            with self.held():
                 found = step()
                 if found is not None:
                     return found
@@ -114,10 +114,25 @@ class _Signals:
                     raise CallTimeout(late())
                 self.wait(getattr(self, posted), patience)
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the mutex.  Raises: as ``check_open``."""
+        with self.mutex:
+            if not self.closed:
+                yield
+                return
+        self.check_open()
+
     def check_open(self) -> None:
-        """Raises: InvalidValue where another thread, or a signal's handler, has closed this side."""
+        """Raises: InvalidValue where another thread, or a signal's handler, has closed this side.
+
+        The names are gone then; but who has been closing for a second may be below, in this thread.
+        """
         if self.closed:
-            raise InvalidValue(f"the ring {self._name} was closed: it takes no more frames.")
+            self._over.wait(1)
+            raise InvalidValue(
+                f"the ring {self._name} was closed, and no more frames go through it: make a new one."
+            )
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
@@ -132,6 +147,7 @@ class _Signals:
                         with contextlib.suppress(self._ipc.Error):
                             semaphore.close()
                 self.free = self.full = None
+                self._over.set()
 
 
 class RingReader:
@@ -192,8 +208,7 @@ class RingReader:
 
     def hand_back(self) -> None:
         """The frame that was taken last is not needed any more."""
-        with self._signals.mutex:
-            self._signals.check_open()
+        with self._signals.held():
             self._signals.add("read")
             self._signals.free.release()
 

@@ -303,8 +303,11 @@ class Collection:
         """Fetch leaves, those that still wait in the workers: through shared memory, by all ranks."""
         home, plan = self._home, self._plan
         lane = home.engine.channel.lane(plan.world)
-        places = {index: taking[index].place for index in waiting if index in taking}
-        straight = {index: place for index, place in places.items() if place is not None}
+        straight = {
+            index: target.place
+            for index, target in taking.items()
+            if index in waiting and target.place and target.dtype == self._outputs[index].dtype
+        }
         key = (*waiting, None, *straight)
         if key not in self._transfers:
             outputs = {index: self._outputs[index] for index in waiting}

@@ -45,7 +45,7 @@ class Target(ABC):
     Attributes:
         value: what the user gave, which the call returns.
         called: what errors call it.
-        place: where the workers write rows straight; None if they cannot.
+        place: where the workers write rows straight, if these have its dtype; None if they cannot.
         bytes: which bytes of a file it is, as far as that is known.
     """
 
@@ -80,7 +80,7 @@ class Target(ABC):
         shapes = [piece.shape for _, _, piece in output.pieces]
         shape = sum(each[0] for each in shapes), *shapes[0][1:]
         fits = len(shape) == len(self.shape) if foreseen else shape == self.shape
-        if not fits or output.dtype != self.dtype:
+        if not fits or output.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
             raise OutputError(
                 f"{called} has shape {shape} and dtype {output.dtype}, the rows of all ranks together, "
                 f"but its target in out=, {self.called}, has shape {self.shape} and dtype "
