@@ -117,7 +117,7 @@ class Session:
         preallocate: float | None = None,
         verbose: bool = True,
         hosts: str | os.PathLike[str] | Sequence[str] | None = None,
-        launcher: str | None = None,
+        launcher: str | os.PathLike[str] | None = None,
         host_timeout: float = 10.0,
     ) -> None:
         """Start the workers; see ``fork``."""
