@@ -233,8 +233,9 @@ def test_the_key_is_in_no_command_line(hosts, tmp_path):
         program.kill()
 
 
-def test_a_launcher_that_is_not_there(hosts):
-    done = on(hosts, "h1", "-m", "synkro", "doctor", "--hosts", "h1,h2", "--launcher", "nosuchshell")
+@pytest.mark.parametrize("launcher", ["nosuchshell", ""])
+def test_a_launcher_that_is_not_there(hosts, launcher):
+    done = on(hosts, "h1", "-m", "synkro", "doctor", "--hosts", "h1,h2", "--launcher", launcher)
     assert (
         "there is no such program. Give 'ssh', 'slurm', or one that is called as ssh is" in done.stdout
     )
@@ -256,12 +257,29 @@ def script(path, text):
     return path
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("#!/nowhere/sh\n", "cannot be started (No such file or directory): check that it is a program"),
+        ("", "cannot be started (Exec format error): check that it is a program"),
+        ("#!/bin/sh\n", "ended without an error, and has started nothing on h2: check that"),
+    ],
+    ids=["of no interpreter", "of nothing", "ends"],
+)
+def test_a_program_that_is_no_launcher(hosts, tmp_path, text, says):
+    launcher = script(tmp_path / "none", "")
+    launcher.write_text(text)
+    done = on(hosts, "h1", "-m", "synkro", "doctor", "--hosts", "h1,h2", "--launcher", launcher)
+    assert f"{launcher}" in done.stdout
+    assert says in done.stdout
+
+
 ENDLESS = """
-import sys, time
+import pathlib, sys, time
 import synkro as synk
 begun = time.monotonic()
 try:
-    synk.fork(hosts="h1:1,h2:1", launcher=sys.argv[1], start_timeout=3)
+    synk.fork(hosts="h1:1,h2:1", launcher=pathlib.Path(sys.argv[1]), start_timeout=3)
 except synk.SessionError as error:
     print(time.monotonic() - begun, error)
 """
@@ -271,5 +289,7 @@ except synk.SessionError as error:
 def test_hosts_are_not_awaited_for_longer_than_start_timeout(hosts, tmp_path, text):
     done = on(hosts, "h1", "-c", ENDLESS, script(tmp_path / "endless", text))
     seconds, _, says = done.stdout.partition(" ")
-    assert "- h2 did not answer within 1 s: check that endless h2 works." in says, done.stderr
+    assert f"- h2 did not answer within 1 s: check that {tmp_path}/endless h2 works." in says, (
+        done.stderr
+    )
     assert float(seconds) < 6

@@ -257,6 +257,39 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
+LATE = """
+import socket, sys, time
+if socket.gethostname() == "h2" and any("synkro.worker" in word for word in sys.orig_argv):
+    time.sleep(60)
+"""
+
+PATIENT = """
+import sys
+import synkro as synk
+options = dict(devices="cpu", launcher=sys.argv[1], verbose=False, start_timeout=8)
+try:
+    synk.fork(hosts=["h1:1", "h2:2"], **options)
+except synk.SessionError as error:
+    print(error)
+"""
+
+
+def test_workers_of_a_host_that_come_too_late(hosts, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-B", "-c", PATIENT, hosts.launcher),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == (
+        "the hosts and their workers were not ready within 8 s (start_timeout=): ranks 1, 2 on h2 did "
+        "not answer. Give more, or look at what takes long there.\n"
+    ), done.stderr
+
+
 FULL = """
 import socket, sys
 if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv:

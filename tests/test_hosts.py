@@ -182,6 +182,16 @@ def test_what_reaches_no_hosts(programs, launcher, there, says):
         launcher_of(launcher, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "says"), [("text", "is no program (chmod +x makes it one)"), ("", "is a folder")]
+)
+def test_what_is_there_and_is_no_launcher(tmp_path, name, says):
+    (tmp_path / "text").touch()
+    path = str(tmp_path / name)
+    with pytest.raises(InvalidValue, match=re.escape(f"launcher={path!r} {says}")):
+        launcher_of(path, {})
+
+
 def test_the_key_is_in_no_agent(programs):
     programs("srun", "ssh", "pbs_tmrsh")
     for name in ("slurm", "ssh", "pbs_tmrsh"):

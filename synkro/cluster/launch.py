@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..errors import SessionError
+from ..errors import InvalidValue, SessionError
 from ..machine import search_path
 from .cluster import BEGINNING, PATIENCE, Cluster, listed
 from .janitor import temporary
@@ -39,7 +39,8 @@ _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
-_ASKED = "import synkro, numpy, cloudpickle, mpi4py"
+_THERE = "Synkro is there"
+_ASKED = f"import sys, synkro, numpy, cloudpickle, mpi4py; print({_THERE!r}, file=sys.stderr)"
 
 
 def is_here(name: str) -> bool:
@@ -225,18 +226,32 @@ class Launch(Cluster):
             return [wrong for wrong in pool.map(self._asked, others) if wrong]
 
     def _asked(self, host: str) -> str:
-        name = self._launcher.name
+        name, called = self._launcher.name, self._launcher.called
         paths = f"PYTHONPATH={os.pathsep.join(search_path())}"
         command = shlex.join(["env", paths, sys.executable, "-c", _ASKED])
         patience = self.left(_ASKING)
-        status, said = _outcome(self._launcher.command(host, command), patience)
+        try:
+            status, said = _outcome(self._launcher.command(host, command), patience)
+        except OSError as error:
+            raise InvalidValue(
+                f"launcher={called!r} cannot be started ({error.strerror}): check that it is a program, "
+                f"and the one that its first line names, #!, is there."
+            ) from None
         if status is None:
-            return (
-                f"{host} did not answer within {round(patience, 1):g} s: check that {name} {host} works."
-            )
+            seconds = round(patience, 1)
+            return f"{host} did not answer within {seconds:g} s: check that {called} {host} works."
         last = next(reversed(said.strip().splitlines()), f"it ended with {status}")
         if not status:
-            return ""
+            # what PBS's starts is not heard
+            answered = _THERE in said or not self._launcher.secret
+            return (
+                ""
+                if answered
+                else (
+                    f"{called} ended without an error, and has started nothing on {host}: check that "
+                    f"'{called} {host} hostname' prints its name."
+                )
+            )
         if status in (126, 127):
             return (
                 f"{host} has no {sys.executable}: install the same environment in the same place there."

@@ -83,9 +83,11 @@ class Launcher(NamedTuple):
 
     Attributes:
         path: where it is.
+        called: what the user calls it.
     """
 
     path: str
+    called: str
 
     @property
     def name(self) -> str:
@@ -131,6 +133,12 @@ def launcher_of(launcher: str, environment: Mapping[str, str]) -> Launcher:
             "launcher='slurm' calls srun, which is not here: start the program on a node of the job, or "
             "give launcher='ssh'."
         )
+    if found is None and os.path.exists(program):
+        is_what = "a folder" if os.path.isdir(program) else "no program (chmod +x makes it one)"
+        raise InvalidValue(
+            f"launcher={launcher!r} is {is_what}: give 'ssh', 'slurm', or the path of a program that is "
+            f"called as ssh is."
+        )
     if found is None:
         raise InvalidValue(
             f"launcher={launcher!r}: there is no such program. Give 'ssh', 'slurm', or one that is "
@@ -141,7 +149,7 @@ def launcher_of(launcher: str, environment: Mapping[str, str]) -> Launcher:
             "launcher='slurm' starts processes in a job of SLURM's, and SLURM_JOB_ID is not set: this "
             "is none. Start the program in one, by sbatch, salloc or srun; or give launcher='ssh'."
         )
-    return Launcher(os.path.abspath(found))
+    return Launcher(os.path.abspath(found), program)
 
 
 class Mpiexec(NamedTuple):

@@ -18,6 +18,8 @@ def reached(hosts: Any, launcher: Any, seconds: float = BEGINNING) -> tuple[Clus
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if they cannot work together.
     """
+    if isinstance(launcher, os.PathLike):
+        launcher = os.path.abspath(launcher)
     if launcher is not None and not isinstance(launcher, str):
         raise InvalidType(
             f"launcher= is 'ssh', 'slurm', or the path of a program that is called as ssh is; got "
@@ -38,4 +40,4 @@ def reached(hosts: Any, launcher: Any, seconds: float = BEGINNING) -> tuple[Clus
         )
     found = named(hosts, os.environ)
     names = [host.name for host in found]
-    return Launch(names, launcher or best_launcher(hosts), seconds), found
+    return Launch(names, best_launcher(hosts) if launcher is None else launcher, seconds), found

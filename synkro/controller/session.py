@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from .. import here
-from ..errors import InvalidValue, NotAvailable, UsageError, counted
+from ..errors import (
+    CallTimeout,
+    InvalidValue,
+    NotAvailable,
+    SessionError,
+    UsageError,
+    counted,
+    ranks_in_words,
+)
 from ..memory.named import sweep
-from ..memory.segment import aligned
+from ..memory.segment import Segment, aligned
 from ..messages import Gpus, Start
 from ..packing import place
 from ..plan.call import Access, Region
@@ -109,7 +117,7 @@ class Session:
         preallocate: float | None = None,
         verbose: bool = True,
         hosts: str | os.PathLike[str] | Sequence[str] | None = None,
-        launcher: str | None = None,
+        launcher: str | os.PathLike[str] | None = None,
         host_timeout: float = 10.0,
     ) -> None:
         """Start the workers; see ``fork``."""
@@ -147,7 +155,7 @@ class Session:
             self._engine = Engine(machines.crew, environments, timeout, verbose, placement.on_gpus)
             undo.callback(self._engine.close)
             self.functions, problem = self._begin(
-                placement, self._left(start_timeout, began), seed, seeded, profile_workers
+                placement, start_timeout, began, seed, seeded, profile_workers
             )
             undo.pop_all()
         self._maps = Maps(self.functions)
@@ -156,14 +164,14 @@ class Session:
             say(line)
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
-    def _left(self, seconds: float, began: float) -> float:
-        """What is left of *seconds* for the workers, after hosts have taken some since they *began*."""
-        if len(self.hosts) == 1:
-            return seconds
-        return max(0.1, round(seconds - (time.monotonic() - began), 1))
-
     def _begin(
-        self, placement: Placement, start_timeout: float, seed: int, seeded: bool, profiled: bool
+        self,
+        placement: Placement,
+        start_timeout: float,
+        began: float,
+        seed: int,
+        seeded: bool,
+        profiled: bool,
     ) -> tuple[Functions, str]:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
@@ -192,13 +200,31 @@ class Session:
         verbose = engine.verbose
         master = self.master_rank
         start = Start(token, seed, seeded, master, outbox, cores, gpus, profiles, verbose, versions)
-        replies = engine.run(start, segments, timeout=start_timeout)
+        replies = self._ready(start, segments, start_timeout, began)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
         targets = Targets(placement.assignments, [host.ranks for host in self.hosts])
         variables = Variables(engine, outputs, token, self.master_rank, seed, targets)
         return Functions(engine, outputs, variables), problem
+
+    def _ready(
+        self, start: Start, segments: Sequence[tuple[Segment, Access]], seconds: float, began: float
+    ) -> list[Any]:
+        """The workers' answers to *start*, for which hosts leave what they have not taken of *seconds*
+        since they *began*."""
+        if not self._engine.has_hosts:
+            return self._engine.run(start, segments, timeout=seconds)
+        left = max(0.1, seconds - (time.monotonic() - began))
+        try:
+            return self._engine.run(start, segments, timeout=left)
+        except CallTimeout as late:
+            where = ", ".join(dict.fromkeys(late.hosts))
+            raise SessionError(
+                f"the hosts and their workers were not ready within {seconds:g} s (start_timeout=): "
+                f"{ranks_in_words(late.ranks)} on {where} did not answer. Give more, or look at what "
+                f"takes long there."
+            ) from None
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 

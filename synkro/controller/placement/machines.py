@@ -86,7 +86,7 @@ class Machines:
 
 def machines_of(
     hosts: Any,
-    launcher: str | None,
+    launcher: str | os.PathLike[str] | None,
     host_timeout: float,
     start_timeout: float,
     n_parallel: int | None,
