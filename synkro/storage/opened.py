@@ -6,6 +6,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,20 @@ class Opened(ABC):
             chunks = self._chunks_of(start, stop)
             self._try(lambda: self._read(target, start, stop), chunks)
             self.check(chunks)
+
+    def span(self, start: int, stop: int, many: int, stopped: Callable[[], bool]) -> Array:
+        """The rows from *start* to *stop*, which are read by blocks of *many*.
+
+        Raises: OSError; CancelledError between two blocks once *stopped* says so.
+        """
+        target = np.empty((stop - start, *self.stored.shape[1:]), np.dtype(self.stored.dtype))
+        at = start
+        while at < stop:
+            go_on(stopped)
+            end = min(stop, (at // many + 1) * many)
+            self.read(target[at - start : end - start], at, end)
+            at = end
+        return target
 
     def rows(self, rows: NDArray[np.int64]) -> Array:
         """Some *rows*, which are ascending.  Raises: OSError."""
@@ -139,6 +154,12 @@ class Opened(ABC):
     @abstractmethod
     def _is_unchanged(self, chunks: Sequence[int]) -> bool:
         """Whether the file, with these chunks, is as described.  Raises: OSError if it is gone."""
+
+
+def go_on(stopped: Callable[[], bool]) -> None:
+    """Raises: CancelledError once *stopped* says so."""
+    if stopped():
+        raise CancelledError
 
 
 def is_dense(rows: NDArray[np.int64], gap: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
 from math import prod
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..plan.batch import Indexed, Selection, Strided
 from ..values.arrays import Array
-from .opened import Opened, is_dense
+from .opened import Opened, go_on, is_dense
 
 _TOGETHER = 1 << 22
 """Bytes of chunks that are read together, if one chunk does not have more."""
@@ -33,17 +32,13 @@ def rows_of(file: Opened, selection: Selection, stopped: Callable[[], bool]) -> 
         scalar = np.empty((), dtype)
         file.read(scalar, 0, 1)
         return scalar
+    many = max(1, _TOGETHER // max(1, stored.chunk * prod(shape[1:]) * dtype.itemsize)) * stored.chunk
+    if isinstance(selection, Strided) and abs(selection.step) == 1 and selection.count:
+        first, last = selection.start, selection.start + selection.step * (selection.count - 1)
+        return file.span(min(first, last), max(first, last) + 1, many, stopped)[:: selection.step]
     target = np.empty((selection.count, *shape[1:]), dtype)
     if not selection.count:
         return target
-    many = max(1, _TOGETHER // max(1, stored.chunk * prod(shape[1:]) * dtype.itemsize)) * stored.chunk
-    if isinstance(selection, Strided) and abs(selection.step) == 1:
-        first, last = selection.start, selection.start + selection.step * (selection.count - 1)
-        low, high = min(first, last), max(first, last) + 1
-        for start, stop in _parts(low, high, many):
-            _go_on(stopped)
-            file.read(target[start - low : stop - low], start, stop)
-        return target[:: selection.step]
     if isinstance(selection, Strided):
         selection = Indexed(
             selection.start + selection.step * np.arange(selection.count, dtype=np.int64)
@@ -52,19 +47,11 @@ def rows_of(file: Opened, selection: Selection, stopped: Callable[[], bool]) -> 
     wanted = selection.indices[order]
     rows = np.unique(wanted)
     for part in _together(rows, many, file.gap):
-        _go_on(stopped)
+        go_on(stopped)
         some = rows[part]
         here = slice(*np.searchsorted(wanted, [some[0], some[-1] + 1]))
         target[order[here]] = file.rows(some)[np.searchsorted(some, wanted[here])]
     return target
-
-
-def _parts(start: int, stop: int, many: int) -> Iterator[tuple[int, int]]:
-    """The rows from *start* to *stop*, cut at multiples of *many*."""
-    while start < stop:
-        end = min(stop, (start // many + 1) * many)
-        yield start, end
-        start = end
 
 
 def _together(rows: NDArray[np.int64], many: int, gap: int) -> Iterator[slice]:
@@ -85,8 +72,3 @@ def _together(rows: NDArray[np.int64], many: int, gap: int) -> Iterator[slice]:
             blocks += 1
     if blocks:
         yield slice(first, len(rows))
-
-
-def _go_on(stopped: Callable[[], bool]) -> None:
-    if stopped():
-        raise CancelledError
