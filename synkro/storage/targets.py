@@ -120,11 +120,11 @@ def write(store: str, path: str, expected: str, rows: Array, span: Span) -> Writ
 
     An interrupt comes between two chunks, and no chunk is written after it, or after an error.
     """
-    from .zarr import Writer  # noqa: PLC0415  it takes a while, and few programs need it
+    from .zarr import ChunkWriter  # noqa: PLC0415  it takes a while, and few programs need it
 
     done, stop = span
     reached = done
-    with contextlib.closing(Writer()) as writer:
+    with contextlib.closing(ChunkWriter()) as writer:
         try:
             if writer.open(store, path) != expected:
                 raise OSError(errno.ESTALE, f"it {_REPLACED}")

@@ -153,7 +153,7 @@ def _time_of(path: str) -> int:
         return 0
 
 
-class Writer:
+class ChunkWriter:
     """An array to be written to, with an event loop of its own.
 
     Attributes:
