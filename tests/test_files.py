@@ -337,7 +337,7 @@ def test_a_changed_file_is_an_error(session, fresh, whole):
     for _ in range(2):
         two(x, y)
     written(fresh, slice(500, 510))
-    with pytest.raises(WorkerError, match=r"has changed since it was given to data\(\)") as caught:
+    with pytest.raises(WorkerError, match=r"has changed since it was opened, .* give it anew") as caught:
         two(x, y)
     assert fresh in str(caught.value)
     assert isinstance(caught.value, OSError)
@@ -378,7 +378,7 @@ def test_a_file_that_is_gone(session, fresh):
     total = session.function(lambda x: x.sum(axis=0), outputs="sum")
     x = data(session, fresh)
     os.rename(fresh, f"{fresh}.old")
-    with pytest.raises(WorkerError, match=r"not there any more .*call data\(\) with the file where"):
+    with pytest.raises(WorkerError, match=r"not there any more .*give the array in the file where"):
         total(x)
     os.rename(f"{fresh}.old", fresh)
     assert np.allclose(total(x), ARRAY.sum(axis=0))
@@ -507,6 +507,38 @@ def test_datasets_that_others_cannot_read_right(session, tmp_path):
         }.items():
             with pytest.raises((InvalidValue, InvalidType), match=message):
                 session.data(file[name])
+        with pytest.raises(InvalidType, match="no elements"):
+            session.function(lambda x: x, name="f")(file["empty"])
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "zarr 3"])
+def test_lists_of_datasets(session, tmp_path, kind):
+    opened = []
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        opened.append(source(write(tmp_path / str(number), kind, ARRAY[: 3 + number // 3])))
+    same = session.function(lambda x: x, outputs="gather")
+    lengths = session.function(lambda x: [len(each) for each in x], outputs=None)
+    assert np.array_equal(same(opened[:3]), [ARRAY[:3]] * 3)
+    with pytest.raises(InvalidType, match=r"shapes \(3, 7\), \(4, 7\), .* as their lengths differ"):
+        same(opened)
+    assert lengths([x[:] for x in opened]) == [[3, 3], [3], [4]]
+    for each in opened:
+        close(each)
+
+
+def test_an_argument_that_was_written_anew(session, tmp_path):
+    import zarr
+
+    path = write(tmp_path, "zarr 3", ARRAY)
+    opened = source(path)
+    f = session.function(lambda x: x, outputs="gather")
+    assert np.array_equal(f(opened), ARRAY)
+    zarr.open_array(path, path="group/x", mode="r+")[:] = ARRAY + 1
+    with pytest.raises(WorkerError, match=r"has changed since it was opened, .* and give it anew"):
+        f(opened)
+    for _ in range(2):
+        assert np.array_equal(f(source(path)), ARRAY + 1)
 
 
 def test_links_to_other_files_work(session, tmp_path):

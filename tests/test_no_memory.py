@@ -128,6 +128,17 @@ def test_no_descriptor_left_is_an_error_and_the_session_goes_on(session):
     assert total(session) == 7
 
 
+def test_the_limit_of_the_size_of_files_is_named(session):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(synk.SharedMemoryError, match=r"ulimit -f, RLIMIT_FSIZE\) is 1\.0 MB"):
+            session.data(np.ones(1 << 18))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert total(session) == 7
+
+
 def test_a_worker_that_cannot_map_memory_now_can_do_so_later(session):
     def arm():
         attach = Segment.attach

@@ -326,6 +326,7 @@ def counted(tmp_path):
     [
         ("x.npy", InvalidType, "open the file: numpy.lib.format.open_memmap"),
         (3.0, InvalidType, "out= takes an array of NumPy's, a Data, a memory-mapped array or a zarr"),
+        ([0.0] * 3, InvalidType, r"got 0\.0, .* a list of numbers is no array: give np\.zeros"),
         ((np.ma.zeros(3), None), InvalidType, "give one of these"),
         ((), InvalidValue, "names no target"),
         ({"a": None}, InvalidValue, "names no target"),

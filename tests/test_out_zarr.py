@@ -19,10 +19,16 @@ from synkro import InvalidType, InvalidValue, OutputError, WorkerError
 from synkro.storage.targets import Chunked
 
 zarr = pytest.importorskip("zarr")
-zarr.create_array({}, shape=1, dtype="f4")[:]  # by a loop of zarr's, which then lasts
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
 started = in_turn(1, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop():
+    """zarr's, whose thread ends with the tests."""
+    yield
+    zarr.core.sync.cleanup_resources()
 
 
 @pytest.fixture

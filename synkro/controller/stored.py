@@ -184,9 +184,12 @@ class StoredData(NDArrayOperatorsMixin):
 
     # ── as an input ──────────────────────────────────────────────────────────────────────────────
 
-    def is_of(self, stored: FileArray) -> bool:
-        """Whether it is that array, as it is now."""
-        return _identity(self._stored) == _identity(stored)
+    def is_of(self, stored: FileArray, known: bool) -> bool:
+        """Whether it is that array, as it is now.
+
+        *known* is one that was not opened anew; another may have been written to in between.
+        """
+        return _identity(self._stored, known) == _identity(stored, known)
 
     def input(self, engine: Engine, called: str) -> FileArray:
         """What the workers open, for a call on *engine*.
@@ -203,9 +206,9 @@ class StoredData(NDArrayOperatorsMixin):
         return self._stored
 
 
-def _identity(stored: FileArray) -> tuple[Any, ...]:
+def _identity(stored: FileArray, known: bool) -> tuple[Any, ...]:
     """What is the same of two descriptions of an array that did not change in between."""
-    stamp = stored.stamp[:3]  # not the time of the description
+    stamp = stored.stamp[:3] if known else stored.stamp  # with the time of the description, in zarr
     return stored.kind, stored.path, stored.name, stored.shape, stored.dtype, stamp
 
 

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +147,12 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return SharedMemoryError(
             f"{what} ({why}): raise the limit (ulimit -n), or hold fewer Data at once: each needs one."
+        )
+    if error.errno == errno.EFBIG:
+        limit = readable_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+        return SharedMemoryError(
+            f"{what} ({why}): the limit of the size of files (ulimit -f, RLIMIT_FSIZE) is {limit}, and "
+            f"holds for shared memory, too: raise it."
         )
     return SharedMemoryError(
         f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "

@@ -41,6 +41,9 @@ def describe(value: Any, number: int) -> FileArray:
             f"the group {value.name!r} of {_shown(value.file)} is no array: give one of its datasets. "
             f"There is {inside} in it."
         )
+    if value.shape is None:
+        what = called(KIND, _shown(value.file), value.name or "")
+        raise InvalidType(f"{what} is empty: it has a type, and no elements.")
     path = _path_of(value.file)
     what = called(KIND, path, value.name or "")
     if value.name is None:
@@ -50,8 +53,6 @@ def describe(value: Any, number: int) -> FileArray:
         raise InvalidValue(
             f"{what} {where} lies in other files: give datasets of these, or a copy, x[:]."
         )
-    if value.shape is None:
-        raise InvalidValue(f"{what} is empty: it has a type, and no elements.")
     row_bytes = max(1, value.dtype.itemsize * prod(value.shape[1:]))
     chunk = value.chunks[0] if value.chunks else max(1, _BLOCK // row_bytes)
     dtype = code_of(value.dtype)

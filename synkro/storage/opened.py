@@ -115,12 +115,12 @@ class Opened(ABC):
         except OSError as error:
             raise OSError(
                 f"{self.called} is not there any more ({error.strerror}): every process that reads it "
-                f"opens it at this path. Put it back, or call data() with the file where it is."
+                f"opens it at this path. Put it back, or give the array in the file where it is."
             ) from None
         if not same:
             raise OSError(
-                f"{self.called} has changed since it was given to data(), or is another file on this "
-                f"host: open it again and call data() anew, when nobody writes to it any more."
+                f"{self.called} has changed since it was opened, or is another file on this host: open "
+                f"it again, and give it anew, when nobody writes to it any more."
             )
 
     def _try(self, step: Callable[[], None], chunks: Sequence[int]) -> None:

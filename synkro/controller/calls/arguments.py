@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -192,7 +194,7 @@ class Arguments:
         self._items_of: dict[int, Outgoing] = {}  # of lists, by the argument's number
         self._numbers = Numbers(engine)
         self._files: dict[int, tuple[Any, Data]] = {}
-        self._stored: dict[int, StoredData] = {}
+        self._stored: dict[int, tuple[weakref.ref[Any], StoredData]] = {}
         self.copied = False  # whether the last call copied something that ``again`` would take
         self._reusable: Sequence[Reusable] = ()  # of the last call's values
 
@@ -360,6 +362,7 @@ class Arguments:
     def _items(self, index: int, bound: Bound, value: Sequence[Any]) -> Input:
         """A list that is no array, by rows."""
         called = self._called(bound)
+        _check_items(value, called)
         strings = all(isinstance(item, str) for item in value)
         if strings:
             items = [item.encode("utf-8", "surrogatepass") for item in value]
@@ -417,15 +420,31 @@ class Arguments:
         if not is_stored(value):
             return value
         try:
-            known = self._stored.get(index)
-            if known is None or not known.is_of(describe(value, 0)):
-                known = self._stored[index] = make_stored(self._engine, value, name=bound.name)
+            found = describe(value, 0)
+            source, known = self._stored.get(index, (None, None))
+            if source is None or known is None or not known.is_of(found, source() is value):
+                known = make_stored(self._engine, value, name=bound.name)
+                self._stored[index] = weakref.ref(value), known
         except InvalidValue:
             return value
         return known
 
     def _called(self, bound: Bound) -> str:
         return f"the argument {bound.name!r} of the function {self._function!r}"
+
+
+def _check_items(items: Sequence[Any], called: str) -> None:
+    """Raises: InvalidType for a list of arrays in files that NumPy makes no array of."""
+    stored = [item for item in items if is_stored(item)]
+    for item in stored:
+        with contextlib.suppress(InvalidValue):
+            describe(item, 0)  # it may be a group, or closed
+    if stored:
+        shapes = ", ".join(str(shape) for shape in dict.fromkeys(item.shape for item in stored))
+        raise InvalidType(
+            f"{called} is a list with arrays in files, of the shapes {shapes}, and no array, as their "
+            f"lengths differ: give [x[:] for x in …] to split the list, or each as an argument."
+        )
 
 
 def _shared_of_graph(called: str) -> str:

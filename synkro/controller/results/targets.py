@@ -253,6 +253,8 @@ def _check_kind(value: Any) -> None:
             "it is read-only. Give the zarr array itself, open for writing; into an HDF5 file write the "
             "result, by dataset[...] = result."
         )
+    elif isinstance(value, int | float | complex | np.generic):
+        advice = "that is a number, and a list of numbers is no array: give np.zeros(…), say."
     elif isinstance(value, str | os.PathLike):
         advice = (
             "open the file: numpy.lib.format.open_memmap(path, mode='w+', dtype=…, shape=…), or "
