@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import signal
@@ -37,10 +38,12 @@ _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
 _SAID = 1 << 20  # bytes of its end that are kept: it may be endless
 _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
+_LOOK = 0.2  # seconds between looks at what processes that begin have printed
+_LACKS = re.compile(rb"(ModuleNotFound|Import)Error")
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _THERE = "Synkro is there"
-_ASKED = f"import sys, synkro, numpy, cloudpickle, mpi4py; print({_THERE!r}, file=sys.stderr)"
+_ASKED = f"import sys, synkro.cluster, numpy, cloudpickle, mpi4py; print({_THERE!r}, file=sys.stderr)"
 
 
 def is_here(name: str) -> bool:
@@ -165,17 +168,38 @@ class Launch(Cluster):
 
     def _await(self, fd: int) -> None:
         patience = min(PATIENCE, _FIRST * self.left(BEGINNING))
-        ready, _, _ = select.select([fd, self.sentinel], [], [], patience)
+        ready, wrong = self._ready(fd, patience)
         if fd in ready:
             return
         words = self.last_words()
         how = "mpiexec ended" if ready else f"MPI did not begin within {round(patience, 1):g} s"
         self.kill()  # it may go on and on
-        wrong = self._asked_one_by_one() or [
-            f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
-            f"names that one of them does not know).{self.log()} The end of its output:\n{words}"
-        ]
+        wrong = (
+            wrong
+            or self._asked_one_by_one()
+            or [
+                f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
+                f"names that one of them does not know).{self.log()} The end of its output:\n{words}"
+            ]
+        )
         raise SessionError(listed(wrong))
+
+    def _ready(self, fd: int, patience: float) -> tuple[list[int], list[str]]:
+        """Which of *fd* and the sentinel are readable within so many seconds.
+
+        If a process says before that it lacks a package, also what is wrong with the hosts: MPI waits
+        for it, though it has ended.
+        """
+        until, asked = time.monotonic() + patience, False
+        while True:
+            left = until - time.monotonic()
+            ready, _, _ = select.select([fd, self.sentinel], [], [], max(0.0, min(left, _LOOK)))
+            if ready or left <= 0:
+                return ready, []
+            if not asked and _LACKS.search(self._said()):
+                asked = True
+                if wrong := self._asked_one_by_one():
+                    return [], wrong
 
     def last_words(self, patience: float = 0.0) -> str:
         """The end of what mpiexec has printed."""
