@@ -133,6 +133,16 @@ def test_a_host_without_a_package(hosts, tmp_path, package):
     assert time.monotonic() - begun < 15
 
 
+def test_a_host_without_shared_memory(hosts):
+    sized = hosts.on("h2", "mount", "/dev/shm", "-o")
+    subprocess.run([*sized, "remount,size=1m"], check=True)
+    try:
+        done, _ = doctor(hosts, "h1,h2")
+    finally:
+        subprocess.run([*sized, "remount,size=50%"], check=True)
+    assert "- h2 has 1.0 MB left in /dev/shm, with which MPI may not begin: remove" in done.stdout
+
+
 def test_a_host_without_the_folder(hosts, tmp_path):
     stands = tmp_path / "program"
     stands.mkdir()

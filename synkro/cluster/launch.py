@@ -28,7 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import InvalidValue, SessionError
-from ..machine import search_path
+from ..machine import readable_bytes, search_path
+from ..memory.segment import SHM_FOLDER
 from .cluster import BEGINNING, PATIENCE, Cluster, listed
 from .janitor import temporary
 from .mpiexec import clean, found_mpiexec, held, kept, launcher_of
@@ -43,7 +44,12 @@ _LACKS = re.compile(rb"(ModuleNotFound|Import)Error")
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _THERE = "Synkro is there"
-_ASKED = f"import sys, synkro.cluster, numpy, cloudpickle, mpi4py; print({_THERE!r}, file=sys.stderr)"
+_ASKED = (
+    "import os, sys, synkro.cluster, numpy, cloudpickle, mpi4py; "
+    f"free = os.statvfs({SHM_FOLDER!r}); "
+    f"print({_THERE!r}, free.f_bavail * free.f_frsize, file=sys.stderr)"
+)
+_LITTLE = 1 << 24  # bytes of shared memory with which MPI may not begin
 
 
 def is_here(name: str) -> bool:
@@ -266,16 +272,7 @@ class Launch(Cluster):
             return f"{host} did not answer within {seconds:g} s: check that {called} {host} works."
         last = next(reversed(said.strip().splitlines()), f"it ended with {status}")
         if not status:
-            # what PBS's starts is not heard
-            answered = _THERE in said or not self._launcher.secret
-            return (
-                ""
-                if answered
-                else (
-                    f"{called} ended without an error, and has started nothing on {host}: check that "
-                    f"'{called} {host} hostname' prints its name."
-                )
-            )
+            return self._why_not_begun(host, said)
         if status in (126, 127):
             return (
                 f"{host} has no {sys.executable}: install the same environment in the same place there."
@@ -287,6 +284,22 @@ class Launch(Cluster):
             f"{host} cannot be reached by {name} ({last}): check its name, and that '{check}' works "
             f"without a question."
         )
+
+    def _why_not_begun(self, host: str, said: str) -> str:
+        """What is wrong with a host whose answer is no error."""
+        called = self._launcher.called
+        answer = re.search(rf"{_THERE} (\d+)", said)
+        if answer is None and self._launcher.secret:  # else nobody hears what it says
+            return (
+                f"{called} ended without an error, and has started nothing on {host}: check that "
+                f"'{called} {host} hostname' prints its name."
+            )
+        if answer is not None and int(answer[1]) < _LITTLE:
+            return (
+                f"{host} has {readable_bytes(int(answer[1]))} left in {SHM_FOLDER}, with which MPI may "
+                f"not begin: remove what lies there, or make it larger."
+            )
+        return ""
 
 
 def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:
