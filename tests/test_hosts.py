@@ -1,7 +1,9 @@
 """Which hosts a user has named, and the ranks of each."""
 
+import os
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from synkro.cluster.launch import is_here
 from synkro.cluster.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
 from synkro.cluster.reached import reached
+from synkro.controller.session import Session
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
 from synkro.plan.hosts import Host, copies, expanded, named, ranks_of
 
@@ -37,6 +40,8 @@ def test_names(hosts, found):
         (7, InvalidType, 'must be a list of names, such as ["h1", "h2:4"]'),
         ({"h1": 4}, InvalidType, "must be a list of names"),
         (b"h1", InvalidType, "must be a list of names"),
+        ({"h1", "h2"}, InvalidType, "must be a list of names"),
+        (np.array(["h1", "h2"]), InvalidType, "must be a list of names"),
         ([("h1", 4)], InvalidType, "the name of a host is a text"),
         (["h1", ""], InvalidValue, "'' is no name of a host"),
         ("h1 h2", InvalidValue, "'h1 h2' is no name of a host"),
@@ -46,13 +51,14 @@ def test_names(hosts, found):
         ("h1:x", InvalidValue, "asks for 'x' ranks on h1"),
         ("-oProxyCommand=x", InvalidValue, "is no name of a host"),
         ("./nowhere", InvalidValue, "there is no such hostfile"),
+        (os.sep, InvalidValue, "is a folder: give the path of a hostfile"),
         ("slurm", InvalidValue, "SLURM_JOB_NODELIST is not set"),
         ("pbs", InvalidValue, "PBS_NODEFILE is not set"),
     ],
 )
 def test_what_names_no_hosts(hosts, error, says):
     with pytest.raises(error, match=re.escape(says)):
-        named(hosts, {})
+        reached(hosts, None)
 
 
 def test_hostfiles(tmp_path):
@@ -272,6 +278,22 @@ def test_ranks_fill_the_hosts_in_their_order(given_hosts, data):
 def test_numbers_that_contradict_each_other(hosts, wanted, says):
     with pytest.raises(InvalidValue, match=re.escape(says)):
         ranks_of(named(hosts, {}), [4, 4], wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"n_parallel": 5}, "n_parallel=5, but hosts= asks for 3 ranks (h1 has 1, h2 has 2)"),
+        (
+            {"devices": ["cpu", "cpu"]},
+            "lists 2 devices for each host (['cpu', 'cpu']), but hosts= gives",
+        ),
+    ],
+)
+def test_numbers_that_contradict_each_other_before_hosts_are_asked(options, says):
+    """The launcher is no program, which is told when they are."""
+    with pytest.raises(InvalidValue, match=re.escape(says)):
+        Session(hosts=["h1:1", "h2:2"], launcher=os.sep, **options)
 
 
 @pytest.mark.parametrize("launcher", [5, True, ["ssh"], b"ssh", object()])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import signal
@@ -27,7 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import InvalidValue, SessionError
-from ..machine import search_path
+from ..machine import readable_bytes, search_path
+from ..memory.segment import SHM_FOLDER
 from .cluster import BEGINNING, PATIENCE, Cluster, listed
 from .janitor import temporary
 from .mpiexec import clean, found_mpiexec, held, kept, launcher_of
@@ -37,10 +39,17 @@ _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
 _SAID = 1 << 20  # bytes of its end that are kept: it may be endless
 _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
+_LOOK = 0.2  # seconds between looks at what processes that begin have printed
+_LACKS = re.compile(rb"(ModuleNotFound|Import)Error")
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _THERE = "Synkro is there"
-_ASKED = f"import sys, synkro, numpy, cloudpickle, mpi4py; print({_THERE!r}, file=sys.stderr)"
+_ASKED = (
+    "import os, sys, synkro.cluster, numpy, cloudpickle, mpi4py; "
+    f"free = os.statvfs({SHM_FOLDER!r}); "
+    f"print({_THERE!r}, free.f_bavail * free.f_frsize, file=sys.stderr)"
+)
+_LITTLE = 1 << 24  # bytes of shared memory with which MPI may not begin
 
 
 def is_here(name: str) -> bool:
@@ -165,17 +174,38 @@ class Launch(Cluster):
 
     def _await(self, fd: int) -> None:
         patience = min(PATIENCE, _FIRST * self.left(BEGINNING))
-        ready, _, _ = select.select([fd, self.sentinel], [], [], patience)
+        ready, wrong = self._ready(fd, patience)
         if fd in ready:
             return
         words = self.last_words()
         how = "mpiexec ended" if ready else f"MPI did not begin within {round(patience, 1):g} s"
         self.kill()  # it may go on and on
-        wrong = self._asked_one_by_one() or [
-            f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
-            f"names that one of them does not know).{self.log()} The end of its output:\n{words}"
-        ]
+        wrong = (
+            wrong
+            or self._asked_one_by_one()
+            or [
+                f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
+                f"names that one of them does not know).{self.log()} The end of its output:\n{words}"
+            ]
+        )
         raise SessionError(listed(wrong))
+
+    def _ready(self, fd: int, patience: float) -> tuple[list[int], list[str]]:
+        """Which of *fd* and the sentinel are readable within so many seconds.
+
+        If a process says before that it lacks a package, also what is wrong with the hosts: MPI waits
+        for it, though it has ended.
+        """
+        until, asked = time.monotonic() + patience, False
+        while True:
+            left = until - time.monotonic()
+            ready, _, _ = select.select([fd, self.sentinel], [], [], max(0.0, min(left, _LOOK)))
+            if ready or left <= 0:
+                return ready, []
+            if not asked and _LACKS.search(self._said()):
+                asked = True
+                if wrong := self._asked_one_by_one():
+                    return [], wrong
 
     def last_words(self, patience: float = 0.0) -> str:
         """The end of what mpiexec has printed."""
@@ -242,16 +272,7 @@ class Launch(Cluster):
             return f"{host} did not answer within {seconds:g} s: check that {called} {host} works."
         last = next(reversed(said.strip().splitlines()), f"it ended with {status}")
         if not status:
-            # what PBS's starts is not heard
-            answered = _THERE in said or not self._launcher.secret
-            return (
-                ""
-                if answered
-                else (
-                    f"{called} ended without an error, and has started nothing on {host}: check that "
-                    f"'{called} {host} hostname' prints its name."
-                )
-            )
+            return self._why_not_begun(host, said)
         if status in (126, 127):
             return (
                 f"{host} has no {sys.executable}: install the same environment in the same place there."
@@ -263,6 +284,22 @@ class Launch(Cluster):
             f"{host} cannot be reached by {name} ({last}): check its name, and that '{check}' works "
             f"without a question."
         )
+
+    def _why_not_begun(self, host: str, said: str) -> str:
+        """What is wrong with a host whose answer is no error."""
+        called = self._launcher.called
+        answer = re.search(rf"{_THERE} (\d+)", said)
+        if answer is None and self._launcher.secret:  # else nobody hears what it says
+            return (
+                f"{called} ended without an error, and has started nothing on {host}: check that "
+                f"'{called} {host} hostname' prints its name."
+            )
+        if answer is not None and int(answer[1]) < _LITTLE:
+            return (
+                f"{host} has {readable_bytes(int(answer[1]))} left in {SHM_FOLDER}, with which MPI may "
+                f"not begin: remove what lies there, or make it larger."
+            )
+        return ""
 
 
 def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import InvalidType, InvalidValue
@@ -13,8 +14,15 @@ from .launch import Launch
 from .mpiexec import best_launcher
 
 
-def reached(hosts: Any, launcher: Any, seconds: float = BEGINNING) -> tuple[Cluster, tuple[Host, ...]]:
+def reached(
+    hosts: Any,
+    launcher: Any,
+    seconds: float = BEGINNING,
+    check: Callable[[Sequence[Host]], None] | None = None,
+) -> tuple[Cluster, tuple[Host, ...]]:
     """The processes of MPI's on the hosts, which have to begin within *seconds*, and who these are.
+
+    Hosts that are to be started are handed to *check* before.
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if they cannot work together.
     """
@@ -25,7 +33,7 @@ def reached(hosts: Any, launcher: Any, seconds: float = BEGINNING) -> tuple[Clus
             f"launcher= is 'ssh', 'slurm', or the path of a program that is called as ssh is; got "
             f"{launcher!r}."
         )
-    if hosts == "mpi":
+    if isinstance(hosts, str) and hosts == "mpi":
         if launcher is not None:
             raise InvalidValue(
                 f'hosts="mpi" are there already, and launcher={launcher!r} would start some: give one.'
@@ -39,5 +47,7 @@ def reached(hosts: Any, launcher: Any, seconds: float = BEGINNING) -> tuple[Clus
             f'mpiexec -n HOSTS -ppn 1 python -m synkro.cluster prog.py, and say hosts="mpi".'
         )
     found = named(hosts, os.environ)
+    if check is not None:
+        check(found)
     names = [host.name for host in found]
     return Launch(names, best_launcher(hosts) if launcher is None else launcher, seconds), found

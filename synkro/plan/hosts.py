@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -45,10 +45,12 @@ def named(hosts: Any, environment: Mapping[str, str]) -> tuple[Host, ...]:
             return _of_scheduler(hosts, environment)
         if os.path.isfile(hosts):
             return _of_file(hosts)
+        if os.path.isdir(hosts) and os.sep in hosts:
+            raise InvalidValue(f"hosts={hosts!r} is a folder: give the path of a hostfile.")
         if os.sep in hosts:
             raise InvalidValue(f"hosts={hosts!r}: there is no such hostfile.")
         hosts = [name.strip() for name in hosts.split(",")]
-    if not isinstance(hosts, Iterable) or isinstance(hosts, bytes | Mapping):
+    if not isinstance(hosts, Sequence | Iterator) or isinstance(hosts, bytes):
         raise InvalidType(
             f'hosts must be a list of names, such as ["h1", "h2:4"], the path of a hostfile, "slurm", '
             f'"pbs" or "mpi"; got {hosts!r}.'

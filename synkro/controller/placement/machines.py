@@ -112,14 +112,16 @@ def machines_of(
     from ...cluster.crew import ClusterCrew  # noqa: PLC0415  for several hosts only
     from ...cluster.reached import reached  # noqa: PLC0415
 
-    launch, found = reached(hosts, launcher, start_timeout)
+    wanted = None if n_parallel == -1 else n_parallel
+    launch, found = reached(
+        hosts, launcher, start_timeout, lambda named: _check_counts(named, wanted, devices)
+    )
     try:
         rooms = _rooms(launch, found)
         if devices is None and not environment_value:
             devices = "cuda" if all(room.look().gpus for room in rooms) else "cpu"
         most = [len(choose(None, devices, environment_value, room)) for room in rooms]
         _check_ranks(found, most, devices, environment_value)
-        wanted = None if n_parallel == -1 else n_parallel
         ranks_there = ranks_of(found, most, wanted)
         assigned = [
             choose(len(ranks), devices, environment_value, room)
@@ -137,6 +139,14 @@ def machines_of(
     except BaseException:
         launch.close()
         raise
+
+
+def _check_counts(hosts: Sequence[Host], n_parallel: int | None, devices: Any) -> None:
+    """Raises: InvalidValue where numbers contradict each other that are known before hosts are asked."""
+    if isinstance(devices, list | tuple):
+        _check_ranks(hosts, [len(devices)] * len(hosts), devices, None)
+    if all(host.ranks for host in hosts):
+        ranks_of(hosts, [0] * len(hosts), n_parallel)
 
 
 def _check_ranks(
