@@ -60,7 +60,7 @@ def test_code_block_runs(block, printed, run_python):
         if imports(block, library):
             pytest.importorskip(library, reason=f"needs {library}")
     path = {"PYTHONPATH": f"{ROOT / 'tests' / 'stand_in'}:{ROOT}"} if on_gpus else {}
-    done = run_python(block, env=path, timeout=COMPILING if imports(block, "pymc") else 60)
+    done = run_python(block, env=path, timeout=COMPILING if imports(block, "pymc") else 110)
     if printed is not None:
         assert done.stdout == printed
 
