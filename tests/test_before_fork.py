@@ -7,7 +7,7 @@ import synkro as synk
 from support.sessions import running
 from synkro import NotForked, SessionClosed, UsageError
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.long, pytest.mark.quick]
 
 X = np.arange(12.0).reshape(6, 2)
 

@@ -7,6 +7,8 @@ import pytest
 from support.sessions import start
 from synkro import InvalidValue
 
+pytestmark = pytest.mark.long
+
 MANY = 22_000
 
 

@@ -26,7 +26,7 @@ from synkro.ipc.crew import Crew
 from synkro.messages import Ack, Create, Indirect, Inspect, Release, Shapes
 from synkro.plan.call import Access, Region
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

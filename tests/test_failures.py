@@ -25,7 +25,7 @@ from synkro.controller.engine.engine import State
 from synkro.memory.segment import Segment
 from synkro.messages import Phase
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

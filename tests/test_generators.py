@@ -12,7 +12,7 @@ from synkro import WorkerError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
-pytestmark = pytest.mark.counted_once
+pytestmark = [pytest.mark.long, pytest.mark.counted_once]
 
 
 def drawn(seed, workers=2, calls=1):

@@ -27,7 +27,7 @@ from synkro.ipc.channel import Lane
 from synkro.memory.segment import Segment
 from synkro.messages import Phase
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

@@ -17,7 +17,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 SLACK = 12 * MB  # of resident memory; every leak that is looked for below would be far larger
 FEW = 3  # descriptors and mappings that may come and go
 
-pytestmark = [pytest.mark.faults, pytest.mark.counted_once]
+pytestmark = [pytest.mark.long, pytest.mark.counted_once]
 
 session = lasting(2)
 

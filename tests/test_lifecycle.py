@@ -16,7 +16,7 @@ from support.waiting import gone, wait_until
 from synkro.controller.placement.choice import choose
 from synkro.machine import available_cores, cpu_name
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 CORES = sorted(os.sched_getaffinity(0))
 CAPS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR", "NUMBA")

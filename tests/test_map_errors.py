@@ -13,7 +13,7 @@ from synkro import CallTimeout, OutputError, UsageError
 from synkro.controller.engine.failures import Late, call_timeout
 from synkro.messages import Phase
 
-pytestmark = pytest.mark.counted_once
+pytestmark = [pytest.mark.long, pytest.mark.counted_once]
 
 
 def double(x):

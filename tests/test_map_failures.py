@@ -37,7 +37,7 @@ from synkro.controller.engine.engine import State
 from synkro.controller.tasks.map import Map
 from synkro.messages import Phase
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 
 def double(x):

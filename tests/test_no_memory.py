@@ -15,7 +15,7 @@ from support.sessions import LARGE, rank, rows, total
 from support.waiting import Watch
 from synkro.memory.segment import Segment
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

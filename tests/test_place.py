@@ -13,6 +13,8 @@ from support.programs import ROOT
 from synkro import InvalidValue, UsageError
 from synkro.packing import place
 
+pytestmark = pytest.mark.long
+
 DELETED = r"the working directory .*was deleted.* os\.chdir\(path\)"
 
 

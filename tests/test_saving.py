@@ -12,7 +12,7 @@ from synkro import here
 from synkro.controller.variables.saving import save
 from synkro.errors import InvalidValue
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.long, pytest.mark.quick]
 
 ROWS = np.random.default_rng(0).standard_normal((50, 3))
 

@@ -19,7 +19,7 @@ from synkro.errors import CollectiveError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
-pytestmark = [pytest.mark.faults, pytest.mark.counted_once]
+pytestmark = [pytest.mark.long, pytest.mark.counted_once]
 
 
 # ── ranks that do not come ───────────────────────────────────────────────────────────────────────

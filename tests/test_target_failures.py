@@ -18,7 +18,7 @@ from support.waiting import Watch, wait_until
 from synkro.controller.engine.engine import State
 from synkro.messages import Phase
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.long
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 

@@ -33,6 +33,8 @@ from synkro.errors import (
 )
 from synkro.messages import Phase
 
+pytestmark = pytest.mark.long
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 ROWS = np.arange(40.0).reshape(20, 2)
