@@ -61,7 +61,7 @@ def _together(rows: NDArray[np.int64], many: int, gap: int) -> Iterator[slice]:
     edges = [0, *(np.flatnonzero(np.diff(rows // many)) + 1).tolist(), len(rows)]
     first, blocks = 0, 0
     for start, stop in itertools.pairwise(edges):
-        close = is_dense(rows[start:stop], gap)
+        close = stop - start > 1 and is_dense(rows[start:stop], gap)
         if blocks and (close or blocks == _BLOCKS or stop - first > _ROWS):
             yield slice(first, start)
             first, blocks = start, 0

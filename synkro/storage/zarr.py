@@ -119,7 +119,7 @@ class OpenArray(Opened):
         target[...] = self._loop.run_until_complete(getting)
 
     def span(self, start: int, stop: int, many: int, stopped: Callable[[], bool]) -> Array:
-        """… all of which zarr puts together, chunk by chunk: that saves a copy."""
+        """As everywhere, but zarr puts all of them together, which saves a copy."""
         found: list[Array] = []
         chunks = self._chunks_of(start, stop)
 
