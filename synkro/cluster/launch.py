@@ -117,14 +117,14 @@ class Launch(Cluster):
     def _kept_folder(self, lifeline: int, undo: contextlib.ExitStack) -> str:
         """A new folder, which goes when this process closes its end of the *lifeline*, or ends."""
         folder = os.path.join(temporary(), f"synkro-{os.urandom(8).hex()}")
-        self._keeper = subprocess.Popen(
+        keeper = subprocess.Popen(
             kept(folder),
             stdin=lifeline,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        undo.callback(self._keeper.wait)
+        undo.callback(keeper.wait)
         undo.callback(os.close, self._lifeline)
         os.mkdir(folder, 0o700)
         return folder
