@@ -6,7 +6,6 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
@@ -159,6 +158,8 @@ class Opened(ABC):
 def go_on(stopped: Callable[[], bool]) -> None:
     """Raises: CancelledError once *stopped* says so."""
     if stopped():
+        from concurrent.futures import CancelledError  # noqa: PLC0415  each worker would load it
+
         raise CancelledError
 
 
