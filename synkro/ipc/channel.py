@@ -95,14 +95,9 @@ class Controller:
         size: int,
         wakes_main: Sequence[int],
         wake_workers: int,
-        far: bool = False,
     ) -> None:
-        """*wakes_main* are the eventfds that wake this process, by the first ranks of lanes.
-
-        *far*: some ranks are on other hosts.
-        """
+        """*wakes_main* are the eventfds that wake this process, by the first ranks of lanes."""
         self._block = Block(memory, size)
-        self._far = far
         self._wakes_main = wakes_main
         self._wake_workers = wake_workers
         self._fence = self._block.fence
@@ -116,7 +111,7 @@ class Controller:
         lane = self._lanes.get(ranks)
         if lane is None:
             wake = self._wakes_main[ranks[0]]
-            patience = Patience(polling(len(ranks), self._far))
+            patience = Patience(polling(len(ranks)))
             lane = self._lanes[ranks] = Lane(self, self._block, ranks, wake, self._numbers, patience)
         return lane
 

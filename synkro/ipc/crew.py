@@ -84,7 +84,7 @@ class Crew:
         finally:
             os.close(arena)
         wakes = inherited.wakes_main, inherited.wake_workers
-        controller = Controller(block.base.data, size, *wakes, far=len(hosts) > 1)
+        controller = Controller(block.base.data, size, *wakes)
         self._resources.callback(controller.close)
         block.close()
         self._pump.start()

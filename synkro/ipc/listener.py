@@ -74,9 +74,7 @@ class Listener:
         size: int,
         wakes_main: Sequence[int],
         wake_workers: int,
-        far: bool = False,
     ) -> None:
-        """*far*: some ranks are on other hosts."""
         self._block = Block(memory, size)
         self._order = self._block.orders[rank]
         self._line = self._block.lines[rank]
@@ -94,7 +92,7 @@ class Listener:
         self._edition = 0  # of the command that was read last
         self._command = b""
         self._reply = b""  # what lies in the reply area
-        self._patience = Patience(polling(size, far))
+        self._patience = Patience(polling(size))
 
     def receive(self, phase: int) -> tuple[bytes, bytes]:
         """Wait for the next command, which begins *phase*; returns it and its housekeeping."""

@@ -25,17 +25,8 @@ SPIN = 100e-6
 """Seconds to poll before sleeping: about what being woken costs."""
 
 
-FAR_SPIN = 5 * SPIN
-"""The same where a call takes a way over a network."""
-
-
-def polling(size: int, far: bool = False) -> float:
-    """Seconds to poll: twice as many where *size* workers take turns on the cores.
-
-    *far*: some of them are on other hosts.
-    """
-    if far:
-        return FAR_SPIN
+def polling(size: int) -> float:
+    """Seconds to poll: twice as many where *size* workers take turns on the cores."""
     return SPIN if size <= len(os.sched_getaffinity(0)) else 2 * SPIN
 
 

@@ -65,7 +65,7 @@ def main(argument: str) -> None:
     refuse_questions()
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
-    listener = Listener(memory, rank, size, wakes_main, wake_workers, len(hosts) > 1)
+    listener = Listener(memory, rank, size, wakes_main, wake_workers)
     descriptors = Descriptors(socket.socket(fileno=sock))
     end = rank, size, arena, wakes, listener.answered
     comm = HostsCommunicator(*end, hosts, wake_relay) if len(hosts) > 1 else ShmCommunicator(*end)
