@@ -6,6 +6,7 @@ import mmap
 import os
 import pathlib
 import re
+import signal
 import struct
 import subprocess
 
@@ -259,6 +260,21 @@ def test_a_name_that_is_in_use(session, name):
     x.free_memory()
     with plain(name), pytest.raises(synk.InvalidValue, match=r"in use: attach\(.*doctor.*another name"):
         session.data(table(), shm_name=name)
+
+
+def test_ctrl_c_while_it_is_made_leaves_nothing(session, name, monkeypatch):
+    make = named.create
+
+    def interrupted(*args):
+        segment = make(*args)
+        signal.raise_signal(signal.SIGINT)
+        return segment
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(named, "create", interrupted)
+        session.data(np.ones(3), shm_name=name)
+    assert not files(name)
+    session.data(np.ones(3), shm_name=name).free_memory()
 
 
 def test_it_keeps_its_shape(session, name):

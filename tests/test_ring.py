@@ -266,6 +266,21 @@ def test_the_reader_that_closes_is_an_error_of_the_writer(session, name, total):
     writer.close()
 
 
+def test_ctrl_c_while_a_ring_is_made_leaves_nothing(session, name, monkeypatch):
+    make = named.create
+
+    def interrupted(*args):
+        segment = make(*args)
+        signal.raise_signal(signal.SIGINT)
+        return segment
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(named, "create", interrupted)
+        session.ring(name, slots=2, shape=SHAPE)
+    assert not files(name)
+    session.ring(name, slots=2, shape=SHAPE).close()
+
+
 def test_the_session_that_closes_ends_the_ring(name):
     with synk.Session(1, verbose=False) as own:
         ring = own.ring(name, slots=2, shape=SHAPE)

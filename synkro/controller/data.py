@@ -7,6 +7,7 @@ A region is never changed: when the array moves or takes another shape, it gets 
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from ..errors import InvalidType, InvalidValue, counted
 from ..memory.files import file_of
+from ..memory.interrupts import uninterrupted
 from ..memory.segment import Segment
 from ..plan.call import Access, Region
 from ..storage.files import is_stored, mapped
@@ -407,9 +409,13 @@ def make_data(
         if oversize != 1:
             raise InvalidValue("memory with a name (shm_name=) does not grow: leave oversize= out.")
         shape = wanted if array is None else array.shape
-        made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape))
-        if array is not None:
-            made.set_value(array, force_cast)
+        with contextlib.ExitStack() as undo:
+            with uninterrupted():
+                made.lie_in(NamedOutgoing.made(engine, shm_name, made.dtype, shape))
+                undo.callback(made.free_memory)
+            if array is not None:
+                made.set_value(array, force_cast)
+            undo.pop_all()
         return made
     if array is None:
         if wanted is not None:

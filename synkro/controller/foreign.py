@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -85,19 +86,19 @@ class Ring:
     ) -> None:
         """Made by ``ring()``."""
         self.name, self.shape, self.dtype, self.slots = name, shape, dtype, slots
+        self._over = self._closed = False
+        self._frame: Data | None = None
         self._home = home
         self._engine = engine = home.engine
         layout = named.ring_layout(dtype, shape, slots)
         self._side = RingReader(engine.directory.number(), name, layout)
         segment = engine.adopt(self._side.segment, f"the ring {name}")
-        engine.at_close.callback(self.close)
         number = segment.number
         self._places = [
             Slot(engine, name, segment, layout.region(number, slot)) for slot in range(slots)
         ]
         self._timeout = timeout
-        self._frame: Data | None = None
-        self._over = self._closed = False
+        engine.at_close.callback(self.close)
 
     def __iter__(self) -> Ring:
         return self
@@ -162,11 +163,12 @@ def make_ring(
 ) -> Ring:
     """A ring of *slots* in shared memory, through which another program hands frames over."""
     home.engine.require_ready()
-    return Ring(
-        home,
-        named.checked_ring_name(shm_name),
-        checked_int(slots, "slots", 1),
-        checked_shape(shape),
-        checked_dtype(dtype, "a ring"),
-        None if timeout is None else checked_seconds(timeout, "timeout"),
-    )
+    name, slots = named.checked_ring_name(shm_name), checked_int(slots, "slots", 1)
+    frames = checked_shape(shape), checked_dtype(dtype, "a ring")
+    timeout = None if timeout is None else checked_seconds(timeout, "timeout")
+    with contextlib.ExitStack() as undo:
+        with uninterrupted():
+            ring = Ring(home, name, slots, *frames, timeout)
+            undo.callback(ring.close)
+        undo.pop_all()
+    return ring
