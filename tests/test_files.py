@@ -497,6 +497,7 @@ def test_datasets_that_others_cannot_read_right(session, tmp_path):
         file["empty"] = h5py.Empty("f8")
         file.create_virtual_dataset("virtual", h5py.VirtualLayout((3,), "f8"))
         file.create_dataset("external", (3,), "f8", external=[(str(tmp_path / "raw"), 0, 24)])
+        file.create_dataset("vectors", (4,), np.dtype(("f4", (3,))))
     (tmp_path / "raw").write_bytes(bytes(24))
     with h5py.File(tmp_path / "x.h5") as file:
         for name, message in {
@@ -504,11 +505,80 @@ def test_datasets_that_others_cannot_read_right(session, tmp_path):
             "empty": "no elements",
             "virtual": r"in other files: give datasets of these, or a copy, x\[:\]",
             "external": "in other files",
+            "vectors": r"each element of .* is an array.*x\[:\]",
         }.items():
             with pytest.raises((InvalidValue, InvalidType), match=message):
                 session.data(file[name])
         with pytest.raises(InvalidType, match="no elements"):
             session.function(lambda x: x, name="f")(file["empty"])
+
+
+def test_links_of_hdf5(session, tmp_path):
+    """Of what is linked from another file, h5py says the name in one file and the path of the other."""
+    import h5py
+
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file["x"], file["data"], file["group/y"] = np.ones(10), np.zeros(10), np.ones(3)
+    with h5py.File(tmp_path / "index.h5", "w") as file:
+        file["run"], file["data"] = h5py.ExternalLink("run.h5", "/x"), h5py.SoftLink("/run")
+        file["there"], file["here"] = h5py.ExternalLink("run.h5", "/group"), h5py.SoftLink("/there")
+        file["own"] = np.full(4, 2.0)
+        file["hard"], file["soft"] = file["own"], h5py.SoftLink("/own")
+    total = session.function(lambda x: x.sum(), outputs="sum")
+    with h5py.File(tmp_path / "index.h5") as file:
+        for name in ("run", "there/y", "own", "hard", "soft"):
+            assert total(session.data(file[name])) == file[name][:].sum()
+        for name in ("data", "here/y"):
+            assert total(file[name]) == file[name][:].sum()
+            with pytest.raises(
+                InvalidValue, match=r"not there under this name.*open .*run\.h5, and give"
+            ):
+                session.data(file[name])
+
+
+def test_a_file_that_nobody_may_read(tmp_path, monkeypatch):
+    import h5py
+
+    from synkro.storage import hdf5
+
+    with h5py.File(write(tmp_path, "hdf5", ARRAY)) as file:
+        stored = hdf5.describe(file["group/x"], 1)
+
+    def refuse(self):
+        raise PermissionError("unable to open file: Permission denied")
+
+    monkeypatch.setattr(hdf5.OpenDataset, "_open", refuse)
+    with pytest.raises(OSError, match=r"may not be read by this user.*Permission denied"):
+        hdf5.OpenDataset(stored)
+
+
+def test_a_codec_that_only_the_program_knows(session, tmp_path):
+    import numcodecs
+    import zarr
+
+    class Negative(numcodecs.abc.Codec):
+        codec_id = "negative"
+
+        def encode(self, buf):
+            return -np.asarray(buf)
+
+        def decode(self, buf, out=None):
+            return -np.asarray(buf).view("f8")
+
+    numcodecs.register_codec(Negative)
+    path = tmp_path / "x.zarr"
+    filters = {"zarr_format": 2, "filters": [Negative()], "compressors": None}
+    zarr.create_array(path, shape=(10,), chunks=(5,), dtype="f8", **filters)[:] = np.arange(10.0)
+    total = session.function(lambda x: x.sum(), outputs="sum")
+    twice = session.function(lambda x: 2 * x, outputs="gather")
+    with pytest.raises(WorkerError, match=r"codec that the workers do not know: register it there"):
+        total(zarr.open(path, mode="r"))
+    with pytest.raises(OSError, match=r"codec that the workers do not know.*Written are no rows"):
+        twice.options(out=zarr.open(path, mode="r+"))(np.arange(10.0))
+    session.function(lambda: numcodecs.register_codec(Negative), outputs=[])()
+    assert total(zarr.open(path, mode="r")) == 45
+    twice.options(out=zarr.open(path, mode="r+"))(np.arange(10.0))
+    assert np.array_equal(zarr.open(path, mode="r")[:], 2 * np.arange(10.0))
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "zarr 3"])

@@ -270,9 +270,10 @@ def test_ctrl_c_while_it_is_made_leaves_nothing(session, name, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         return segment
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(named, "create", interrupted)
-        session.data(np.ones(3), shm_name=name)
+        with pytest.raises(KeyboardInterrupt):
+            session.data(np.ones(3), shm_name=name)
     assert not files(name)
     session.data(np.ones(3), shm_name=name).free_memory()
 

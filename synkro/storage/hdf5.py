@@ -48,11 +48,18 @@ def describe(value: Any, number: int) -> FileArray:
     what = called(KIND, path, value.name or "")
     if value.name is None:
         raise InvalidValue(f"a dataset of {path} has no name, by which others could open it: give x[:].")
+    if value.file.get(value.name) != value:  # h5py names it as in the file where the link is
+        raise InvalidValue(
+            f"{what} is not there under this name, as it was reached by a link to another file, or has "
+            f"got a new name: open {path}, and give the dataset in it; or give a copy, x[:]."
+        )
     if value.is_virtual or value.external:
         where = "is a virtual one, and" if value.is_virtual else "is external: it"
         raise InvalidValue(
             f"{what} {where} lies in other files: give datasets of these, or a copy, x[:]."
         )
+    if value.dtype.subdtype is not None:
+        raise InvalidType(f"each element of {what} is an array, {value.dtype}: give a copy, x[:].")
     row_bytes = max(1, value.dtype.itemsize * prod(value.shape[1:]))
     chunk = value.chunks[0] if value.chunks else max(1, _BLOCK // row_bytes)
     dtype = code_of(value.dtype)
@@ -68,15 +75,15 @@ def _shown(file: Any) -> str:
 
 def _path_of(file: Any) -> str:
     """The absolute path of an open file, after a look whether others can open it."""
-    if file.mode != "r":
-        raise InvalidValue(
-            f"the HDF5 file {_shown(file)} is open for writing (mode {file.mode!r}): close it, and open "
-            f"it with h5py.File(path, 'r')."
-        )
     if file.driver != "sec2":
         raise InvalidValue(
             f"the HDF5 file {_shown(file)} is opened by the driver {file.driver!r}, so there is no file "
             f"on a disk for the workers: open one with h5py.File(path, 'r'), or give a copy, x[:]."
+        )
+    if file.mode != "r":
+        raise InvalidValue(
+            f"the HDF5 file {_shown(file)} is open for writing (mode {file.mode!r}): close it, and open "
+            f"it with h5py.File(path, 'r')."
         )
     descriptor = file.id.get_vfd_handle()
     path = os.readlink(f"/proc/self/fd/{descriptor}")

@@ -112,6 +112,8 @@ class Opened(ABC):
         try:
             same = self._is_unchanged(chunks)
         except OSError as error:
+            if isinstance(error, PermissionError):
+                raise OSError(f"{self.called} {self._why(error)}: {error}") from None
             raise OSError(
                 f"{self.called} is not there any more ({error.strerror}): every process that reads it "
                 f"opens it at this path. Put it back, or give the array in the file where it is."
@@ -129,10 +131,14 @@ class Opened(ABC):
             raise
         except Exception as error:
             self.check(chunks)  # which explains it better
-            raise OSError(
-                f"{self.called} cannot be read, so it is damaged, cut off, or open for writing "
-                f"elsewhere: {type(error).__name__}: {error}"
-            ) from error
+            why = self._why(error)
+            raise OSError(f"{self.called} {why}: {type(error).__name__}: {error}") from error
+
+    def _why(self, error: Exception) -> str:
+        """What *error* means, as the end of a sentence about this array."""
+        if isinstance(error, PermissionError):
+            return "may not be read by this user, who runs the workers"
+        return "cannot be read, so it is damaged, cut off, or open for writing elsewhere"
 
     @abstractmethod
     def close(self) -> None:

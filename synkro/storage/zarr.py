@@ -29,6 +29,11 @@ from .opened import Opened, Stamp, called, part, stamp_of
 
 KIND = "zarr array"
 
+_UNKNOWN = (
+    "has a codec that the workers do not know: register it there, too, in a function that each of them "
+    "runs once, synkro.function(lambda: numcodecs.register_codec(Codec), outputs=[])()"
+)
+
 
 def is_array(value: Any) -> bool:
     """Whether *value* is an array of zarr's, or the group that it is in."""
@@ -118,6 +123,9 @@ class OpenArray(Opened):
         getting = self._array.getitem(part(self.stored.shape, start, stop))
         target[...] = self._loop.run_until_complete(getting)
 
+    def _why(self, error: Exception) -> str:
+        return _UNKNOWN if _is_unknown_codec(error) else super()._why(error)
+
     def span(self, start: int, stop: int, many: int, stopped: Callable[[], bool]) -> Array:
         """As everywhere, but zarr puts all of them together, which saves a copy."""
         found: list[Array] = []
@@ -166,6 +174,11 @@ class OpenArray(Opened):
             _end(self._loop)
 
 
+def _is_unknown_codec(error: Exception) -> bool:
+    """By its name: zarr has such an error, and numcodecs has another."""
+    return type(error).__name__ == "UnknownCodecError"
+
+
 def _time_of(path: str) -> int:
     """When it was last written to, in ns; 0 for a chunk that is not there, and has the fill value."""
     try:
@@ -195,7 +208,9 @@ class ChunkWriter:
         try:
             with atomic:
                 self._array = self._loop.run_until_complete(opening)
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError) as error:
+            if _is_unknown_codec(error):
+                raise OSError(f"it {_UNKNOWN}: {error}") from None
             return None
         self.unit = (self._array.shards or self._array.chunks)[0]
         return layout(self._array)

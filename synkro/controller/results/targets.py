@@ -160,11 +160,11 @@ class InStore(Target):
         """The error for what the *first* rank met that could not go on; *shares* are those of all."""
         whole = _rows_in_words([(start, one.done) for start, one in shares])
         parts = _rows_in_words([(one.done, one.reached) for _, one in shares])
-        return OSError(
-            first.errno,
+        text = (
             f"{first.problem}: {self.called} could not be written as a whole. Written are {whole}; "
-            f"perhaps written in part are {parts}; all other rows are as they were",
+            f"perhaps written in part are {parts}; all other rows are as they were"
         )
+        return OSError(first.errno, text) if first.errno else OSError(text)
 
 
 def _rows_in_words(spans: Sequence[tuple[int, int]]) -> str:
