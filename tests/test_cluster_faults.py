@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -255,6 +257,86 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
     assert done.returncode == 0, done.stderr
     (tmp_path / "sitecustomize.py").unlink()
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
+
+
+BEGINNING = """
+import os, signal, socket, sys
+if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv and os.path.exists(FLAG):
+    from synkro.cluster import crew, janitor
+    def watched(*arguments, watch=janitor.watch):
+        watch(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+    def stopped(*_):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    WHAT
+"""
+
+TWICE = """
+import os, sys
+import synkro as synk
+launcher, flag = sys.argv[1:]
+options = dict(hosts=["h1:1", "h2:1"], devices="cpu", launcher=launcher, verbose=False, host_timeout=2)
+try:
+    synk.fork(**options)
+except synk.SynkroError as error:
+    print(type(error).__name__, error)
+os.unlink(flag)
+synk.fork(**options)
+print(synk.function(lambda: 1, outputs="sum")())
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("janitor.watch = watched", "SessionError .* on h2 ended before MPI had begun"),
+        ("crew.LeaderCrew.start = stopped", "HostLost the host h2 .*nothing was heard of it for 2 s"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what, says):
+    """At once: the program has less time than fork()."""
+    flag = tmp_path / "flag"
+    flag.touch()
+    planted = BEGINNING.replace("FLAG", repr(str(flag))).replace("WHAT", what)
+    (tmp_path / "sitecustomize.py").write_text(planted)
+    done = subprocess.run(
+        hosts.on("h1", sys.executable, "-B", "-c", TWICE, hosts.launcher, flag),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=40,
+    )
+    assert re.search(says, done.stdout, re.DOTALL), done.stdout + done.stderr
+    assert done.stdout.endswith("\n2\n"), done.stderr
+    assert wait_until(lambda: not (processes_of(tmp_path) or hosts.shared_files()), seconds=10)
+
+
+MADE_EARLY = """
+import os, subprocess, sys
+open(sys.argv[1], "w").close()
+code = "from synkro.cluster.janitor import watch; watch(ours=False)"
+subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_files_go_that_mpi_has_made_for_one_process_before_the_other_began(tmp_path):
+    """Those that were there before mpiexec began are not this program's."""
+    old, new = (Path(f"/dev/shm/mpich_shm_{kind}_{os.getpid()}") for kind in ("old", "new"))
+    old.touch()
+    try:
+        time.sleep(0.3)  # by less than that the times of files and processes may be wrong
+        subprocess.run(
+            [sys.executable, "-c", MADE_EARLY, new],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=True,
+        )
+        assert wait_until(lambda: not new.exists(), seconds=10)
+        assert old.exists()
+    finally:
+        old.unlink()
+        new.unlink(missing_ok=True)
 
 
 LATE = """

@@ -281,6 +281,27 @@ def test_numbers_that_contradict_each_other(hosts, wanted, says):
 
 
 @pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"n_parallel": "2"}, InvalidType),
+        ({"n_parallel": 2.5}, InvalidType),
+        ({"n_parallel": True}, InvalidType),
+        ({"n_parallel": -2}, InvalidValue),
+        ({"threads_per_worker": 0}, InvalidValue),
+        ({"preallocate": 3}, InvalidValue),
+        ({"master_rank": -1}, InvalidValue),
+        ({"devices": "gpu"}, InvalidValue),
+        ({"devices": "a->cpu;a->cpu"}, InvalidValue),
+        ({"host_timeout": True}, InvalidType),
+    ],
+)
+def test_what_cannot_be_is_refused_before_hosts_are_asked(options, error):
+    """The launcher is no program, which is told when they are."""
+    with pytest.raises(error, match=next(iter(options)).replace("n_parallel", "number of workers")):
+        Session(hosts="h1,h2", launcher=os.sep, **options)
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"n_parallel": 5}, "n_parallel=5, but hosts= asks for 3 ranks (h1 has 1, h2 has 2)"),

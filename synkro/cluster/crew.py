@@ -109,9 +109,12 @@ class ClusterCrew(_JournalingCrew):
         if not self._cluster.gateway.poll(patience):
             raise RuntimeError(f"the hosts took more than {round(patience, 1):g} s")
         try:
-            return self._cluster.gateway.recv()
+            said = self._cluster.gateway.recv()
         except (EOFError, OSError):
             raise RuntimeError(self._cluster.last_words(_DYING) + self._cluster.log()) from None
+        if (end := self._end_told(said)) is not None:
+            raise end
+        return said
 
     def share(self, inherited: Inherited, board: int) -> None:
         super().share(inherited, board)
@@ -154,13 +157,17 @@ class ClusterCrew(_JournalingCrew):
             return worker_died(ended, self._pump.stderr_tail(ended.rank), cluster.hosts[0])
         with contextlib.suppress(EOFError, OSError):
             said = cluster.gateway.recv() if cluster.gateway.poll() else None
-            if isinstance(said, Died):
-                rank = said.ended.rank
-                self._pump.await_end(rank, STDERR)
-                return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
-            if isinstance(said, Silent):
-                return self._lost(said.host, self._silent)
+            if (end := self._end_told(said)) is not None:
+                return end
         return self._why_all_ended()
+
+    def _end_told(self, said: Any) -> WorkerDied | None:
+        """What to raise for what the gateway has *said*, if that is that somebody has ended."""
+        if isinstance(said, Died):
+            rank = said.ended.rank
+            self._pump.await_end(rank, STDERR)
+            return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
+        return self._lost(said.host, self._silent) if isinstance(said, Silent) else None
 
     def _why_all_ended(self) -> HostLost:
         """What to raise, as mpiexec has ended, by what it has printed."""

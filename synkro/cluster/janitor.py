@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,20 +34,24 @@ _SHARED_AT_ONCE = "mpich_shm_"  # which all that need them have mapped when MPI 
 
 _GRACE = 3.0  # seconds in which mpiexec's process on a host can end by itself, if it hears of anything
 
+_COARSE = 0.1  # seconds by which the times of processes and files may be wrong
+
 _READ_AT_ONCE = "hydra_hwloc_xmlfile_"
 """How the name begins of what mpiexec's process on a host makes for those that begin MPI."""
 
 
 def watch(folder: str = "", ours: bool = True) -> int:
-    """When this process ends, however it does, the files in /dev/shm go that MPI has made from now on,
-    and the *folder* goes.  If it is *ours*, what has started it also goes, and all is said on stderr.
+    """When this process ends, however it does, the files in /dev/shm go that MPI has made since what has
+    started it began, and the *folder* goes.  If it is *ours*, what has started it also goes, and all is
+    said on stderr.
 
     Files that another process has mapped stay.  It has to be called before there are threads.
 
     Returns a descriptor: what has started this process goes in any case if a byte is written to it.
     """
     line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
-    there, parent = _named(), os.getppid()
+    parent = os.getppid()
+    since = _begun(parent or os.getpid())
     read = _to_read(parent)
     starter = os.pidfd_open(parent) if parent else None  # none: it is outside of the container
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
@@ -70,9 +75,9 @@ def watch(folder: str = "", ours: bool = True) -> int:
         os.dup2(null, 2)  # whoever reads what this process prints waits for the end of it
         _remove(read)
         mapped = _mapped()
-        for path in _named() - there:
-            with contextlib.suppress(FileNotFoundError):
-                if _identity(path) not in mapped:
+        for path in _named():
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                if os.stat(path).st_ctime >= since and _identity(path) not in mapped:
                     os.unlink(path)
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
@@ -114,6 +119,14 @@ def _remove(paths: Sequence[str]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def _begun(process: int) -> float:
+    """When a *process* began, in seconds since the epoch."""
+    *_, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+    ticks = int(fields.split()[19])
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted + ticks / os.sysconf("SC_CLK_TCK") - _COARSE
 
 
 def _named() -> set[str]:

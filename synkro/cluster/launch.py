@@ -41,6 +41,7 @@ _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
 _LOOK = 0.2  # seconds between looks at what processes that begin have printed
 _LACKS = re.compile(rb"(ModuleNotFound|Import)Error")
+_HAS_ENDED = re.compile(rb"Synkro: process \d+ of MPI's on (\S+) has ended")
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _THERE = "Synkro is there"
@@ -193,19 +194,34 @@ class Launch(Cluster):
     def _ready(self, fd: int, patience: float) -> tuple[list[int], list[str]]:
         """Which of *fd* and the sentinel are readable within so many seconds.
 
-        If a process says before that it lacks a package, also what is wrong with the hosts: MPI waits
-        for it, though it has ended.
+        If a process has ended before that, which may lack a package, also what is wrong with the hosts:
+        MPI waits for it.
         """
         until, asked = time.monotonic() + patience, False
         while True:
             left = until - time.monotonic()
             ready, _, _ = select.select([fd, self.sentinel], [], [], max(0.0, min(left, _LOOK)))
-            if ready or left <= 0:
+            if fd in ready or left <= 0:
                 return ready, []
-            if not asked and _LACKS.search(self._said()):
+            said = self._said()
+            ended = _HAS_ENDED.search(said)
+            if not asked and (ended or _LACKS.search(said)):
                 asked = True
                 if wrong := self._asked_one_by_one():
                     return [], wrong
+            if ended:
+                return [], [self._why_ended(ended[1].decode())]
+            if ready:
+                return ready, []
+
+    def _why_ended(self, host: str) -> str:
+        """What to say of a process that has begun, and ended before MPI had."""
+        words = self.last_words(_GRACE)
+        how = re.search(r"EXIT CODE: \d+", words)  # that of a signal, mostly
+        return (
+            f"the process of MPI's on {host} ended before MPI had begun{f' ({how[0]})' if how else ''}."
+            f"{self.log()} The end of its output:\n{words}"
+        )
 
     def last_words(self, patience: float = 0.0) -> str:
         """The end of what mpiexec has printed."""
@@ -268,8 +284,11 @@ class Launch(Cluster):
                 f"and the one that its first line names, #!, is there."
             ) from None
         if status is None:
-            seconds = round(patience, 1)
-            return f"{host} did not answer within {seconds:g} s: check that {called} {host} works."
+            raise_it = "give start_timeout= more, or " if patience < _ASKING else ""
+            return (
+                f"{host} did not answer within {round(patience, 1):g} s: {raise_it}check that {called} "
+                f"{host} works."
+            )
         last = next(reversed(said.strip().splitlines()), f"it ended with {status}")
         if not status:
             return self._why_not_begun(host, said)

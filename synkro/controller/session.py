@@ -38,7 +38,7 @@ from .foreign import attach, make_ring
 from .objects.objects import Objects
 from .placement.choice import VARIABLE
 from .placement.machines import machines_of
-from .placement.placement import Placement
+from .placement.placement import Placement, checked_fraction
 from .placement.targets import Targets
 from .progress import status_line
 from .results.transfer import Outputs
@@ -132,6 +132,10 @@ class Session:
         seeded, seed = seed is not None, _seed(seed)
         start_timeout = checked_seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else checked_seconds(timeout, "timeout")
+        checked_int(master_rank, "master_rank", 0)  # and its bound when the ranks are known
+        if threads_per_worker is not None:
+            threads_per_worker = checked_int(threads_per_worker, "threads_per_worker", 1)
+        checked_fraction(preallocate)
         traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
@@ -147,8 +151,6 @@ class Session:
             placement = Placement(machines.assignments, preallocate, asked, machines.look)
             last_rank = len(machines.assignments) - 1
             self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
-            if threads_per_worker is not None:
-                threads_per_worker = checked_int(threads_per_worker, "threads_per_worker", 1)
             for line in placement.before(machines.cores):
                 say(line)
             environments = machines.environments(placement, threads_per_worker)

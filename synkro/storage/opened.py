@@ -115,8 +115,9 @@ class Opened(ABC):
             if isinstance(error, PermissionError):
                 raise OSError(f"{self.called} {self._why(error)}: {error}") from None
             raise OSError(
-                f"{self.called} is not there any more ({error.strerror}): every process that reads it "
-                f"opens it at this path. Put it back, or give the array in the file where it is."
+                f"{self.called} is not there any more, or is not on this host ({error.strerror}): every "
+                f"process that reads it opens it at this path. Put it there, or give the array in the "
+                f"file where it is, or a copy, x[:]."
             ) from None
         if not same:
             raise OSError(

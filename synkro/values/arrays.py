@@ -318,7 +318,7 @@ def checked_int(value: Any, called: str, low: int, high: int | None = None, inst
 def checked_seconds(value: Any, called: str) -> float:
     """Raises: InvalidType, InvalidValue unless it is a finite number of more than 0 seconds."""
     try:
-        if isinstance(value, str | bytes):
+        if isinstance(value, str | bytes | bool):
             raise TypeError
         seconds = float(value)
     except OverflowError:

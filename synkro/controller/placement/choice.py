@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...devices.gpus import Gpu, Visible, visible
 from ...errors import InvalidType, InvalidValue, NotAvailable, counted, warn
@@ -73,11 +73,7 @@ def choose(
     Raises: InvalidType, InvalidValue for a wrong number of workers or wrong devices, NotAvailable
     for GPUs that do not exist.
     """
-    count = n_parallel
-    if isinstance(count, int) and count == -1:
-        count = None
-    if count is not None:
-        count = checked_int(count, "the number of workers", 1, instead=", or None for one a device")
+    count = checked_count(n_parallel)
     room = room or Room(available_cores(), visible)
     source = "devices="
     if devices is None and environment_value:
@@ -93,7 +89,7 @@ def choose(
                 f"{count} workers were asked for, but {room.counted(len(devices))}: list a GPU more "
                 f'than once, as in devices=["cuda:0", "cuda:0"], or say devices="cpu".'
             )
-    named = _parse(devices, source, room)
+    named = [_assignment(each, source, room) for each in _parse(devices, source)]
     if len({assignment.gpu is None for assignment in named}) > 1:
         raise InvalidValue(
             f"{source} names CPUs and GPUs ({', '.join(each.device for each in named)}): the workers of "
@@ -107,6 +103,20 @@ def choose(
     return named[:count]
 
 
+def checked_count(n_parallel: Any) -> int | None:
+    """The number of workers; None: one a device.  Raises: InvalidType, InvalidValue."""
+    if n_parallel is None or (type(n_parallel) is int and n_parallel == -1):
+        return None
+    return checked_int(n_parallel, "the number of workers", 1, instead=", or None for one a device")
+
+
+def check_devices(devices: Any, environment_value: str | None) -> None:
+    """Raises: InvalidType, InvalidValue for what names no devices on any host."""
+    named, source = (environment_value, VARIABLE) if devices is None else (devices, "devices=")
+    if named:
+        _parse(named, source)
+
+
 def _cpu_workers(count: int | None, cores: int) -> int:
     if count is not None and count > cores:
         there = counted(cores, "available core")
@@ -114,21 +124,30 @@ def _cpu_workers(count: int | None, cores: int) -> int:
     return count or cores
 
 
-def _parse(devices: str | Sequence[str], source: str, room: Room) -> list[Assignment]:
+class _Wish(NamedTuple):
+    """A device as a user has named it: its kind, its number if there is one, and its context name."""
+
+    text: str
+    kind: str
+    number: str
+    name: str | None
+
+
+def _parse(devices: str | Sequence[str], source: str) -> list[_Wish]:
     if isinstance(devices, str):
         if "->" in devices:
-            return _parse_map(devices, source, room)
+            return _parse_map(devices, source)
         devices = [part.strip() for part in devices.split(",")]
     if not isinstance(devices, Sequence) or not all(isinstance(part, str) for part in devices):
         raise InvalidType(f"{source} takes {_FORMS}; got {devices!r}.")
     if not devices:
         raise InvalidValue(f"{source} names no device: give {_FORMS}.")
-    return [_assignment(part, source, room) for part in devices]
+    return [_wish(part, source) for part in devices]
 
 
-def _parse_map(text: str, source: str, room: Room) -> list[Assignment]:
+def _parse_map(text: str, source: str) -> list[_Wish]:
     """A map of context names: ``name->device``, separated by semicolons, as Theano had them."""
-    assignments: list[Assignment] = []
+    wishes: list[_Wish] = []
     for entry in text.split(";"):
         name, arrow, device = (part.strip() for part in entry.partition("->"))
         if not (name and arrow and device) or "->" in device:
@@ -141,18 +160,22 @@ def _parse_map(text: str, source: str, room: Room) -> list[Assignment]:
                 f"{source} has the context name {name!r}, which looks like a device: choose one "
                 f"that does not begin with cpu, cuda or opencl, such as dev0."
             )
-        if any(name == other.name for other in assignments):
+        if any(name == other.name for other in wishes):
             raise InvalidValue(f"{source} maps the context name {name!r} twice: name each once.")
-        assignments.append(_assignment(device, source, room, name))
-    return assignments
+        wishes.append(_wish(device, source, name))
+    return wishes
 
 
-def _assignment(text: str, source: str, room: Room, name: str | None = None) -> Assignment:
-    """The device that *text* names, in its normal form, such as ``cpu`` or ``cuda0``."""
+def _wish(text: str, source: str, name: str | None = None) -> _Wish:
     match = re.fullmatch(r"(cpu|cuda)(?::?(\d+))?", text.strip())
     if match is None:
         raise InvalidValue(f"{source} names the unknown device {text!r}: expected {_FORMS}.")
-    kind, index = match.groups("")
+    return _Wish(text, match[1], match[2] or "", name)
+
+
+def _assignment(wish: _Wish, source: str, room: Room) -> Assignment:
+    """The device that is wished for, in its normal form, such as ``cpu`` or ``cuda0``."""
+    text, kind, index, name = wish
     if kind == "cuda":
         gpus = room.gpus(f"{source} names {text!r}").gpus
         if not index:

@@ -16,7 +16,7 @@ from ...ipc.crew import Crew
 from ...machine import available_cores
 from ...plan.hosts import VARIABLE, Host, ranks_of
 from .choice import VARIABLE as DEVICES
-from .choice import Assignment, Room, choose
+from .choice import Assignment, Room, check_devices, checked_count, choose
 from .placement import Placement
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def machines_of(
     from ...cluster.crew import ClusterCrew  # noqa: PLC0415  for several hosts only
     from ...cluster.reached import reached  # noqa: PLC0415
 
-    wanted = None if n_parallel == -1 else n_parallel
+    wanted = checked_count(n_parallel)
+    check_devices(devices, environment_value)
     launch, found = reached(
         hosts, launcher, start_timeout, lambda named: _check_counts(named, wanted, devices)
     )

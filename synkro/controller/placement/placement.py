@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ...devices.gpus import Gpu, Visible, visible
 from ...errors import InvalidType, InvalidValue, counted
@@ -115,6 +116,14 @@ class Placement:
 
 
 def _fraction(preallocate: float | None, on_gpus: bool) -> float | None:
+    fraction = checked_fraction(preallocate)
+    if fraction is not None and not on_gpus:
+        raise InvalidValue("preallocate= is for GPUs, and the workers are on CPUs: leave it out.")
+    return fraction or None
+
+
+def checked_fraction(preallocate: Any) -> float | None:
+    """Raises: InvalidType, InvalidValue unless it is a fraction, or None."""
     if preallocate is None:
         return None
     wrong = f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {preallocate!r}."
@@ -122,6 +131,4 @@ def _fraction(preallocate: float | None, on_gpus: bool) -> float | None:
         raise InvalidType(wrong)
     if not 0 <= preallocate <= 1:
         raise InvalidValue(wrong)
-    if not on_gpus:
-        raise InvalidValue("preallocate= is for GPUs, and the workers are on CPUs: leave it out.")
-    return float(preallocate) or None
+    return float(preallocate)
