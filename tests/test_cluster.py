@@ -317,7 +317,7 @@ except synk.SessionError as error:
 def test_hosts_are_not_awaited_for_longer_than_start_timeout(hosts, tmp_path, text):
     done = on(hosts, "h1", "-c", ENDLESS, script(tmp_path / "endless", text))
     seconds, _, says = done.stdout.partition(" ")
-    works = re.escape(f"check that {tmp_path}/endless h2 works.")
+    works = re.escape(f"give start_timeout= more, or check that {tmp_path}/endless h2 works.")
     assert re.search(rf"- h2 did not answer within (1|0\.\d) s: {works}", says), (
         done.stdout + done.stderr
     )
