@@ -30,61 +30,10 @@ A call goes down on the left and comes back up on the right::
     collector ◀─ replies ◀── engine ◀─── block ◀── outbox, segments ◀── merged outputs
 """
 
+from typing import TYPE_CHECKING, Any
+
 import synkro.cli.ctrl_c  # noqa: F401  first of all: what follows takes a while
 
-from .api import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    attach,
-    barrier,
-    broadcast,
-    close,
-    data,
-    distribute,
-    exchange,
-    fetch,
-    fork,
-    function,
-    gather,
-    get_lengths,
-    get_n_gpu,
-    get_shapes,
-    get_value,
-    host,
-    imap,
-    load,
-    local_rank,
-    local_size,
-    map,
-    place,
-    plot_timeline,
-    push,
-    rank,
-    recv,
-    reduce,
-    reduce_scatter,
-    ring,
-    rng,
-    rows,
-    save,
-    scatter,
-    send,
-    set_value,
-    shared,
-    size,
-    split,
-    summary,
-    trace,
-    transfer,
-    xp,
-)
-from .controller.calls.function import Function
-from .controller.data import Data
-from .controller.foreign import Ring
-from .controller.session import Session
-from .controller.stored import StoredData
-from .controller.variables.shared import Shared
 from .errors import (
     CallTimeout,
     CollectiveError,
@@ -107,8 +56,63 @@ from .errors import (
     WorkerDied,
     WorkerError,
 )
-from .memory.ring import RingWriter
-from .worker.world import World
+
+if TYPE_CHECKING:
+    from .api import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        attach,
+        barrier,
+        broadcast,
+        close,
+        data,
+        distribute,
+        exchange,
+        fetch,
+        fork,
+        function,
+        gather,
+        get_lengths,
+        get_n_gpu,
+        get_shapes,
+        get_value,
+        host,
+        imap,
+        load,
+        local_rank,
+        local_size,
+        map,
+        place,
+        plot_timeline,
+        push,
+        rank,
+        recv,
+        reduce,
+        reduce_scatter,
+        ring,
+        rng,
+        rows,
+        save,
+        scatter,
+        send,
+        set_value,
+        shared,
+        size,
+        split,
+        summary,
+        trace,
+        transfer,
+        xp,
+    )
+    from .controller.calls.function import Function
+    from .controller.data import Data
+    from .controller.foreign import Ring
+    from .controller.session import Session
+    from .controller.stored import StoredData
+    from .controller.variables.shared import Shared
+    from .memory.ring import RingWriter
+    from .worker.world import World
 
 __version__ = "0.1.0"
 
@@ -187,6 +191,17 @@ __all__ = [
     "transfer",
     "xp",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load all of it when something of it is used first, as many workers, and the processes of MPI's,
+    never do."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import api  # noqa: PLC0415
+
+    globals().update({each: getattr(api, each) for each in __all__ if each not in globals()})
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
 
 from . import here
 from .controller.calls.forms import make_function
+from .controller.calls.function import Function  # noqa: F401
 from .controller.calls.graphs import teach_transfers
 from .controller.data import Data  # noqa: F401
 from .controller.engine.engine import State

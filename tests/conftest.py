@@ -1,8 +1,10 @@
 """What holds for all tests; what they share is the plugin ``support``."""
 
+import compileall
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 import synkro.controller.session
 from synkro.devices.gpus import visible
@@ -23,6 +25,12 @@ if visible().gpus:  # the tests are of CPU workers, but for those in tests/gpu
     os.environ.setdefault("SYNKRO_DEVICES", "cpu")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    """Compile the package once: where PYTHONDONTWRITEBYTECODE is set, each process would."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(synkro.__file__).parent, quiet=1)
 
 
 def pytest_addoption(parser, pluginmanager):

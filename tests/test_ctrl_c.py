@@ -85,7 +85,7 @@ MOMENTS = {
     "while the question imports NumPy": ("numpy.version", 2),
     "when the question has imported all": ("benchmarks.common", 1),
     "when its first worker begins": ("[rank 0] site", 1),
-    "when its first worker has begun": ("[rank 1] synkro.api", 1),
+    "when its first worker has begun": ("[rank 1] synkro.worker.loop", 1),
 }
 
 

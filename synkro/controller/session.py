@@ -132,10 +132,7 @@ class Session:
         seeded, seed = seed is not None, _seed(seed)
         start_timeout = checked_seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else checked_seconds(timeout, "timeout")
-        checked_int(master_rank, "master_rank", 0)  # and its bound when the ranks are known
-        if threads_per_worker is not None:
-            threads_per_worker = checked_int(threads_per_worker, "threads_per_worker", 1)
-        checked_fraction(preallocate)
+        threads = _checked_early(threads_per_worker, master_rank, preallocate)
         traced = _traced_to(os.environ.get(TRACE))
         environment_value = os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
@@ -153,7 +150,7 @@ class Session:
             self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
             for line in placement.before(machines.cores):
                 say(line)
-            environments = machines.environments(placement, threads_per_worker)
+            environments = machines.environments(placement, threads)
             self._engine = Engine(machines.crew, environments, timeout, verbose, placement.on_gpus)
             undo.callback(self._engine.close)
             self.functions, problem = self._begin(
@@ -444,6 +441,15 @@ class Session:
             )
         self._trace.fetch()
         return self._trace
+
+
+def _checked_early(threads: Any, master_rank: Any, preallocate: Any) -> int | None:
+    """How many *threads* a worker has, if that is said; what else is known to be wrong before hosts are
+    asked is found here, too.  Raises: InvalidType, InvalidValue.
+    """
+    checked_int(master_rank, "master_rank", 0)  # and its bound when the ranks are known
+    checked_fraction(preallocate)
+    return None if threads is None else checked_int(threads, "threads_per_worker", 1)
 
 
 def _check_profiled(profile_workers: Any) -> None:
