@@ -213,7 +213,7 @@ def test_devices(devices, error, message, monkeypatch):
     [
         ({"n_parallel": 3, "devices": ["cpu"]}, InvalidValue, "3 workers .* lists 1 device:"),
         ({"master_rank": 1}, InvalidValue, "master_rank must be from 0 to 0; got 1"),
-        ({"master_rank": "0"}, InvalidType, "master_rank must be an int from 0 to 0; got '0'"),
+        ({"master_rank": "0"}, InvalidType, "master_rank must be an int of 0 or more; got '0'"),
         ({"threads_per_worker": 0}, InvalidValue, "threads_per_worker must be 1 or more; got 0"),
         ({"threads_per_worker": 1.5}, InvalidType, r"threads_per_worker must be an int.*got 1\.5"),
         ({"timeout": 0}, InvalidValue, "timeout must be more than 0 seconds.*got 0"),
