@@ -22,7 +22,7 @@ with synkro.Session(2, verbose=False) as session:
     assert f(np.ones(8), num_slices=2, progress=True) == 8
 """
 SLOW_TO_LOAD = """
-import time, numpy as np, synkro
+import time, numpy as np, synkro.controller.calls.distribution
 synkro.controller.calls.distribution._PATIENCE = 0.01
 class Slow:
     def __setstate__(self, state):
