@@ -46,7 +46,7 @@ _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _THERE = "Synkro is there"
 _ASKED = (
-    "import os, sys, synkro.cluster, numpy, cloudpickle, mpi4py; "
+    "import os, sys, mpi4py, synkro.worker.loop; "
     f"free = os.statvfs({SHM_FOLDER!r}); "
     f"print({_THERE!r}, free.f_bavail * free.f_frsize, file=sys.stderr)"
 )
