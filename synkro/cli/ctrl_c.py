@@ -1,7 +1,8 @@
 """Ctrl-C for a command: whenever it comes, the process ends with status 130 and without a traceback.
 
-``python -m synkro`` imports the package first, and in it this module before all others.  Until ``__main__`` begins, and after its work, there is nothing to clean up, and the
-process just ends.  In between the first Ctrl-C is a ``KeyboardInterrupt``, and others are ignored.
+``python -m synkro`` imports the package first, and in it this module before all others.  Until
+``__main__`` begins, and after its work, there is nothing to clean up, and the process just ends.  In
+between the first Ctrl-C is a ``KeyboardInterrupt``, and others are ignored.
 """
 
 from __future__ import annotations
