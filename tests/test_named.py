@@ -6,7 +6,6 @@ import mmap
 import os
 import pathlib
 import re
-import signal
 import struct
 import subprocess
 
@@ -262,18 +261,10 @@ def test_a_name_that_is_in_use(session, name):
         session.data(table(), shm_name=name)
 
 
-def test_ctrl_c_while_it_is_made_leaves_nothing(session, name, monkeypatch):
-    make = named.create
-
-    def interrupted(*args):
-        segment = make(*args)
-        signal.raise_signal(signal.SIGINT)
-        return segment
-
-    with monkeypatch.context() as patch:
-        patch.setattr(named, "create", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            session.data(np.ones(3), shm_name=name)
+def test_ctrl_c_while_it_is_made_leaves_nothing(session, name, interrupted_making):
+    with pytest.raises(KeyboardInterrupt):
+        session.data(np.ones(3), shm_name=name)
+    interrupted_making.undo()
     assert not files(name)
     session.data(np.ones(3), shm_name=name).free_memory()
 

@@ -266,18 +266,10 @@ def test_the_reader_that_closes_is_an_error_of_the_writer(session, name, total):
     writer.close()
 
 
-def test_ctrl_c_while_a_ring_is_made_leaves_nothing(session, name, monkeypatch):
-    make = named.create
-
-    def interrupted(*args):
-        segment = make(*args)
-        signal.raise_signal(signal.SIGINT)
-        return segment
-
-    with monkeypatch.context() as patch:
-        patch.setattr(named, "create", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            session.ring(name, slots=2, shape=SHAPE)
+def test_ctrl_c_while_a_ring_is_made_leaves_nothing(session, name, interrupted_making):
+    with pytest.raises(KeyboardInterrupt):
+        session.ring(name, slots=2, shape=SHAPE)
+    interrupted_making.undo()
     assert not files(name)
     session.ring(name, slots=2, shape=SHAPE).close()
 

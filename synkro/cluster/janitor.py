@@ -19,6 +19,9 @@ from ..memory.segment import SHM_FOLDER
 ENDED = "Synkro: process {pid} of MPI's on {name} has ended"
 """What is said on stderr: mpiexec reports the first of the processes, and not the first to end."""
 
+HAS_ENDED = re.compile(ENDED.format(pid=r"\d+", name=r"(\S+)").encode())
+"""The same, with the name of the host."""
+
 NO_MEMORY = "Synkro: process {pid} of MPI's on {name} ends: "
 """What is said on stderr where memory runs out; the error follows."""
 
@@ -51,7 +54,7 @@ def watch(folder: str = "", ours: bool = True) -> int:
     """
     line = (ENDED.format(pid=os.getpid(), name=socket.gethostname()) + "\n").encode()
     parent = os.getppid()
-    since = _begun(parent or os.getpid())
+    since = _begun(parent)
     read = _to_read(parent)
     starter = os.pidfd_open(parent) if parent else None  # none: it is outside of the container
     watched, held = os.pipe()  # the kernel closes the end that is held when this process ends
@@ -122,8 +125,12 @@ def _remove(paths: Sequence[str]) -> None:
 
 
 def _begun(process: int) -> float:
-    """When a *process* began, in seconds since the epoch."""
-    *_, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+    """When a *process* began, in seconds since the epoch; where it cannot be seen, when this one did."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:  # another user's, as SLURM's, or outside of the container
+        text = Path("/proc/self/stat").read_text()
+    *_, fields = text.rpartition(")")
     ticks = int(fields.split()[19])
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted + ticks / os.sysconf("SC_CLK_TCK") - _COARSE

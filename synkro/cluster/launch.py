@@ -31,7 +31,7 @@ from ..errors import InvalidValue, SessionError
 from ..machine import readable_bytes, search_path
 from ..memory.segment import SHM_FOLDER
 from .cluster import BEGINNING, PATIENCE, Cluster, listed
-from .janitor import temporary
+from .janitor import HAS_ENDED, temporary
 from .mpiexec import clean, found_mpiexec, held, kept, launcher_of
 from .questions import End
 
@@ -41,7 +41,6 @@ _GRACE = 1.0  # seconds in which the processes can end by themselves
 _ASKING = 10.0  # seconds that a host may take to say what is wrong with it
 _LOOK = 0.2  # seconds between looks at what processes that begin have printed
 _LACKS = re.compile(rb"(ModuleNotFound|Import)Error")
-_HAS_ENDED = re.compile(rb"Synkro: process \d+ of MPI's on (\S+) has ended")
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
 _THERE = "Synkro is there"
@@ -204,7 +203,7 @@ class Launch(Cluster):
             if fd in ready or left <= 0:
                 return ready, []
             said = self._said()
-            ended = _HAS_ENDED.search(said)
+            ended = HAS_ENDED.search(said)
             if not asked and (ended or _LACKS.search(said)):
                 asked = True
                 if wrong := self._asked_one_by_one():

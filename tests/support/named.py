@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import uuid
 
@@ -10,6 +11,7 @@ import pytest
 
 from support.programs import ROOT
 from support.waiting import wait_until
+from synkro.memory import named
 
 PAGE = ROOT / "docs" / "howto" / "named_memory.md"
 
@@ -29,6 +31,21 @@ def name():
     finally:
         for file in files(name):
             os.unlink(f"/dev/shm/{file}")
+
+
+@pytest.fixture
+def interrupted_making(monkeypatch):
+    """Ctrl-C comes when memory with a name has just been made, and nobody has it yet."""
+    make = named.create
+
+    def interrupted(*args):
+        segment = make(*args)
+        signal.raise_signal(signal.SIGINT)
+        return segment
+
+    with monkeypatch.context() as patch:
+        patch.setattr(named, "create", interrupted)
+        yield patch
 
 
 @pytest.fixture(scope="session")
