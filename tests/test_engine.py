@@ -174,6 +174,7 @@ def test_a_broken_engine_serves_nothing_but_its_end(engine):
     assert engine.state is State.CLOSED
 
 
+@pytest.mark.fresh
 def test_workers_that_cannot_be_started_are_an_error_of_the_session(monkeypatch):
     def refuse(*_, **__):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -239,6 +240,7 @@ def test_a_death_in_one_session_leaves_the_other_alone(session):
 # ── a worker does not even start ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("package", ["numpy", "cloudpickle"])
 @pytest.mark.parametrize(
     ("line", "number", "code"),
@@ -266,6 +268,7 @@ def test_a_worker_that_dies_at_its_start(package, line, number, code, tmp_path, 
     assert synk.fork(2, verbose=False) == 2
 
 
+@pytest.mark.fresh
 def test_a_start_that_takes_too_long(tmp_path, monkeypatch):
     hanging(tmp_path, monkeypatch)
     with Watch(), pytest.raises(synk.CallTimeout, match=r"0\.5 s from ranks 0, 1") as caught:

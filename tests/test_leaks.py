@@ -218,6 +218,7 @@ def test_forking_and_closing_leaves_nothing():
     assert resident() - memory < SLACK
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_sessions_that_fail_to_start_leave_nothing(end, tmp_path, monkeypatch):
     (tmp_path / "cloudpickle.py").write_text("raise ImportError")

@@ -30,6 +30,7 @@ def total(session, rows=7):
 # ── fork, close, fork ────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fresh
 @pytest.mark.quick
 def test_fork_close_and_fork_again():
     for count in (2, 1, 2):
@@ -75,6 +76,7 @@ def test_data_can_be_read_after_close(session):
         session.data(np.ones(2))
 
 
+@pytest.mark.fresh
 @pytest.mark.quick
 def test_session_is_a_context_manager():
     with synk.Session(2, verbose=False) as session:
@@ -194,6 +196,7 @@ def test_forms_of_devices(devices, count, by):
     assert {each.device[:3] for each in chosen} == {"cpu"}
 
 
+@pytest.mark.fresh
 @pytest.mark.quick
 @pytest.mark.parametrize("by", ["argument", "environment"])
 def test_workers_are_on_the_devices_that_were_chosen(by, monkeypatch):
@@ -288,6 +291,7 @@ def test_verbose_false_is_silent(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.fresh
 def test_worker_output_reaches_the_user(capsys):
     def speak():
         from synkro import here
@@ -328,6 +332,7 @@ def no_caps(monkeypatch):
     return monkeypatch
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("workers", [1, 2])
 def test_thread_caps_are_cores_by_workers(workers, no_caps):
     with synk.Session(workers, devices=["cpu"] * workers, verbose=False) as session:
@@ -335,6 +340,7 @@ def test_thread_caps_are_cores_by_workers(workers, no_caps):
         assert caps(session) == [dict.fromkeys(CAPS, expected)] * workers
 
 
+@pytest.mark.fresh
 def test_the_users_own_thread_settings_win(no_caps):
     no_caps.setenv("MKL_NUM_THREADS", "5")
     with synk.Session(1, verbose=False) as session:
@@ -342,6 +348,7 @@ def test_the_users_own_thread_settings_win(no_caps):
         assert caps(session) == [expected]
 
 
+@pytest.mark.fresh
 def test_omp_num_threads_alone_speaks_for_the_others(no_caps):
     no_caps.setenv("OMP_NUM_THREADS", "3")
     with synk.Session(1, verbose=False) as session:
@@ -350,6 +357,7 @@ def test_omp_num_threads_alone_speaks_for_the_others(no_caps):
     assert seen == dict.fromkeys(seen) | {"OMP": "3"}
 
 
+@pytest.mark.fresh
 def test_threads_per_worker_wins_over_all(no_caps):
     no_caps.setenv("OMP_NUM_THREADS", "3")
     no_caps.setenv("NUMBA_NUM_THREADS", "4")
@@ -358,12 +366,14 @@ def test_threads_per_worker_wins_over_all(no_caps):
     assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
+@pytest.mark.fresh
 def test_workers_begin_in_the_folder_of_the_main_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with synk.Session(1, verbose=False) as session:
         assert os.readlink(f"/proc/{session.pids[0]}/cwd") == str(tmp_path)
 
 
+@pytest.mark.fresh
 def test_workers_inherit_no_descriptor(session, tmp_path):
     with open(tmp_path / "open", "w") as file:
         os.set_inheritable(file.fileno(), True)
@@ -532,6 +542,7 @@ def status_of(pid):
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
+@pytest.mark.fresh
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_workers_sleep_on_cores_of_their_own_and_compute_on_any():
     everywhere = os.sched_getaffinity(0)
@@ -566,6 +577,7 @@ def test_cores_that_somebody_else_has_chosen_stay():
 # ── threads, forks and exits ─────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.fresh
 def test_workers_survive_the_thread_that_forked():
     thread = threading.Thread(target=synk.fork, args=(2,), kwargs={"verbose": False})
     thread.start()

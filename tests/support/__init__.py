@@ -16,6 +16,7 @@
     named      memory with a name, and programs in C beside it
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
     left_out   one line for the tests that need a GPU where there is none
+    forked     workers are forks of a process that has loaded what they import
     over_hosts hosts for a file of tests; the tests of one host, with workers on several
 """
 
@@ -25,6 +26,7 @@ import cloudpickle
 
 pytest_plugins = [
     "support.leftovers",
+    "support.forked",
     "support.sessions",
     "support.programs",
     "support.named",
