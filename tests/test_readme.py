@@ -1,5 +1,7 @@
 """Every code block of the README and of docs/ runs as it stands, and prints what the page says.
 
+Those of the README and of PyMC run as real programs, the others in forks of a process that has loaded much.
+
 A block of ``text`` directly after a block of ``python`` is what that prints to standard output.  CI runs
 the README's two commands.
 """
@@ -28,6 +30,7 @@ LIBRARIES = (
     "h5py",
     "zarr",
 )  # CI installs them for a step of its own
+LOADED = ("torch", "jax", "numba", "pytensor")  # before a program of a page is forked
 OPTIONAL = (*LIBRARIES, "pytensor", "pymc", "joblib")
 
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
@@ -50,6 +53,8 @@ def blocks():
             marks = [pytest.mark.libraries] * any(imports(block, library) for library in LIBRARIES)
             marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * imports(block, "pymc")
             marks += [pytest.mark.programs] * (page != PAGES[0])
+            if page != PAGES[0] and not imports(block, "pymc"):
+                marks.append(pytest.mark.loaded(*(each for each in LOADED if imports(block, each))))
             yield pytest.param(block, printed or None, id=f"{name}-{number}", marks=marks)
 
 

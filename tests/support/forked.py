@@ -9,8 +9,8 @@
 
 Two workers cost a tenth of the processor time so.  But what is forked has a NumPy that has read the
 environment of the server.  Tests of how workers start have the marker ``fresh``; with ``pytest --fresh``
-all tests get fresh interpreters.  With the marker ``loaded("torch")`` a file's workers have imported
-PyTorch, too.
+all tests get fresh interpreters.  With the marker ``loaded("torch")`` the workers have imported PyTorch,
+too, and programs that ``run_python`` runs are forks of the same process.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ import fcntl
 import gc
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
@@ -33,8 +32,8 @@ from synkro import machine
 LENGTH = struct.Struct("q")
 """Before each request, which is pickled; and each answer, the number of a process."""
 
-WORKERS = ("numpy", "cloudpickle", "synkro.worker.loop")
-"""What the process loads that workers are forked from."""
+ALWAYS = ("numpy", "cloudpickle", "synkro.worker.loop", "synkro.controller.session")
+"""What each server has loaded."""
 
 
 # ── the client ───────────────────────────────────────────────────────────────────────────────────────
@@ -69,29 +68,28 @@ class Client:
         self._sock = sock
         self._lock = threading.Lock()
 
-    def fork(self, kind, argument, *, fds=(), environment=None, path=None, alone=False, connected=False):
-        """A process that is what a fresh interpreter with these would be; if *connected*, it may fork.
+    def worker(self, argument, fds, environment):
+        """The process that ``synkro.worker.loop`` makes a worker of, by its *argument*."""
+        (stdout, out), (stderr, err) = os.pipe(), os.pipe()
+        place = os.getcwd(), machine.search_path(), dict(environment)
+        try:
+            return Forked(self._fork("worker", argument, place, [out, err, *fds], fds), stdout, stderr)
+        finally:
+            os.close(out)
+            os.close(err)
 
-        *kind* is "worker", with the *argument* of ``synkro.worker.loop``, or "program", with its path.
-        """
-        with contextlib.ExitStack() as theirs:
-            streams = []
-            for _ in range(2):
-                read, write = os.pipe()
-                theirs.callback(os.close, write)
-                streams.append((read, write))
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            theirs.callback(os.close, nothing)
-            (stdout, out), (stderr, err) = streams
-            environment = dict(os.environ if environment is None else environment)
-            path = machine.search_path() if path is None else path
-            where = [0, 1, 2, *fds], alone, environment, os.getcwd(), path
-            request = pickle.dumps((kind, argument, connected, where))
-            with self._lock, adopting():
-                socket.send_fds(self._sock, [LENGTH.pack(len(request))], [nothing, out, err, *fds])
-                self._sock.sendall(request)
-                (pid,) = LENGTH.unpack(self._sock.recv(LENGTH.size))
-        return Forked(pid, stdout, stderr)
+    def program(self, path, folder, environment, stdout, stderr):
+        """The number of a process that is ``python path`` in *folder*, whose workers are forks, too."""
+        found = [os.path.dirname(path), *environment["PYTHONPATH"].split(os.pathsep), *sys.path]
+        place = str(folder), found, environment
+        return self._fork("program", str(path), place, [stdout.fileno(), stderr.fileno()], ())
+
+    def _fork(self, kind, argument, place, fds, targets):
+        request = pickle.dumps((kind, argument, place, [0, 1, 2, *targets]))
+        with open(os.devnull) as nothing, self._lock, adopting():
+            socket.send_fds(self._sock, [LENGTH.pack(len(request))], [nothing.fileno(), *fds])
+            self._sock.sendall(request)
+            return LENGTH.unpack(self._sock.recv(LENGTH.size))[0]
 
 
 @contextlib.contextmanager
@@ -131,7 +129,7 @@ class Server(Client):
 
 
 def serve(argument):
-    """In the server: load, fork for all clients until the first has gone; in what is forked: be that."""
+    """In the server: load, then fork until the client has gone; in what is forked: be that."""
     descriptor, *modules = argument.split()
     for module in modules:
         __import__(module)
@@ -139,63 +137,56 @@ def serve(argument):
     assert len(threads) == 1, f"{modules} have started threads, so their process must not fork"
     gc.collect()
     gc.freeze()
-    kind, argument, theirs = _forked(socket.socket(fileno=int(descriptor)))
-    if kind == "worker":
-        from synkro.worker.loop import main
-
-        main(argument)
-    else:
-        if theirs is not None:
-            begin(Client(theirs))
-        program(argument)
+    _serve(socket.socket(fileno=int(descriptor)))
 
 
-def program(path):
-    """Be the program in that file, as ``python path`` would."""
+def _serve(sock):
+    while (received := _received(sock)) is not None:
+        kind, argument, place, targets, fds = received
+        pid = _grandchild()
+        if pid is None:
+            sock.close()
+            _settle(fds, targets, *place)
+            return _work(argument) if kind == "worker" else _run(argument)
+        for each in fds:
+            os.close(each)
+        sock.sendall(LENGTH.pack(pid))
+    return None
+
+
+def _work(argument):
+    os.setsid()
+    from synkro.worker.loop import main
+
+    main(argument)
+
+
+def _run(path):
+    """Be the program in a file; a fork of this process, as it is now, is the server of its workers."""
+    own, theirs = socket.socketpair()
+    if not os.fork():
+        own.close()
+        return _serve(theirs)
+    theirs.close()
+    begin(Client(own))
     sys.argv = [path]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__file__ = path
     with open(path) as file:
         code = compile(file.read(), path, "exec")
     exec(code, main.__dict__)
-
-
-def _forked(first):
-    """Answer all clients; returns, in a process that was forked, what it is to be."""
-    clients = {first.fileno(): first}
-    while True:
-        for fd in select.select(list(clients), [], [])[0]:
-            request, fds = _received(clients[fd])
-            if request is None:
-                if clients.pop(fd) is first:
-                    sys.exit()
-                continue
-            kind, argument, connected, where = request
-            own, theirs = socket.socketpair() if connected else (None, None)
-            pid = _grandchild()
-            if pid is None:
-                for sock in (*clients.values(), own):
-                    if sock is not None:
-                        sock.close()
-                _settle(fds, *where)
-                return kind, argument, theirs
-            for each in fds:
-                os.close(each)
-            if connected:
-                clients[own.fileno()] = own
-                theirs.close()
-            clients[fd].sendall(LENGTH.pack(pid))
+    return None
 
 
 def _received(sock):
-    """The next request and its descriptors; None where the other end has gone."""
+    """The next request, with its descriptors; None where the other end has gone."""
     head, fds, _, _ = socket.recv_fds(sock, LENGTH.size, 64)
     if not head:
-        return None, []
+        return None
     body = bytearray()
     while len(body) < LENGTH.unpack(head)[0]:
         body += sock.recv(LENGTH.unpack(head)[0] - len(body))
-    return pickle.loads(body), fds
+    return *pickle.loads(body), fds
 
 
 def _grandchild():
@@ -218,7 +209,7 @@ def _grandchild():
     return pid or None
 
 
-def _settle(fds, targets, alone, environment, folder, path):
+def _settle(fds, targets, folder, path, environment):
     """In a forked process: what a fresh interpreter would have found."""
     above = max(*targets, *fds) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]
@@ -227,8 +218,6 @@ def _settle(fds, targets, alone, environment, folder, path):
     for fd, target in zip(moved, targets, strict=True):
         os.dup2(fd, target)
         os.close(fd)
-    if alone:
-        os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -240,7 +229,7 @@ def _settle(fds, targets, alone, environment, folder, path):
 # ── the plugin ───────────────────────────────────────────────────────────────────────────────────────
 
 servers = {}
-"""By the modules that they have loaded beside WORKERS."""
+"""By the modules that they have loaded, too."""
 
 chosen = None
 """Which forks the workers of the test that runs; None where they are fresh interpreters."""
@@ -259,18 +248,12 @@ def _start(code, argument="", *, fds=(), environment=None, alone=False):
     """``machine.start``, for workers."""
     if chosen is None or _read_at_the_start(os.environ) != _read_at_the_start(environment):
         return _fresh(code, argument, fds=fds, environment=environment, alone=alone)
-    return chosen.fork("worker", argument, fds=fds, environment=environment, alone=alone)
+    return chosen.worker(argument, fds, environment)
 
 
 def _read_at_the_start(environment):
     """What of an environment the interpreter, or the loader, reads before a program begins."""
     return {name: each for name, each in environment.items() if name.startswith(("PYTHON", "LD_"))}
-
-
-def server_of(*modules):
-    if modules not in servers:
-        servers[modules] = Server(*WORKERS, *modules)
-    return servers[modules]
 
 
 def pytest_addoption(parser):
@@ -279,9 +262,12 @@ def pytest_addoption(parser):
 
 def pytest_runtest_protocol(item):
     """Before all fixtures: the count of what is left has the server on both sides."""
-    fresh = item.config.getoption("fresh") or item.get_closest_marker("fresh") is not None
     loaded = item.get_closest_marker("loaded")
-    begin(None if fresh else server_of(*(loaded.args if loaded else ())))
+    fresh = item.config.getoption("fresh") or item.get_closest_marker("fresh") is not None
+    modules = loaded.args if loaded else ()
+    if not fresh and modules not in servers:
+        servers[modules] = Server(*ALWAYS, *modules)
+    begin(None if fresh else servers[modules])
 
 
 def pytest_sessionfinish():

@@ -3,11 +3,16 @@
 import compileall
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from . import forked
+from .waiting import gone, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILING = 400  # seconds that a model of PyMC's may take: PyTensor 2 compiles C for it, once
@@ -40,10 +45,11 @@ def pytest_itemcollected(item):
 
 
 @pytest.fixture
-def run_python(tmp_path):
+def run_python(tmp_path, request):
     """Run Python in a process of its own, in an empty folder; returns the finished process.
 
     ``run_python(code)`` runs a script of that text; ``run_python("-c", code)`` passes arguments on.
+    Scripts of tests with the marker ``loaded`` run in forks of a process that has loaded much (``forked``).
     """
 
     def run(*args, input=None, check=True, timeout=60, env=None, cwd=None):
@@ -53,19 +59,37 @@ def run_python(tmp_path):
             args = (str(script),)
         folder = {"FAKE_CUDA_FOLDER": str(tmp_path)}  # where ranks of the stand-in meet
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **folder, **(env or {})}
-        done = subprocess.run(
-            [sys.executable, *args],
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=environment,
-            cwd=cwd or tmp_path,
-            check=False,
-        )
+        command = [sys.executable, *args]
+        if request.node.get_closest_marker("loaded") is None or forked.chosen is None:
+            done = subprocess.run(
+                command,
+                input=input,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env=environment,
+                cwd=cwd or tmp_path,
+                check=False,
+            )
+        else:
+            done = run_forked(command, tmp_path, environment, timeout)
         done.stderr = re.sub(r"Synkro: removed /synkro-test-.*\n", "", done.stderr)  # of other tests
         if check:
             assert done.returncode == 0, done.stderr
         return done
 
     return run
+
+
+def run_forked(command, folder, environment, timeout):
+    """What ``subprocess.run`` would return of a script, by a fork."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        pid = forked.chosen.program(command[1], folder, environment, out, err)
+        if not wait_until(lambda: gone(pid), timeout):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise subprocess.TimeoutExpired(command, timeout)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
