@@ -9,8 +9,12 @@ try:
 except ImportError:
     joblib = None
 
-LARGER = next((int(word) for word in sys.argv[1:] if word.isdigit()), 1)
-"""How many times as large as usual: a number on the command line."""
+_NUMBERS = [word for word in sys.argv[1:] if word.replace(".", "", 1).isdigit()]
+
+
+def scaled(count):
+    """*count* times the number on the command line, if there is one: 0.2 makes a program smaller."""
+    return max(1, round(count * float(_NUMBERS[0]))) if _NUMBERS else count
 
 
 def timed(who, run, *args):

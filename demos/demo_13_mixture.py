@@ -9,11 +9,11 @@ and an iteration is one call.  The fit is the serial one, to rounding.
 import itertools
 
 import numpy as np
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 
 import synkro as synk
 
-ROWS, FEATURES, PARTS, ITERATIONS = 40_000 * LARGER, 4, 6, 20
+ROWS, FEATURES, PARTS, ITERATIONS = scaled(40_000), 4, 6, 20
 
 synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)

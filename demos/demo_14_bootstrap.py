@@ -7,11 +7,11 @@ runs: the replicates are the serial ones, exactly.
 """
 
 import numpy as np
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 
 import synkro as synk
 
-ROWS, REPLICATES = 20_000, 400 * LARGER
+ROWS, REPLICATES = 20_000, scaled(400)
 
 synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)

@@ -13,12 +13,12 @@ import warnings
 from statistics import NormalDist
 
 import numpy as np
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 
 import synkro as synk
 
 SPOT, STRIKE, RATE, VOLATILITY, YEARS, DATES = 100.0, 100.0, 0.03, 0.25, 1.0, 50
-BLOCKS, PATHS = 300 * LARGER, 2_000  # that many blocks of so many paths
+BLOCKS, PATHS = scaled(300), 2_000  # that many blocks of so many paths
 
 
 def payoffs(seeds):

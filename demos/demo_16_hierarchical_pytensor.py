@@ -11,14 +11,14 @@ rounding.
 import numpy as np
 import pytensor
 import pytensor.tensor as T
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 from scipy import special
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
 import synkro as synk
 
-ROWS, FEATURES, GROUPS = 100_000 * LARGER, 8, 40
+ROWS, FEATURES, GROUPS = scaled(100_000), 8, 40
 
 synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)

@@ -9,11 +9,11 @@ which the rows of each worker take the place of all.  The prior is counted once,
 import numpy as np
 import pymc as pm
 import pytensor.tensor as T
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 
 import synkro as synk
 
-ROWS, FEATURES, POINTS = 100_000 * LARGER, 6, 200
+ROWS, FEATURES, POINTS = scaled(100_000), 6, 200
 
 synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)

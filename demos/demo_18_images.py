@@ -8,12 +8,12 @@ serial ones, exactly.
 """
 
 import numpy as np
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 from scipy import ndimage
 
 import synkro as synk
 
-IMAGES, SIDE, SPOTS = 400 * LARGER, 128, 40
+IMAGES, SIDE, SPOTS = scaled(400), 128, 40
 
 synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)

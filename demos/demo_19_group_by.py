@@ -7,11 +7,11 @@ its rows have; so sums over rows add up, and extrema, too.  Prices in whole cent
 """
 
 import numpy as np
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 
 import synkro as synk
 
-ROWS = 2_000_000 * LARGER
+ROWS = scaled(2_000_000)
 
 synk.fork(2, devices="cpu")
 rng = np.random.default_rng(0)

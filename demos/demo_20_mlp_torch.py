@@ -11,12 +11,13 @@ import copy
 
 import numpy as np
 import torch
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 from torch import nn
 
 import synkro as synk
 
-ROWS, BATCH, EPOCHS, RATE = 8_000 * LARGER, 1_000, 3, 0.05
+BATCH = scaled(1_000)
+ROWS, EPOCHS, RATE = 8 * BATCH, 3, 0.05
 
 synk.fork(2, devices="cpu")
 torch.manual_seed(0)

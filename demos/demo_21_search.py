@@ -10,7 +10,7 @@ the serial ones, exactly.
 import itertools
 
 import numpy as np
-from cookbook import LARGER, timed, timed_by_joblib
+from cookbook import scaled, timed, timed_by_joblib
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 from sklearn.svm import SVC
@@ -21,7 +21,8 @@ FOLDS = 3
 
 synk.fork(2, devices="cpu")
 digits = load_digits()  # 8 x 8 pixels from 0 to 16
-x, y = np.tile(digits.data / 16, (LARGER, 1)), np.tile(digits.target, LARGER)
+rows = scaled(len(digits.data))  # where they are more than there are, some come again
+x, y = np.resize(digits.data / 16, (rows, 64)), np.resize(digits.target, rows)
 settings = [
     {"C": penalty, "gamma": gamma}
     for penalty, gamma in itertools.product([0.1, 1.0, 10.0], [0.01, 0.1, 1.0])

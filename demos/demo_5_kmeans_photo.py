@@ -4,7 +4,7 @@ The pixels stay in shared memory, each worker's rows with it; an iteration hands
 workers and gets sums over the pixels back.  It is also run serially, to compare results and times.
 Before and after go to ``demos/output/kmeans_photo.png``, or to a folder of your choice:
 
-    python demos/demo_5_kmeans_photo.py [folder]
+    python demos/demo_5_kmeans_photo.py [folder [times as large]]
 
 Most of the work (each pixel's best score, and counting) NumPy does on one core and in its caches, so
 that it profits from as many cores as are free.
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from cookbook import scaled
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn.datasets import load_sample_image
@@ -23,7 +24,7 @@ from threadpoolctl import threadpool_info
 
 import synkro as synk
 
-K, ITERATIONS, COPIES = 32, 15, 8
+K, ITERATIONS, COPIES = 32, 15, scaled(8)
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "output"
 
 n_workers = synk.fork()

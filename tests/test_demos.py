@@ -1,11 +1,13 @@
 """Every demo runs as a script, to its last line, and leaves nothing behind."""
 
-import uuid
+import contextlib
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support.forked import TORCH
 from support.programs import COMPILING, ROOT
 from support.waiting import wait_until
 
@@ -15,31 +17,29 @@ DEMOS = sorted((ROOT / "demos").glob("demo_*.py"))
 K = 32  # the colours that demo 5 is left with
 
 
+LOADED = {"torch": TORCH, "pytensor": "pytensor"}
+SMALL = "0.2"  # times as large as usual: for the demos that take so long that they have a size
+
+
 @pytest.fixture
-def run_demo(run_python):
+def run_demo(run_python, tmp_path):
     """Run a demo; returns the lines that it printed, when all its processes have gone."""
 
     def run(demo, *args, **environment):
-        mark = uuid.uuid4().hex  # in the environment of the demo and of every process it starts
-        environment["SYNKRO_TEST_MARK"] = mark
         timeout = COMPILING if "pymc" in demo.stem else 240
         done = run_python(str(demo), *args, env=environment, timeout=timeout)
-        assert wait_until(lambda: not processes_with(mark)), processes_with(mark)
+        assert wait_until(lambda: not processes_in(tmp_path)), processes_in(tmp_path)
         return done.stdout.splitlines()
 
     return run
 
 
-def processes_with(mark):
-    """The ids of the processes that have *mark* in their environment, whoever their parents are."""
+def processes_in(folder):
+    """The ids of the processes that work in that folder, whoever their parents are."""
     found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if mark.encode() in environment:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(entry / "cwd") == str(folder):
                 found.add(int(entry.name))
     return found
 
@@ -52,22 +52,29 @@ def test_demos_are_found():
     assert len(DEMOS) >= 20
 
 
-def marked(demo):
+def marked(demo, size):
+    """A demo in that size; small ones of libraries that take long to import are forks."""
     marks = [pytest.mark.libraries] * ("torch" in demo.stem)
     if "pymc" in demo.stem:
         marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)]
     else:
         marks += [pytest.mark.timeout(250)]  # where the cores are busy, a graph takes a while
-    return pytest.param(demo, id=demo.stem, marks=marks)
+    if size == SMALL:
+        marks += [pytest.mark.loaded(LOADED[name]) for name in LOADED if name in demo.stem]
+    else:
+        marks += [pytest.mark.thorough]
+    return pytest.param(demo, size, id=f"{demo.stem}-{size}", marks=marks)
 
 
-@pytest.mark.parametrize("demo", list(map(marked, DEMOS)))
-def test_runs_to_its_end(demo, run_demo, tmp_path):
+@pytest.mark.parametrize(
+    ("demo", "size"), [marked(demo, size) for demo in DEMOS for size in (SMALL, "1")]
+)
+def test_runs_to_its_end(demo, size, run_demo, tmp_path):
     for library in ("pymc", "pytensor", "torch"):
         if library in demo.stem:
             pytest.importorskip(library, reason=f"needs {library}")
     folder = tmp_path / "pictures"  # for demos that write something; not there yet
-    lines = run_demo(demo, str(folder))
+    lines = run_demo(demo, str(folder), size)
     assert lines[-1] == "All assertions passed."
     assert len(lines) > 1
     if "photo" in demo.stem:
@@ -76,9 +83,9 @@ def test_runs_to_its_end(demo, run_demo, tmp_path):
         assert {"serial", "joblib", "Synkro"} <= {line.split()[0] for line in lines}
 
 
-def test_the_cookbook_runs_larger_and_without_joblib(run_demo, tmp_path):
+def test_the_cookbook_runs_without_joblib(run_demo, tmp_path):
     (tmp_path / "joblib.py").write_text("raise ImportError\n")
-    lines = run_demo(ROOT / "demos" / "demo_14_bootstrap.py", "2", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    lines = run_demo(ROOT / "demos" / "demo_14_bootstrap.py", SMALL, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert "joblib is not installed: there is no time beside it" in lines
     assert lines[-1] == "All assertions passed."
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import synkro as synk  # noqa: E402
 from support.arrays import OPS  # noqa: E402
+from support.forked import TORCH  # noqa: E402
 from support.sessions import per_rank  # noqa: E402
 from support.waiting import Watch  # noqa: E402
 from synkro import CollectiveError, InvalidType, InvalidValue, UsageError, WorkerError  # noqa: E402
@@ -34,7 +35,7 @@ except ImportError:  # those tests are skipped that have something drawn
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
-pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
+pytestmark = [pytest.mark.libraries, pytest.mark.counted_once, pytest.mark.loaded(TORCH)]
 
 STEP = 1e-6
 

@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 import synkro
-from support.sessions import lasting
+from support.forked import TORCH
+from support.sessions import lasting, running
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerDied, WorkerError
 
-pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
+pytestmark = [
+    pytest.mark.libraries,
+    pytest.mark.counted_once,
+    pytest.mark.loaded(TORCH, "jax", "numba"),
+]
 
 ROWS = np.random.default_rng(0).standard_normal((101, 5))
 
@@ -403,13 +408,15 @@ class TestTorch:
         for one in got:
             np.testing.assert_allclose(one, [*ROWS.sum(0), ROWS.sum()])
 
-    def test_threads_are_capped(self, session):
+    @pytest.mark.fresh
+    def test_threads_are_capped(self):
         def threads():
             import torch
 
             return torch.get_num_threads()
 
-        assert session.function(threads, outputs="max")() == 1
+        with running(1, threads_per_worker=1) as session:
+            assert session.function(threads, outputs="max")() == 1
 
     def test_what_cannot_travel_is_refused_with_advice(self, session):
         import torch
@@ -538,6 +545,7 @@ class TestNumba:
         f = session.function(counted, outputs="sum")
         assert f(ROWS) == (2 * 299_999, 2)
 
+    @pytest.mark.fresh
     def test_its_cache_on_the_disk_is_used_if_the_user_asks(self, numba, tmp_path, monkeypatch):
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
         numba.core.config.reload_config()

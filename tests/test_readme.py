@@ -1,9 +1,8 @@
 """Every code block of the README and of docs/ runs as it stands, and prints what the page says.
 
-Those of the README and of PyMC run as real programs, the others in forks of a process that has loaded much.
-
-A block of ``text`` directly after a block of ``python`` is what that prints to standard output.  CI runs
-the README's two commands.
+A block of ``text`` right after a block of ``python`` is what that prints to standard output.  Blocks of
+the README and of PyMC are real programs, the others forks of a process that has loaded their libraries.
+CI runs the README's two commands.
 """
 
 import inspect
@@ -12,6 +11,7 @@ import re
 import pytest
 
 import synkro
+from support.forked import TORCH
 from support.programs import COMPILING, ROOT
 from synkro import extensions
 from synkro.plan.outputs import MODES
@@ -30,7 +30,7 @@ LIBRARIES = (
     "h5py",
     "zarr",
 )  # CI installs them for a step of its own
-LOADED = ("torch", "jax", "numba", "pytensor")  # before a program of a page is forked
+LOADED = {"torch": TORCH, "jax": "jax", "numba": "numba", "pytensor": "pytensor"}
 OPTIONAL = (*LIBRARIES, "pytensor", "pymc", "joblib")
 
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
@@ -54,7 +54,9 @@ def blocks():
             marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * imports(block, "pymc")
             marks += [pytest.mark.programs] * (page != PAGES[0])
             if page != PAGES[0] and not imports(block, "pymc"):
-                marks.append(pytest.mark.loaded(*(each for each in LOADED if imports(block, each))))
+                modules = [LOADED[library] for library in LOADED if imports(block, library)]
+                marks.append(pytest.mark.loaded(*modules))
+            marks += [pytest.mark.thorough] * ("mp.spawn" in block)  # PyTorch's own way, beside ours
             yield pytest.param(block, printed or None, id=f"{name}-{number}", marks=marks)
 
 

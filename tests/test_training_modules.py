@@ -11,13 +11,14 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from torch import nn  # noqa: E402
 
 import synkro as synk  # noqa: E402
+from support.forked import TORCH  # noqa: E402
 from support.sessions import per_rank  # noqa: E402
 from synkro import InvalidType, InvalidValue, NotForked, WorkerError  # noqa: E402
 from synkro import extensions as ext  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
-pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
+pytestmark = [pytest.mark.libraries, pytest.mark.counted_once, pytest.mark.loaded(TORCH)]
 
 ROWS = torch.randn(67, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TARGETS = (ROWS[:, 0] > ROWS[:, 1]).long() + (ROWS[:, 2] > 0)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.forked import TORCH
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
-pytestmark = pytest.mark.libraries
+pytestmark = [pytest.mark.libraries, pytest.mark.loaded(TORCH)]
 
 
 class Net(torch.nn.Module):

@@ -9,8 +9,8 @@
 
 Two workers cost a tenth of the processor time so.  But what is forked has a NumPy that has read the
 environment of the server.  Tests of how workers start have the marker ``fresh``; with ``pytest --fresh``
-all tests get fresh interpreters.  With the marker ``loaded("torch")`` the workers have imported PyTorch,
-too, and programs that ``run_python`` runs are forks of the same process.
+all tests get fresh interpreters.  With the marker ``loaded("jax")`` the workers have imported JAX, too,
+and scripts that ``run_python`` runs are forks of the same process.
 """
 
 import contextlib
@@ -34,6 +34,9 @@ LENGTH = struct.Struct("q")
 
 ALWAYS = ("numpy", "cloudpickle", "synkro.worker.loop", "synkro.controller.session")
 """What each server has loaded."""
+
+TORCH = "torch._dynamo"
+"""PyTorch, and what its optimizers import, which takes three seconds."""
 
 
 # ── the client ───────────────────────────────────────────────────────────────────────────────────────
@@ -78,11 +81,11 @@ class Client:
             os.close(out)
             os.close(err)
 
-    def program(self, path, folder, environment, stdout, stderr):
-        """The number of a process that is ``python path`` in *folder*, whose workers are forks, too."""
-        found = [os.path.dirname(path), *environment["PYTHONPATH"].split(os.pathsep), *sys.path]
+    def program(self, argv, folder, environment, stdout, stderr):
+        """The number of a process that is ``python *argv`` in *folder*, whose workers are forks, too."""
+        found = [os.path.dirname(argv[0]), *environment["PYTHONPATH"].split(os.pathsep), *sys.path]
         place = str(folder), found, environment
-        return self._fork("program", str(path), place, [stdout.fileno(), stderr.fileno()], ())
+        return self._fork("program", argv, place, [stdout.fileno(), stderr.fileno()], ())
 
     def _fork(self, kind, argument, place, fds, targets):
         request = pickle.dumps((kind, argument, place, [0, 1, 2, *targets]))
@@ -105,13 +108,13 @@ def adopting():
 
 
 class Server(Client):
-    """The client of a server of its own, which has loaded these modules."""
+    """The client of a server of its own, the *process*, which has loaded these modules."""
 
     def __init__(self, *modules):
         own, theirs = socket.socketpair()
         once = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL", "NUMBA")}
         with theirs:
-            self._process = machine.start(
+            self.process = machine.start(
                 "from support.forked import serve; serve(argument)",
                 " ".join([str(theirs.fileno()), *modules]),
                 fds=[theirs.fileno()],
@@ -120,9 +123,12 @@ class Server(Client):
             )
         super().__init__(own)
 
+    def descriptors(self):
+        return {each.fileno() for each in (self._sock, self.process.stdout, self.process.stderr)}
+
     def close(self):
         self._sock.close()
-        self._process.communicate()
+        self.process.communicate()
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────
@@ -161,19 +167,19 @@ def _work(argument):
     main(argument)
 
 
-def _run(path):
-    """Be the program in a file; a fork of this process, as it is now, is the server of its workers."""
+def _run(argv):
+    """Be the program in the file *argv[0]*; a fork of this process, as it is now, forks its workers."""
     own, theirs = socket.socketpair()
     if not os.fork():
         own.close()
         return _serve(theirs)
     theirs.close()
     begin(Client(own))
-    sys.argv = [path]
+    sys.argv = argv
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__file__ = path
-    with open(path) as file:
-        code = compile(file.read(), path, "exec")
+    main.__file__ = argv[0]
+    with open(argv[0]) as file:
+        code = compile(file.read(), argv[0], "exec")
     exec(code, main.__dict__)
     return None
 
@@ -261,7 +267,6 @@ def pytest_addoption(parser):
 
 
 def pytest_runtest_protocol(item):
-    """Before all fixtures: the count of what is left has the server on both sides."""
     loaded = item.get_closest_marker("loaded")
     fresh = item.config.getoption("fresh") or item.get_closest_marker("fresh") is not None
     modules = loaded.args if loaded else ()

@@ -6,10 +6,12 @@ The sessions of a file that is marked ``counted_once`` serve many of its tests: 
 import contextlib
 import gc
 import os
+from itertools import chain
 
 import pytest
 
 import synkro as synk
+from support import forked
 from support.waiting import wait_until
 from synkro import here
 
@@ -68,8 +70,10 @@ def nothing_left():
     before = children(), descriptors(), shared_files()
     yield
     gc.collect()
-    assert wait_until(lambda: children() <= before[0]), children() - before[0]
-    left = {fd: what for fd, what in descriptors().items() if fd not in before[1]}
+    pids = before[0] | {server.process.pid for server in forked.servers.values()}
+    assert wait_until(lambda: children() <= pids), children() - pids
+    fds = {*before[1], *chain.from_iterable(each.descriptors() for each in forked.servers.values())}
+    left = {fd: what for fd, what in descriptors().items() if fd not in fds}
     assert not left, left
     # others on the machine may have files there for a moment; ours have no name at all
     assert wait_until(lambda: shared_files() <= before[2]), shared_files() - before[2]

@@ -49,7 +49,7 @@ def run_python(tmp_path, request):
     """Run Python in a process of its own, in an empty folder; returns the finished process.
 
     ``run_python(code)`` runs a script of that text; ``run_python("-c", code)`` passes arguments on.
-    Scripts of tests with the marker ``loaded`` run in forks of a process that has loaded much (``forked``).
+    Scripts of tests with the marker ``loaded`` run in forks of a process that has loaded much.
     """
 
     def run(*args, input=None, check=True, timeout=60, env=None, cwd=None):
@@ -84,7 +84,7 @@ def run_python(tmp_path, request):
 def run_forked(command, folder, environment, timeout):
     """What ``subprocess.run`` would return of a script, by a fork."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        pid = forked.chosen.program(command[1], folder, environment, out, err)
+        pid = forked.chosen.program(command[1:], folder, environment, out, err)
         if not wait_until(lambda: gone(pid), timeout):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
