@@ -53,16 +53,16 @@ def test_demos_are_found():
 
 
 def marked(demo, size):
-    """A demo in that size; small ones of libraries that take long to import are forks."""
+    """A demo in that size; small ones of libraries that take long to import are forks, but for one."""
     marks = [pytest.mark.libraries] * ("torch" in demo.stem)
     if "pymc" in demo.stem:
         marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)]
     else:
         marks += [pytest.mark.timeout(250)]  # where the cores are busy, a graph takes a while
-    if size == SMALL:
-        marks += [pytest.mark.loaded(LOADED[name]) for name in LOADED if name in demo.stem]
-    else:
+    if size != SMALL:
         marks += [pytest.mark.thorough]
+    elif demo.stem != "demo_10_pytensor":  # whose graphs are compiled
+        marks += [pytest.mark.loaded(LOADED[name]) for name in LOADED if name in demo.stem]
     return pytest.param(demo, size, id=f"{demo.stem}-{size}", marks=marks)
 
 
@@ -79,7 +79,7 @@ def test_runs_to_its_end(demo, size, run_demo, tmp_path):
     assert len(lines) > 1
     if "photo" in demo.stem:
         check_photo(folder)
-    if "from cookbook import" in demo.read_text():
+    if "timed_by_joblib" in demo.read_text():
         assert {"serial", "joblib", "Synkro"} <= {line.split()[0] for line in lines}
 
 

@@ -112,13 +112,16 @@ class Server(Client):
 
     def __init__(self, *modules):
         own, theirs = socket.socketpair()
-        once = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL", "NUMBA")}
+        read = dict.fromkeys(
+            [f"{name}_NUM_THREADS" for name in ("OPENBLAS", "OMP", "MKL", "NUMBA")], "1"
+        )
+        read["PYTENSOR_FLAGS"] = "mode=FAST_COMPILE"  # to compile a demo's graphs takes half a minute
         with theirs:
             self.process = machine.start(
                 "from support.forked import serve; serve(argument)",
                 " ".join([str(theirs.fileno()), *modules]),
                 fds=[theirs.fileno()],
-                environment={**os.environ, **once},
+                environment={**os.environ, **read},
                 alone=True,
             )
         super().__init__(own)
