@@ -127,7 +127,7 @@ class Server(Client):
         super().__init__(own)
 
     def descriptors(self):
-        return {each.fileno() for each in (self._sock, self.process.stdout, self.process.stderr)}
+        return (self._sock.fileno(), self.process.stdout.fileno(), self.process.stderr.fileno())
 
     def close(self):
         self._sock.close()
@@ -263,6 +263,11 @@ def _start(code, argument="", *, fds=(), environment=None, alone=False):
 def _read_at_the_start(environment):
     """What of an environment the interpreter, or the loader, reads before a program begins."""
     return {name: each for name, each in environment.items() if name.startswith(("PYTHON", "LD_"))}
+
+
+def descriptors():
+    """Those of this process that belong to servers, as in /proc."""
+    return {str(fd) for server in servers.values() for fd in server.descriptors()}
 
 
 def pytest_addoption(parser):

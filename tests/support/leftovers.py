@@ -6,7 +6,6 @@ The sessions of a file that is marked ``counted_once`` serve many of its tests: 
 import contextlib
 import gc
 import os
-from itertools import chain
 
 import pytest
 
@@ -17,12 +16,12 @@ from synkro import here
 
 
 def children(pid="self"):
-    """The process ids of a process's children: of this one's, unless told otherwise."""
+    """The process ids of a process's children: of this one's, unless told otherwise, but for servers."""
     found = set()
     for task in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
             found |= set(map(int, file.read().split()))
-    return found
+    return found - {server.process.pid for server in forked.servers.values()}
 
 
 def descendants(pid):
@@ -35,9 +34,9 @@ def descendants(pid):
 
 
 def descriptors():
-    """This process's open descriptors, each with what it refers to."""
+    """This process's open descriptors, but for those of servers, each with what it refers to."""
     found = {}
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in set(os.listdir("/proc/self/fd")) - forked.descriptors():
         try:
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
@@ -70,10 +69,8 @@ def nothing_left():
     before = children(), descriptors(), shared_files()
     yield
     gc.collect()
-    pids = before[0] | {server.process.pid for server in forked.servers.values()}
-    assert wait_until(lambda: children() <= pids), children() - pids
-    fds = {*before[1], *chain.from_iterable(each.descriptors() for each in forked.servers.values())}
-    left = {fd: what for fd, what in descriptors().items() if fd not in fds}
+    assert wait_until(lambda: children() <= before[0]), children() - before[0]
+    left = {fd: what for fd, what in descriptors().items() if fd not in before[1]}
     assert not left, left
     # others on the machine may have files there for a moment; ours have no name at all
     assert wait_until(lambda: shared_files() <= before[2]), shared_files() - before[2]
