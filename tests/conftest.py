@@ -1,8 +1,8 @@
 """What holds for all tests; what they share is the plugin ``support``."""
 
 import compileall
-import contextlib
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -16,11 +16,6 @@ INLINE = 1 << 17
 
 synkro.controller.session._OUTBOXES = INLINE
 
-with contextlib.suppress(ImportError):  # where GPUs are verified it may be missing
-    from hypothesis import settings
-
-    settings.register_profile("patient", deadline=None)  # a busy machine is no failure
-    settings.load_profile("patient")
 if visible().gpus:  # the tests are of CPU workers, but for those in tests/gpu
     os.environ.setdefault("SYNKRO_DEVICES", "cpu")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
@@ -31,6 +26,13 @@ def pytest_configure(config):
     """Compile the package once: where PYTHONDONTWRITEBYTECODE is set, each process would."""
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(synkro.__file__).parent, quiet=1)
+
+
+def pytest_unconfigure(config):
+    """Say what the tests took of the processors: on a busy machine the clock tells little of them."""
+    if not hasattr(config, "workerinput"):
+        used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        print(f"processors: {sum(each.ru_utime + each.ru_stime for each in used):.0f} s, user and system")
 
 
 def pytest_addoption(parser, pluginmanager):

@@ -3,9 +3,8 @@
 import types
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from support.examples import examples, given, st
 from support.sessions import lasting
 
 session = lasting(2)
@@ -74,7 +73,7 @@ class World:
 
 
 @given(steps=st.lists(STEPS, min_size=3, max_size=30))
-@settings(max_examples=120)
+@examples(120)
 def test_two_functions_of_the_same_objects(session, steps):
     world = World()
     model, config, parts = world.model, world.config, world.parts

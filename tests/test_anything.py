@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import synkro as synk
+from support.examples import examples, given, st
 from support.sessions import lasting, rank, running
 from synkro import InvalidType, OutputError
 
@@ -130,7 +129,7 @@ def test_a_value_is_the_callers_own():
 
 
 @given(rows=st.lists(st.text(max_size=3), min_size=1, max_size=20), slices=st.integers(1, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_lists_are_gathered_in_the_order_of_the_rows(session, rows, slices):
     f = session.function(lambda i: [rows[k] for k in i], outputs="gather")
     assert f(np.arange(len(rows)), num_slices=slices) == rows
@@ -301,7 +300,7 @@ def test_lists_split_like_rows(session, name):
 
 
 @given(rows=st.lists(st.text(max_size=3), min_size=1, max_size=20), data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_any_rows_of_a_list(session, rows, data):
     batch = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=8))
     f = session.function(lambda rows: rows, outputs="gather")

@@ -7,10 +7,9 @@ import zlib
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import synkro as synk
+from support.examples import examples, given, st
 from support.leftovers import descriptors
 from support.sessions import lasting
 
@@ -45,9 +44,7 @@ def looked_at(value):
 
 session = lasting()
 
-several_calls = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+several_calls = examples(30)
 
 
 @pytest.mark.quick

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import synkro as synk
+from support.examples import given, st
 from support.sessions import lasting, running
 from synkro import InvalidType, InvalidValue, WorkerError, extensions
 from synkro.plan.split import PIECE_BYTES, PIECE_ROWS, fitting_slices, split

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from support.examples import given, st
 from synkro.cluster.cargo import discarded, packed, unpacked
 from synkro.cluster.mirrors import Mirrors
 from synkro.cluster.traffic import Extent, PickedRows

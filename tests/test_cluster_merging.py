@@ -1,9 +1,8 @@
 """The parts of a large result, from hosts that come in any order: ``cluster.merging``."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
+from support.examples import given, st
 from synkro.cluster.merging import HERE, Merging
 from synkro.cluster.traffic import Partial
 from synkro.plan.call import Region

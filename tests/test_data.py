@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import synkro as synk
+from support.examples import examples, given, st
 from support.sessions import lasting
 from synkro import InvalidType, InvalidValue, SessionClosed, SharedMemoryError
 from synkro.machine import available_memory, readable_bytes
@@ -22,11 +21,7 @@ from synkro.memory import segment
 
 pytestmark = pytest.mark.quick  # on every Python version
 
-some = settings(
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+some = examples(60)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6)
 DTYPES = ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "g", "c8", "c16", ">f4", ">i8"]
 

@@ -123,6 +123,7 @@ def test_the_default_reads_as_mean(two):
     assert "outputs: 'Any' = 'mean'" in str(inspect.signature(make_train_function))
 
 
+@pytest.mark.libraries
 def test_outputs_of_graphs(two):
     pytest.importorskip("pytensor", reason="needs PyTensor")
     import pytensor.tensor as pt

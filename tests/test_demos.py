@@ -54,7 +54,7 @@ def test_demos_are_found():
 
 def marked(demo, size):
     """A demo in that size; small ones of libraries that take long to import are forks, but for one."""
-    marks = [pytest.mark.libraries] * ("torch" in demo.stem)
+    marks = [pytest.mark.libraries for library in LOADED if library in demo.stem]
     if "pymc" in demo.stem:
         marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)]
     else:

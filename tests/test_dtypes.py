@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.examples import examples, given, st
 from support.sessions import INLINE, current, start
 from synkro.errors import InvalidType, InvalidValue, OutputError, WorkerError
-from test_exact import given, moderate, row_counts, selections, st
+from test_exact import row_counts, selections
 
 NESTED = [("id", ">i4"), ("at", "M8[ms]"), ("px", [("bid", "f8"), ("sizes", "u2", (2, 3))]), ("s", "U3")]
 PADDED = {"names": ["a", "b"], "formats": ["u1", "f8"], "offsets": [3, 8], "itemsize": 24}
@@ -100,7 +101,7 @@ def as_it_comes(array, form, session, tmp_path):
 # ── exactness ────────────────────────────────────────────────────────────────────────────────────
 
 
-@moderate(60)
+@examples(60)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), tail=st.sampled_from([(), (2,), (0,)]))
 def test_rows_are_moved_as_they_are(session, calls, tmp_path, data, dtype, tail):
     count = data.draw(row_counts(session.n_parallel))
@@ -121,7 +122,7 @@ def test_rows_are_moved_as_they_are(session, calls, tmp_path, data, dtype, tail)
     assert same(np.concatenate([np.asarray(piece) for piece in pieces], dtype=native), want)
 
 
-@moderate(40)
+@examples(40)
 @given(data=st.data(), dtype=st.sampled_from(DATES), tail=st.sampled_from([(), (2,)]))
 def test_dates_are_reduced_as_numpy_does(session, calls, data, dtype, tail):
     count = data.draw(row_counts(session.n_parallel))

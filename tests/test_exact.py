@@ -4,25 +4,12 @@ Integers, maxima, minima and gathered rows to the bit, floats to rounding; and t
 """
 
 import contextlib
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-try:
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis import strategies as st
-except ImportError:  # those tests are skipped that have something drawn
-    HealthCheck = st = MagicMock()
-
-    def given(**_):
-        return pytest.mark.skip("hypothesis is missing")
-
-    def settings(**_):
-        return lambda test: test
-
-
 import synkro as synk
+from support.examples import examples, given, st
 from support.sessions import INLINE
 from synkro.machine import available_cores
 
@@ -56,15 +43,6 @@ def call(session):
 
     yield call
     made.clear()
-
-
-def moderate(examples):
-    """Settings for tests of which every example costs a call or more."""
-    return settings(
-        deadline=None,
-        max_examples=examples,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    )
 
 
 # ── what is drawn ────────────────────────────────────────────────────────────────────────────────
@@ -206,7 +184,7 @@ def bits(array):
 # ── small outputs ────────────────────────────────────────────────────────────────────────────────
 
 
-@moderate(80)
+@examples(80)
 @given(data=st.data())
 def test_all_operations_in_one_call(session, call, data):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -215,7 +193,7 @@ def test_all_operations_in_one_call(session, call, data):
         agree(leaf, rows, op)
 
 
-@moderate(60)
+@examples(60)
 @given(data=st.data(), op=st.sampled_from(OPS))
 def test_each_operation_alone(session, call, data, op):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -229,7 +207,7 @@ def test_every_dtype_with_uneven_shards(session, call, op, dtype):
     agree(call(FUNCTIONS[op], op, array), array, op)
 
 
-@moderate(40)
+@examples(40)
 @given(data=st.data())
 def test_the_same_call_gives_the_same_bytes(session, call, data):
     array, _, options = data.draw(cases(session.n_parallel))
@@ -238,7 +216,7 @@ def test_the_same_call_gives_the_same_bytes(session, call, data):
         assert bits(one[op]) == bits(other[op])
 
 
-@moderate(40)
+@examples(40)
 @given(data=st.data())
 def test_without_reduction_comes_every_piece_in_order(session, call, data):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -250,7 +228,7 @@ def test_without_reduction_comes_every_piece_in_order(session, call, data):
     assert all(np.array_equal(p, e) for p, e in zip(pieces, expected, strict=True))
 
 
-@moderate(30)
+@examples(30)
 @given(data=st.data(), op=st.sampled_from(["max", "min"]))
 def test_nan_is_carried_as_in_numpy(session, call, data, op):
     kind = data.draw(st.sampled_from(["f2", "f4", "f8", "g", "c8", "c16"]))
@@ -265,7 +243,7 @@ def test_nan_is_carried_as_in_numpy(session, call, data, op):
     assert np.array_equal(result, expected, equal_nan=True)
 
 
-@moderate(30)
+@examples(30)
 @given(data=st.data())
 def test_several_inputs_of_other_dtypes_share_the_selection(session, call, data):
     array, rows, options = data.draw(cases(session.n_parallel, st.just((2,))))
@@ -279,7 +257,7 @@ def test_several_inputs_of_other_dtypes_share_the_selection(session, call, data)
     assert np.array_equal(array[which], rows)
 
 
-@moderate(20)
+@examples(20)
 @given(data=st.data(), dtype=st.sampled_from([">f8", ">i4", ">c16", ">u2"]))
 def test_foreign_byte_orders(session, call, data, dtype):
     count = data.draw(row_counts(session.n_parallel))
@@ -293,7 +271,7 @@ def above(x):
     return x[x[:, 0] > 1], {"count": (x[:, 0] > 1).sum()}
 
 
-@moderate(30)
+@examples(30)
 @given(data=st.data(), width=st.sampled_from([1, 3, INLINE // 8 + 1]))
 def test_ranks_may_gather_any_number_of_rows_also_none(session, call, data, width):
     kinds = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=9))
@@ -322,7 +300,7 @@ def wide_cases(draw, ranks):
     return array, array[index], {"batch": batch, "num_slices": draw(st.integers(1, 3))}
 
 
-@moderate(15)
+@examples(15)
 @given(data=st.data())
 def test_large_outputs_of_all_operations(session, call, data):
     array, rows, options = data.draw(wide_cases(session.n_parallel))
@@ -331,7 +309,7 @@ def test_large_outputs_of_all_operations(session, call, data):
         agree(leaf, rows, op)
 
 
-@moderate(15)
+@examples(15)
 @given(data=st.data(), op=st.sampled_from(OPS))
 def test_a_large_output_alone_twice(session, call, data, op):
     array, rows, options = data.draw(wide_cases(session.n_parallel))

@@ -8,9 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from support.examples import given, st
 from support.programs import ROOT
 from support.sessions import lasting, running
 from synkro.errors import InvalidType, InvalidValue, WorkerError

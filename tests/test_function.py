@@ -10,10 +10,9 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import synkro as synk
+from support.examples import given, st
 from support.inside import controller, everyone
 from support.sessions import INLINE, lasting
 from support.waiting import wait_until

@@ -6,11 +6,10 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import settings as settings_of_hypothesis
-from hypothesis import strategies as st
+from hypothesis import example
 
 import synkro as synk
+from support.examples import examples, given, st
 from support.inside import everyone
 from support.sessions import lasting, running
 from synkro import InvalidType, InvalidValue
@@ -272,7 +271,7 @@ TAKEN_BACK = [
 
 
 @example(actions=TAKEN_BACK)
-@settings_of_hypothesis(max_examples=150)
+@examples(150)
 @given(actions=st.lists(ACTIONS, min_size=3, max_size=25))
 def test_any_order_of_assignments_and_calls(session, actions):
     set_global("config", {"a": 1.0, "b": 2.0})

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from support.examples import examples, given, st
 from support.leftovers import children
 from synkro.cluster.hello import unlike_gpus
 from synkro.comms.ops import OPERATIONS, Operation
@@ -47,7 +46,7 @@ class TestWire:
 
     @pytest.mark.parametrize("op", OPERATIONS)
     @pytest.mark.parametrize("code", DTYPES)
-    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @examples(8)
     @given(data=st.data())
     def test_carries_every_dtype_as_numpy_would_reduce_it(self, op, code, data):
         operation = OPERATIONS[op]
@@ -176,7 +175,7 @@ def sources(draw):
 
 
 class TestPortions:
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @examples(200)
     @given(source=sources(), limit=st.integers(16, 300))
     def test_together_they_are_the_rows_in_their_order(self, source, limit):
         rows = source.array if source.indices is None else source.array[source.indices]

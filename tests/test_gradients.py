@@ -13,25 +13,11 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import synkro as synk  # noqa: E402
 from support.arrays import OPS  # noqa: E402
+from support.examples import examples, given, st  # noqa: E402
 from support.forked import TORCH  # noqa: E402
 from support.sessions import per_rank  # noqa: E402
 from support.waiting import Watch  # noqa: E402
 from synkro import CollectiveError, InvalidType, InvalidValue, UsageError, WorkerError  # noqa: E402
-
-try:
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis import strategies as st
-except ImportError:  # those tests are skipped that have something drawn
-    from unittest.mock import MagicMock
-
-    HealthCheck = st = MagicMock()
-
-    def given(**_):
-        return pytest.mark.skip("hypothesis is missing")
-
-    def settings(**_):
-        return lambda test: test
-
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -240,7 +226,7 @@ def test_complex_numbers(n, op):
     check(program, (3,), dtype=torch.complex128)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(data=st.data())
 def test_any_rows_and_operations(n, data):
     counts = data.draw(st.tuples(*[st.integers(0, 7)] * 3))

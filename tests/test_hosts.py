@@ -5,9 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from support.examples import given, st
 from synkro.cluster.launch import is_here
 from synkro.cluster.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
 from synkro.cluster.reached import reached

@@ -141,6 +141,7 @@ def test_inputs_of_an_interrupted_call_are_not_written_to_while_it_runs(session,
     assert w.get_value() == 408
 
 
+@pytest.mark.libraries
 def test_ctrl_c_waits_for_a_piece_of_a_graph_that_draws(session, tmp_path):
     """Compiled code that draws does not survive an exception in its middle: the worker would be gone."""
     pytensor = pytest.importorskip("pytensor", reason="needs PyTensor (the extra pytensor)")
@@ -398,6 +399,7 @@ def test_a_training_step_is_made_on_all_ranks_or_on_none(session, tmp_path):
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.libraries
 def test_ctrl_c_cuts_off_no_compilation_of_numba(session, tmp_path):
     numba = pytest.importorskip("numba", reason="needs numba")
     marker = tmp_path / "begun"

@@ -14,10 +14,9 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import synkro as synk
+from support.examples import examples, given, st
 from support.sessions import running, start
 from support.waiting import Watch, wait_until
 from synkro import InvalidType, InvalidValue, OutputError, UsageError, WorkerError
@@ -107,7 +106,7 @@ def test_items_and_results_are_anything_that_pickles(n, items):
     assert same([{"x": item} for item in items], list(synk.imap(lambda x: {"x": x}, items)))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     items=st.lists(
         st.recursive(
@@ -137,7 +136,7 @@ RUNS = {
 }
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     runs=st.lists(st.tuples(st.sampled_from(sorted(RUNS)), st.integers(0, 200)), max_size=6),
     pauses=st.sets(st.integers(0, 1000), max_size=4),

@@ -16,24 +16,10 @@ T = pytensor.tensor
 
 from pytensor.graph.basic import Constant  # noqa: E402
 
+from support.examples import examples, given, st  # noqa: E402
 from synkro.comms import board  # noqa: E402
 from synkro.graphs import cut as cuts  # noqa: E402
 from synkro.graphs.cut import Cut, Receive, Run, Send  # noqa: E402
-
-try:
-    from hypothesis import given, settings
-    from hypothesis import strategies as st
-except ImportError:  # those tests are skipped that have something drawn
-    from unittest.mock import MagicMock
-
-    st = MagicMock()
-
-    def given(*_, **__):
-        return pytest.mark.skip("hypothesis is missing")
-
-    def settings(**_):
-        return lambda test: test
-
 
 pytestmark = [pytest.mark.pymc, pytest.mark.counted_once]
 
@@ -328,7 +314,7 @@ CHOICES = st.lists(
 
 
 @given(CHOICES, st.lists(st.sampled_from([None, 0, 1, 2]), min_size=4, max_size=4))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_random_graphs_are_those_of_one_device(named_forked, choices, places):
     def built(place):
         x = T.vector("x")
@@ -415,7 +401,7 @@ PICKS = st.lists(
 
 
 @given(PICKS, st.lists(st.sampled_from([None, *range(RANKS)]), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_cut_makes_ranks_wait_for_ever(picks, places):
     assert cuts.SLOTS == board.SLOTS
     sources = {T.dscalar(f"s{n}"): place for n, place in enumerate(places)}

@@ -6,10 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from support.examples import given, st
 from synkro.comms.ops import OPERATIONS
 from synkro.errors import InvalidIndex, InvalidType, InvalidValue, OutputError
 from synkro.plan.batch import Indexed, Strided, select

@@ -21,17 +21,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL_PAGES = [*PAGES, *sorted(ROOT.glob("C*.md")), ROOT / "benchmarks" / "README.md"]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
-LIBRARIES = (
-    "torch",
-    "jax",
-    "numba",
-    "pandas",
-    "polars",
-    "h5py",
-    "zarr",
-)  # CI installs them for a step of its own
+LIBRARIES = ("torch", "jax", "numba", "pandas", "polars", "h5py", "pytensor", "zarr")
+"""CI installs them for a step of its own; PyMC comes with PyTensor, for another one."""
+
 LOADED = {"torch": TORCH, "jax": "jax", "numba": "numba", "pytensor": "pytensor"}
-OPTIONAL = (*LIBRARIES, "pytensor", "pymc", "joblib")
+OPTIONAL = (*LIBRARIES, "pymc", "joblib")
 
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
 
@@ -50,8 +44,9 @@ def blocks():
             re.DOTALL | re.MULTILINE,
         )
         for number, (block, printed) in enumerate(found):
-            marks = [pytest.mark.libraries] * any(imports(block, library) for library in LIBRARIES)
-            marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * imports(block, "pymc")
+            marks = [pytest.mark.pymc, pytest.mark.timeout(COMPILING)] * imports(block, "pymc")
+            if not marks and any(imports(block, library) for library in LIBRARIES):
+                marks = [pytest.mark.libraries]
             marks += [pytest.mark.programs] * (page != PAGES[0])
             if page != PAGES[0] and not imports(block, "pymc"):
                 modules = [LOADED[library] for library in LOADED if imports(block, library)]

@@ -19,14 +19,7 @@ from stand_in import loading
 
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = [
-    pytest.mark.real_cupy,
-    pytest.mark.skipif(
-        "SYNKRO_REAL_CUPY" not in os.environ,
-        reason="SYNKRO_REAL_CUPY names no Python with the real CuPy; the head of this file says how to "
-        "make one",
-    ),
-]
+pytestmark = pytest.mark.real_cupy
 
 EXTRA = {
     "cupy.cuda.runtime": {"check_registrations", "contexts", "fail", "fault", "statistics"},

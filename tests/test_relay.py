@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from support.examples import examples, given, st
 from support.mirrors import Mirrors
 from support.together import good, together
 from support.waiting import Watch, wait_until
@@ -23,21 +24,6 @@ from synkro.memory.arena import PART, Arena
 from synkro.memory.mapping import map_file
 from synkro.plan.call import Access
 from synkro.plan.split import split
-
-try:
-    from hypothesis import given, settings
-    from hypothesis import strategies as st
-except ImportError:  # those tests are skipped that have something drawn
-    from unittest.mock import MagicMock
-
-    st = MagicMock()
-
-    def given(*_, **__):
-        return pytest.mark.skip("hypothesis is missing")
-
-    def settings(**_):
-        return lambda test: test
-
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once]
 
@@ -275,7 +261,7 @@ ARRAYS = st.lists(
 )
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.sampled_from(LAYOUTS),
     st.sampled_from(["all_reduce", "reduce", "reduce_scatter"]),

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import synkro as synk
+from support.examples import given, st
 from support.sessions import lasting
 from synkro import UsageError, WorkerError
 

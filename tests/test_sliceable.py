@@ -5,11 +5,10 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import synkro as synk
 from support.arrays import check, chosen, fill, replicas
+from support.examples import examples, given, st
 from support.sessions import per_rank, running
 from synkro import (
     InvalidIndex,
@@ -21,15 +20,6 @@ from synkro import (
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 pytestmark = pytest.mark.counted_once
-
-
-def moderate(examples):
-    """Settings for tests of which every example costs several calls."""
-    return settings(
-        deadline=None,
-        max_examples=examples,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    )
 
 
 MODES = {"mean": "mean", "sum": "sum", "max": "max", "min": "min", "rows": "gather"}
@@ -102,7 +92,7 @@ def sliceable(n):
     return s, synk.function(lambda: describe(s.value), outputs=MODES, sliceable_shareds=[s])
 
 
-@moderate(60)
+@examples(60)
 @given(data=st.data())
 def test_rows_of_variables_in_any_lengths_selections_and_slices(n, sliceable, data):
     s, f = sliceable
@@ -120,7 +110,7 @@ def test_rows_of_variables_in_any_lengths_selections_and_slices(n, sliceable, da
         assert np.array_equal(replica, array)
 
 
-@moderate(30)
+@examples(30)
 @given(data=st.data())
 def test_rows_of_variables_as_scattered_arguments(n, data):
     s = synk.shared(np.zeros((1, 2)))
@@ -150,7 +140,7 @@ def test_numbers_one_a_rank_beside_other_selections(two):
     agree(f(batch_s=[2, 0]), np.concatenate([array[[2, 0]] for array in arrays]))
 
 
-@moderate(25)
+@examples(25)
 @given(data=st.data())
 def test_rows_of_variables_beside_scattered_inputs(n, data):
     rows = data.draw(st.integers(1, 12))

@@ -13,24 +13,10 @@ import pytest
 
 import synkro as synk
 from support.arrays import OPS, mine, serial
+from support.examples import examples, given, st
 from support.sessions import current, per_rank, running, start
 from support.waiting import Watch
 from synkro import CollectiveError, InvalidType, InvalidValue, OutputError, UsageError, WorkerDied, here
-
-try:
-    from hypothesis import given, settings
-    from hypothesis import strategies as st
-except ImportError:  # those tests are skipped that have something drawn
-    from unittest.mock import MagicMock
-
-    st = MagicMock()
-
-    def given(*_, **__):
-        return pytest.mark.skip("hypothesis is missing")
-
-    def settings(**_):
-        return lambda test: test
-
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -110,7 +96,7 @@ COLORS = st.lists(st.sampled_from([0, 1, -7, None]), min_size=4, max_size=4)
 
 
 @given(COLORS, COLORS, st.sampled_from(OPS), st.sampled_from([(1,), (6, 2), (3000, 3)]))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_collectives_of_worlds_are_those_of_numpy(four_forked, first, second, op, shape):
     def run():
         number, found = synk.rank(), []

@@ -1,9 +1,8 @@
 """What goes to a host: each byte once a version."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
+from support.examples import given, st
 from synkro.cluster.stock import Stock
 from synkro.cluster.traffic import Extent, PickedRows
 

@@ -10,10 +10,9 @@ from collections import Counter
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import synkro as synk
+from support.examples import examples, given, st
 from support.inside import in_phase
 from support.sessions import LARGE, current, per_rank
 from support.together import good, together
@@ -162,7 +161,7 @@ def test_slices_on_one_rank_need_an_operation(pair):
     assert f(X, batch=[1, 3]) == X[[1, 3]].sum()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_a_world_of_some_ranks_computes_what_one_process_does(data, three_forked):
     op = data.draw(st.sampled_from(["mean", "sum", "max", "min", "prod", "gather"]))

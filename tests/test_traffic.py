@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from support.examples import given, st
 from support.homes import POISON, Home, Mirrored
 from synkro import messages
 from synkro.cluster.traffic import Extent, Partial, PickedRows, Traffic

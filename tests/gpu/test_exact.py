@@ -8,6 +8,7 @@ import pytest
 
 import synkro as synk
 import test_exact as cpu
+from support.examples import examples, given, st
 from support.gpus import MOST, serving
 from support.sessions import INLINE
 
@@ -16,7 +17,6 @@ cloudpickle.register_pickle_by_value(cpu)
 
 OPS, FUNCTIONS, EVERYTHING = cpu.OPS, cpu.FUNCTIONS, cpu.EVERYTHING
 DTYPES = [dtype for dtype in cpu.DTYPES if dtype != "g"]  # GPUs know no longer floats
-given, moderate, st = cpu.given, cpu.moderate, cpu.st
 
 
 @pytest.fixture(scope="module", params=MOST)
@@ -58,7 +58,7 @@ def on_host(result):
     assert isinstance(result, np.ndarray | np.generic), type(result)
 
 
-@moderate(25)
+@examples(25)
 @given(data=st.data())
 def test_all_operations_in_one_call(session, call, data):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -68,7 +68,7 @@ def test_all_operations_in_one_call(session, call, data):
         cpu.agree(leaf, rows, op)
 
 
-@moderate(25)
+@examples(25)
 @given(data=st.data(), op=st.sampled_from(OPS))
 def test_each_operation_alone(session, call, data, op):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -93,7 +93,7 @@ def test_large_outputs_of_every_dtype(session, call, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of float16, as in NumPy
-@moderate(10)
+@examples(10)
 @given(data=st.data())
 def test_large_outputs_of_all_operations(session, call, data):
     array, rows, options = data.draw(
@@ -105,7 +105,7 @@ def test_large_outputs_of_all_operations(session, call, data):
         cpu.agree(leaf, rows, op)
 
 
-@moderate(10)
+@examples(10)
 @given(data=st.data())
 def test_the_same_call_gives_the_same_bytes(session, call, data):
     array, _, options = data.draw(cases(session.n_parallel))
@@ -122,7 +122,7 @@ def test_the_same_large_call_gives_the_same_bytes(session, call, surplus):
         assert cpu.bits(one) == cpu.bits(other)
 
 
-@moderate(10)
+@examples(10)
 @given(data=st.data())
 def test_without_reduction_comes_every_piece_in_order(session, call, data):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -135,7 +135,7 @@ def test_without_reduction_comes_every_piece_in_order(session, call, data):
     assert all(np.array_equal(p, e) for p, e in zip(pieces, expected, strict=True))
 
 
-@moderate(10)
+@examples(10)
 @given(data=st.data())
 def test_what_is_kept_is_what_would_be_gathered(session, call, data):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -145,7 +145,7 @@ def test_what_is_kept_is_what_would_be_gathered(session, call, data):
     cpu.agree(call(cpu.total, "sum", kept), rows, "sum")
 
 
-@moderate(10)
+@examples(10)
 @given(data=st.data(), op=st.sampled_from(["max", "min"]), large=st.booleans())
 def test_nan_is_carried_as_in_numpy(session, call, data, op, large):
     kind = data.draw(st.sampled_from(["f2", "f4", "f8", "c8", "c16"]))
@@ -164,7 +164,7 @@ def both(x, y):
     return x, y
 
 
-@moderate(10)
+@examples(10)
 @given(data=st.data())
 def test_several_inputs_share_the_selection(session, call, data):
     array, rows, options = data.draw(cases(session.n_parallel))
@@ -178,7 +178,7 @@ def above(x):
     return x[x[:, 0] > 1], {"count": (x[:, 0] > 1).sum()}
 
 
-@moderate(10)
+@examples(10)
 @given(data=st.data(), width=st.sampled_from([1, 3, INLINE // 8 + 1]))
 def test_ranks_may_gather_any_number_of_rows_also_none(session, call, data, width):
     kinds = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=9))

@@ -12,6 +12,7 @@
     failing    functions that die, hang or hear nothing
     inside     where workers are, as nobody outside can see
     together   several threads at once
+    examples   random tests: what is drawn, and how often
     arrays     values that all dtypes hold, and what NumPy says of them
     named      memory with a name, and programs in C beside it
     gpus       machines with GPUs, real and make-believe, and how ranks lie on them
@@ -25,6 +26,7 @@ import sys
 import cloudpickle
 
 pytest_plugins = [
+    "support.examples",
     "support.leftovers",
     "support.forked",
     "support.sessions",
