@@ -23,7 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell star
 
 
 def pytest_configure(config):
-    """Compile the package once: where PYTHONDONTWRITEBYTECODE is set, each process would."""
+    """Before all tests; where PYTHONDONTWRITEBYTECODE is set, each process would compile the package."""
+    if visible().gpus:  # CUDA is to be met by interpreters as users have them
+        config.option.fresh = True
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(synkro.__file__).parent, quiet=1)
 

@@ -22,9 +22,18 @@ pytestmark = pytest.mark.lab
 OVER_HOSTS = ("hosts", "model")
 """Questions that CI asks where there is MPI."""
 
+TURN = int(os.environ.get("TURN", 0)) % 3
+"""Which third of the other questions CI asks; it counts commits."""
+
+
+def in_turn():
+    """These questions; those of other turns are for thorough runs."""
+    for number, question in enumerate(sorted(set(QUESTIONS) - set(OVER_HOSTS))):
+        yield pytest.param(question, marks=[pytest.mark.thorough] * (number % 3 != TURN))
+
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("question", sorted(set(QUESTIONS) - set(OVER_HOSTS)))
+@pytest.mark.parametrize("question", in_turn())
 def test_leaves_a_record_with_medians(question, run_python, tmp_path):
     for module in QUESTIONS[question]:
         pytest.importorskip(module)

@@ -121,6 +121,7 @@ class TestRanks:
 
 
 class TestTheProgram:
+    @pytest.mark.thorough
     @pytest.mark.timeout(300)
     def test_measures_all_and_agrees_with_torch(self, run_python, tmp_path):
         pytest.importorskip("torch")
