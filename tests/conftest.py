@@ -33,8 +33,9 @@ def pytest_configure(config):
 def pytest_unconfigure(config):
     """Say what the tests took of the processors: on a busy machine the clock tells little of them."""
     if not hasattr(config, "workerinput"):
-        used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        print(f"processors: {sum(each.ru_utime + each.ru_stime for each in used):.0f} s, user and system")
+        used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        seconds = sum(each.ru_utime + each.ru_stime for each in used)
+        print(f"processors: {seconds:.0f} s, user and system")
 
 
 def pytest_addoption(parser, pluginmanager):

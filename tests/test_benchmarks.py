@@ -33,7 +33,7 @@ def in_turn():
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("question", in_turn())
+@pytest.mark.parametrize("question", list(in_turn()))
 def test_leaves_a_record_with_medians(question, run_python, tmp_path):
     for module in QUESTIONS[question]:
         pytest.importorskip(module)
