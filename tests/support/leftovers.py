@@ -1,9 +1,11 @@
 """Every test is followed by a count of what it may have left behind.
 
 The sessions of a file that is marked ``counted_once`` serve many of its tests: it is counted at its end.
+As root each process of tests has a /dev/shm of its own, where nobody else's files come and go.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 
@@ -57,9 +59,23 @@ hosts leave there is in ``test_cluster``."""
 
 
 def shared_files():
-    """What lies in /dev/shm, but for what other libraries' programs have there for a while."""
-    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    return {name for name in names if not name.startswith(OTHERS)}
+    """What this user has in /dev/shm, but for what other libraries' programs have there for a while."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError), os.scandir("/dev/shm") as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    found.add(entry.name)
+    return {name for name in found if not name.startswith(OTHERS)}
+
+
+def pytest_configure(config):
+    """Mount a /dev/shm that nobody else sees, where that is allowed; hosts of tests have their own."""
+    clone_newns, ms_private, ms_rec = 0x20000, 1 << 18, 1 << 14
+    libc = ctypes.CDLL(None)
+    if not config.getoption("over") and libc.unshare(clone_newns) == 0:
+        libc.mount(None, b"/", None, ms_rec | ms_private, None)
+        libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, None)
 
 
 @contextlib.contextmanager
@@ -72,7 +88,6 @@ def nothing_left():
     assert wait_until(lambda: children() <= before[0]), children() - before[0]
     left = {fd: what for fd, what in descriptors().items() if fd not in before[1]}
     assert not left, left
-    # others on the machine may have files there for a moment; ours have no name at all
     assert wait_until(lambda: shared_files() <= before[2]), shared_files() - before[2]
 
 
