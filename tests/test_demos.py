@@ -17,7 +17,7 @@ DEMOS = sorted((ROOT / "demos").glob("demo_*.py"))
 K = 32  # the colours that demo 5 is left with
 
 
-LOADED = {"torch": TORCH, "pytensor": "pytensor"}
+LOADED = {"torch": TORCH, "pytensor": "pytensor", "pymc": "pymc"}
 SMALL = "0.2"  # times as large as usual: for the demos that take so long that they have a size
 
 
@@ -54,10 +54,10 @@ def test_demos_are_found():
 
 def marked(demo, size):
     """A demo in that size; small ones of libraries that take long to import are forks, but for one."""
-    marks = [pytest.mark.libraries for library in LOADED if library in demo.stem]
     if "pymc" in demo.stem:
-        marks += [pytest.mark.pymc, pytest.mark.timeout(COMPILING)]
+        marks = [pytest.mark.pymc, pytest.mark.timeout(COMPILING)]
     else:
+        marks = [pytest.mark.libraries for library in LOADED if library in demo.stem]
         marks += [pytest.mark.timeout(250)]  # where the cores are busy, a graph takes a while
     if size != SMALL:
         marks += [pytest.mark.thorough]

@@ -24,7 +24,7 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 LIBRARIES = ("torch", "jax", "numba", "pandas", "polars", "h5py", "pytensor", "zarr")
 """CI installs them for a step of its own; PyMC comes with PyTensor, for another one."""
 
-LOADED = {"torch": TORCH, "jax": "jax", "numba": "numba", "pytensor": "pytensor"}
+LOADED = {"torch": TORCH, "jax": "jax", "numba": "numba", "pytensor": "pytensor", "pymc": "pymc"}
 OPTIONAL = (*LIBRARIES, "pymc", "joblib")
 
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)
@@ -48,7 +48,7 @@ def blocks():
             if not marks and any(imports(block, library) for library in LIBRARIES):
                 marks = [pytest.mark.libraries]
             marks += [pytest.mark.programs] * (page != PAGES[0])
-            if page != PAGES[0] and not imports(block, "pymc"):
+            if page != PAGES[0] and "pm.sample(" not in block:
                 modules = [LOADED[library] for library in LOADED if imports(block, library)]
                 marks.append(pytest.mark.loaded(*modules))
             marks += [pytest.mark.thorough] * ("mp.spawn" in block)  # PyTorch's own way, beside ours
