@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.forked import TORCH
 from support.sessions import running
 from synkro import WorkerError
 
@@ -134,6 +135,7 @@ class TestTorch:
     def different(self, *masks):
         return len({mask.tobytes() for mask in np.concatenate(masks).reshape(-1, 64)})
 
+    @pytest.mark.loaded(TORCH)
     def test_dropout_differs_by_rank_and_is_reproducible_with_a_seed(self, torch):
         first, again, other = self.masks(torch, 7), self.masks(torch, 7), self.masks(torch, 8)
         assert np.array_equal(first, again)
@@ -163,6 +165,7 @@ class TestTorch:
         assert second[0] != second[1]
         assert second == third == seeds()[1]
 
+    @pytest.mark.loaded(TORCH)
     def test_a_seed_that_a_function_gives_stays(self, torch):
         with running(2, seed=7):
             synk.function(lambda: torch.manual_seed(5), outputs=[])()
