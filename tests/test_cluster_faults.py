@@ -114,8 +114,36 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
-@pytest.mark.parametrize("fault", FAULTS)
+PHASES = ["idle", "call", "collective", "transfer"]
+IN_CI = {
+    ("worker killed", "call"),
+    ("worker killed", "transfer"),
+    ("leader killed", "collective"),
+    ("gateway killed", "transfer"),
+    ("mpiexec killed", "idle"),
+    ("leader stopped", "call"),
+    ("gateway stopped", "collective"),
+    ("network", "transfer"),
+    ("network", "idle"),
+    ("main", "call"),
+    ("main", "collective"),
+}
+"""Each fault and each phase; the other pairs are for thorough runs."""
+
+
+def phases_of(fault):
+    marks = {phase: [pytest.mark.thorough] * ((fault, phase) not in IN_CI) for phase in PHASES}
+    return [pytest.param(phase, marks=marks[phase]) for phase in PHASES]
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase"),
+    [
+        pytest.param(fault, *phase.values, marks=phase.marks)
+        for fault in FAULTS
+        for phase in phases_of(fault)
+    ],
+)
 def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
     victim, number, kind, host = FAULTS[fault]
     with Program(hosts, tmp_path, phase) as program:
@@ -139,7 +167,7 @@ def test_a_fault_is_told_and_nothing_is_left(hosts, tmp_path, fault, phase):
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
-@pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
+@pytest.mark.parametrize("phase", phases_of("network"))
 def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
     with Program(hosts, tmp_path, phase) as program:
         time.sleep(0.3)
@@ -161,7 +189,7 @@ def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
-@pytest.mark.parametrize("phase", ["idle", "call", "collective", "transfer"])
+@pytest.mark.parametrize("phase", phases_of("main"))
 def test_a_main_program_that_is_killed_leaves_nothing(hosts, tmp_path, phase):
     with Program(hosts, tmp_path, phase) as program:
         time.sleep(0.3)

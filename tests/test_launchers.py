@@ -138,7 +138,14 @@ def test_the_variable_names_hosts(hosts, job, run):
 # ── programs that were started on all hosts ──────────────────────────────────────────────────────────
 
 
-@pytest.fixture(params=["mpiexec", "srun"])
+BOTH = pytest.mark.parametrize("started", ["mpiexec", "srun"], indirect=True)
+ONE = pytest.mark.parametrize(
+    "started", ["mpiexec", pytest.param("srun", marks=pytest.mark.thorough)], indirect=True
+)
+"""By srun in thorough runs only."""
+
+
+@pytest.fixture
 def started(request, hosts, job, start):
     """Start ``python …`` on all hosts."""
 
@@ -172,6 +179,7 @@ def program(tmp_path):
     return program
 
 
+@BOTH
 def test_a_program_on_all_hosts(started, program, tmp_path):
     path = program(
         "print(__name__, sys.argv, sys.path[0], input(), flush=True)\n"
@@ -188,6 +196,7 @@ def test_a_program_on_all_hosts(started, program, tmp_path):
     assert done.returncode == 3
 
 
+@ONE
 def test_it_imports_what_lies_beside_it(started, program, tmp_path):
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
     done = finished(
@@ -203,6 +212,7 @@ def test_it_imports_what_lies_beside_it(started, program, tmp_path):
     assert done.returncode == 0
 
 
+@ONE
 def test_modules_and_code(started):
     done = finished(started("-c", "import sys; print(sys.argv, __name__)", "a"))
     assert done.stdout == "['-c', 'a'] __main__\n", done.stderr
@@ -210,12 +220,14 @@ def test_modules_and_code(started):
     assert done.stdout.startswith("Linux"), done.stderr
 
 
+@ONE
 def test_an_exception_in_it(started, program):
     done = finished(started(program('synk.fork(hosts="mpi", verbose=False)\nraise KeyError("mine")')))
     assert done.returncode == 1
     assert "KeyError: 'mine'" in done.stderr
 
 
+@ONE
 def test_a_worker_dies_and_the_next_session_works(started, program):
     code = """
 try:
@@ -246,6 +258,7 @@ with synk.Session(hosts="mpi", verbose=False) as session:
 """
 
 
+@BOTH
 @pytest.mark.skipif(OPEN_MPI, reason="Open MPI's mpiexec ends all processes at Ctrl-C")
 def test_ctrl_c(started, program):
     running = started(program(WAITING.format(seconds=0)))
@@ -257,6 +270,7 @@ def test_ctrl_c(started, program):
     assert done.returncode == 0
 
 
+@ONE
 @pytest.mark.parametrize("victim", ["program", "gateway", "launcher", "worker"])
 def test_nothing_is_left_when_something_is_killed(started, program, victim):
     running = started(program(WAITING.format(seconds=60)))
@@ -273,6 +287,7 @@ def test_nothing_is_left_when_something_is_killed(started, program, victim):
         assert f"(pid {workers[-1]}) on h3 was killed by SIGKILL" in done.stderr
 
 
+@ONE
 def test_sigterm_reaches_it(started, program):
     code = """
 import signal, time
@@ -286,6 +301,7 @@ time.sleep(60)
     assert (done.stdout, done.returncode) == ("saved\n", 5)
 
 
+@BOTH
 def test_a_plain_start_of_copies_is_refused(started, program):
     done = finished(started(program('where(hosts="h1,h2")'), python=()))
     assert "has started 3 copies of this program, and with hosts='h1,h2'" in done.stderr
