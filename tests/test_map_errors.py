@@ -229,6 +229,7 @@ def test_after_a_map_that_failed_the_workers_have_what_they_had(two, way, how):
     assert found == [(1, {}, ["trained"], 3.0, None)] * 6
 
 
+@pytest.mark.libraries
 def test_after_a_map_that_failed_tables_and_tensors_hold_what_they_held(two):
     pd, torch = pytest.importorskip("pandas"), pytest.importorskip("torch")
     table, tensor = pd.DataFrame({"a": [1, 2]}), torch.zeros(3)

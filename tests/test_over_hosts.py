@@ -10,31 +10,33 @@ from support.programs import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.counted_once, pytest.mark.timeout(400)]
 
-RUNS = [  # the hosts, the files, and which of their tests: of those that take long, some
-    ("h1,h2", "test_function test_data test_batches", ""),
-    ("h1,h2", "test_variables test_kept_outputs test_saving", ""),
-    ("h1,h2", "test_collectives test_collective_errors test_split", ""),
-    ("h1,h2", "test_map test_targets test_placed", ""),
-    ("h1,h2", "test_exact", "[3"),  # workers, of which one is alone on its host
-    ("h1,h2", "test_failures", "not (a_death_is_told or of_the_type) or SIGKILL or while_computing"),
-    ("h1,h2", "test_target_failures", "not fork and not map"),
-    ("h1,h2", "test_stranded", "not test_a_death_while or (SIGKILL and (all_reduce or recv))"),
-    ("h1,h2", "test_interrupts", "ctrl_c and not cuts_off or training_step or comes_late"),
-    ("h1,h2", "test_map_failures", "dies_while or dies_between or timeout or ctrl_c_ends or moment[0"),
-    ("h2,h1", "test_variable_collectives test_outputs", ""),
-    ("h3,h1,h2", "test_function", ""),
-    ("h2,h3", "test_collectives", ""),
-    ("h1,h2", "test_dtypes", "[3"),
-    ("h1,h2", "test_out", ""),
-]
+ENDS = {  # of files that start a session for each test: which of their tests
+    "failures": "not (a_death_is_told or of_the_type) or SIGKILL or while_computing",
+    "target_failures": "not fork and not map",
+    "stranded": "not test_a_death_while or (SIGKILL and (all_reduce or recv))",
+    "interrupts": "ctrl_c and not cuts_off or training_step or comes_late",
+    "map_failures": "dies_while or dies_between or timeout or ctrl_c_ends or moment[0",
+}
+RUNS = {  # the hosts, the files, and which of their tests
+    "calls": ("h1,h2", "function data batches variables kept_outputs saving out map targets placed", ""),
+    "collectives": ("h1,h2", "collectives collective_errors split", ""),
+    "three workers": ("h1,h2", "exact dtypes", "[3"),  # of which one is alone on its host
+    "ends": (
+        "h1,h2",
+        " ".join(ENDS),
+        " or ".join(f"test_{file}.py and ({ENDS[file]})" for file in ENDS),
+    ),
+    "three hosts": ("h3,h1,h2", "function collectives variable_collectives outputs", ""),
+}
 
 
-@pytest.mark.parametrize(("over", "files", "which"), RUNS)
-def test_the_tests_pass_over(hosts, over, files, which):
+@pytest.mark.parametrize("run", RUNS)
+def test_the_tests_pass_over(hosts, run):
     """The main program runs on h1."""
-    paths = [ROOT / "tests" / f"{file}.py" for file in files.split()]
-    options = ["--over", over, "--launcher", hosts.launcher, "-k", which, "-m", "not programs"]
-    options += ["-p", "no:cacheprovider"]
+    over, files, which = RUNS[run]
+    paths = [ROOT / "tests" / f"test_{file}.py" for file in files.split()]
+    options = ["--over", over, "--launcher", hosts.launcher, "-k", which]
+    options += ["-m", "not programs and not thorough and not libraries", "-p", "no:cacheprovider"]
     done = subprocess.run(
         hosts.on("h1", sys.executable, "-m", "pytest", *options, *paths),
         cwd=ROOT,

@@ -138,6 +138,7 @@ def test_the_reference_has_every_operation():
         assert f'`"{mode}"`' in REFERENCE, mode
 
 
+@pytest.mark.libraries  # pdoc imports PyTensor for its types
 def test_the_api_reference_is_built_without_warnings(run_python, tmp_path):
     pytest.importorskip("pdoc", reason="needs pdoc")
     (found,) = {command for page in ALL_PAGES for command in pdoc_commands(page)}

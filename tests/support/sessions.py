@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.leftovers import nothing_left
 from synkro import here
 from synkro.machine import available_cores
 
@@ -43,14 +44,16 @@ def running(workers, **options):
         yield session
 
 
+_kept = {}
+"""With ``--over``, sessions by their number of workers: to start one takes seconds of all processors."""
+
+
 def lasting(workers=2):
     """A fixture for a file: what a test makes must be gone after it, the session need not."""
 
     @pytest.fixture(scope="module")
-    def session():
-        session = start(workers)
-        yield session
-        session.close()
+    def session(request):
+        yield from _serving(workers, request.config)
 
     return session
 
@@ -60,11 +63,39 @@ def in_turn(*workers):
 
     @pytest.fixture(scope="module", params=workers)
     def session(request):
-        session = start(request.param)
-        yield session
-        session.close()
+        yield from _serving(request.param, request.config)
 
     return session
+
+
+def _serving(workers, config):
+    if config.getoption("over"):
+        yield kept(workers)
+        return
+    session = start(workers)
+    yield session
+    session.close()
+
+
+def kept(workers):
+    """The session of so many workers that serves all files; another one where it has been closed."""
+    if workers not in _kept or "ready" not in repr(_kept[workers]):
+        _kept[workers] = start(workers)
+    assert total(_kept[workers]) == 7
+    return _kept[workers]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_by_kept_sessions(request):
+    """They are closed, and counted, when the last file has been served."""
+    if not request.config.getoption("over"):
+        yield
+        return
+    with nothing_left():
+        yield
+        for session in _kept.values():
+            session.close()
+        _kept.clear()
 
 
 @pytest.fixture
