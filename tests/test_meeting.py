@@ -13,6 +13,7 @@ import pytest
 from support.mirrors import Mirrors
 from support.together import good, together
 from support.waiting import Watch, wait_until
+from synkro.comms import meeting as module
 from synkro.comms.board import KINDS, board_bytes
 from synkro.comms.meeting import Meeting
 from synkro.errors import CollectiveError
@@ -90,6 +91,14 @@ def board(request):
         each.close()
 
 
+@pytest.fixture
+def watched(monkeypatch):
+    """What a test waits for wakes it: to look again by itself would take longer than the test may."""
+    monkeypatch.setattr(module, "_NAP", 60_000)
+    with Watch():
+        yield
+
+
 def in_step(meeting):
     """One collective: what all ranks have said."""
     said = meeting.meet(BARRIER, b"%d" % meeting.rank)
@@ -139,7 +148,7 @@ def test_what_is_said_again_is_seen_again(board):
 
 
 @pytest.mark.parametrize("stage", ["meet", "step", "part"])
-def test_nobody_passes_before_all_are_there(board, stage):
+def test_nobody_passes_before_all_are_there(board, stage, watched):
     """Where one of them is late, so that the others fall asleep."""
     arrived = []
 
@@ -236,7 +245,22 @@ def test_messages_come_in_the_order_in_which_they_were_posted(board):
     assert good(board(3).call(body)) == want
 
 
-def test_a_sender_waits_while_the_box_is_full(board):
+def test_a_message_that_comes_late(board, watched):
+    arrived = threading.Event()
+
+    def body(meeting):
+        if meeting.rank == 1:
+            assert meeting.fetch(0) == 7
+            arrived.set()
+        else:
+            time.sleep(0.02)  # the other sleeps by then, as a rule
+            meeting.post(1, 7)
+            assert arrived.wait(20)
+
+    good(board(2).call(body))
+
+
+def test_a_sender_waits_while_the_box_is_full(board, watched):
     posted = []
 
     def body(meeting):
@@ -313,7 +337,7 @@ WAITS = {
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("how", ["failed", "returned from the function"])
-def test_who_leaves_strands_nobody(board, wait, late, how):
+def test_who_leaves_strands_nobody(board, wait, late, how, watched):
     board = board(2)
 
     def body(meeting):
@@ -326,8 +350,7 @@ def test_who_leaves_strands_nobody(board, wait, late, how):
             raise ZeroDivisionError
         return None
 
-    with Watch():
-        outcomes = board.call(body)
+    outcomes = board.call(body)
     strayed(outcomes[0], f"rank 1 {how}", wait, "in which rank 0 waited", strays=how == "failed")
     assert board.works()
 

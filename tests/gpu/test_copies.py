@@ -1,5 +1,6 @@
 """How arrays come to a GPU and leave it: in order, in its byte order, pinned, without waiting."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,6 +16,8 @@ import pytest
 import synkro as synk
 from support.gpus import SINGLE
 from support.waiting import wait_until
+from synkro import here
+from synkro.devices.base import Source
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
@@ -174,6 +177,33 @@ def test_an_array_of_another_library_may_still_be_computed(machine):
         for total, gathered in session.function(run, outputs=None)():
             assert total.tolist() == [2] * 1000
             assert gathered.tolist() == [1] * 2000
+
+
+def test_copies_to_the_gpu_wait_until_their_place_is_free(session):
+    """Before them, copies of what lies there are still to be made on the GPU."""
+
+    def table():
+        return np.arange(12 << 14, dtype="f8").reshape(12, -1)
+
+    def later(array):
+        copy = synk.xp().empty_like(array)
+        copy.data.copy_from_device_async(array.data, array.nbytes)
+        return copy
+
+    def feed():
+        pieces = [[Source(row[::2])] for row in table()]  # which pass through small pinned buffers
+        with contextlib.closing(here.rank.device.feed(pieces)) as feeding:
+            seen = [later(x) for (x,) in feeding]
+        return synk.xp().stack(seen)
+
+    def assign():
+        array = synk.xp().zeros(1 << 16)
+        before = later(array)
+        here.rank.device.assign(array, np.ones(1 << 16))
+        return before.max(), array.min()
+
+    assert np.array_equal(session.function(feed, outputs="gather")(), table()[:, ::2])
+    assert session.function(assign, outputs=("max", "min"))() == (0, 1)
 
 
 # ── big-endian ───────────────────────────────────────────────────────────────────────────────────
