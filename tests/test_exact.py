@@ -3,15 +3,11 @@
 Integers, maxima, minima and gathered rows to the bit, floats to rounding; and the same bits each time.
 """
 
-import contextlib
-
 import numpy as np
 import pytest
 
-import synkro as synk
 from support.examples import examples, given, st
-from support.sessions import INLINE
-from synkro.machine import available_cores
+from support.sessions import INLINE, in_turn
 
 OPS = ("mean", "sum", "prod", "max", "min", "gather")
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
@@ -20,14 +16,7 @@ DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8",
 pytestmark = pytest.mark.counted_once
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
-def session(request):
-    crowded = pytest.warns(RuntimeWarning, match="CPU workers on")
-    with (
-        crowded if request.param > available_cores() else contextlib.nullcontext(),
-        synk.Session(request.param, verbose=False, timeout=60) as session,
-    ):
-        yield session
+session = in_turn(1, 3, rarely=[2, 4])
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 
 import synkro as synk
 from support.examples import examples, given, st
-from support.sessions import running, start
+from support.sessions import counts, running, start
 from support.waiting import Watch, wait_until
 from synkro import InvalidType, InvalidValue, OutputError, UsageError, WorkerError
 
@@ -35,7 +35,7 @@ def lasting(workers):
         yield session
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=counts(1, 3, rarely=[2]))
 def forked(request):
     yield from lasting(request.param)
 

@@ -58,10 +58,15 @@ def lasting(workers=2):
     return session
 
 
-def in_turn(*workers):
-    """As ``lasting``, for each number of *workers*."""
+def counts(*workers, rarely=()):
+    """Parameters: so many workers, and those that only thorough runs have: three find what two do."""
+    return [*workers, *[pytest.param(number, marks=pytest.mark.thorough) for number in rarely]]
 
-    @pytest.fixture(scope="module", params=workers)
+
+def in_turn(*workers, rarely=()):
+    """As ``lasting``, for each of these ``counts``."""
+
+    @pytest.fixture(scope="module", params=counts(*workers, rarely=rarely))
     def session(request):
         yield from _serving(request.param, request.config)
 
@@ -112,7 +117,7 @@ def own():
         yield session
 
 
-forked = in_turn(1, 2, 3)
+forked = in_turn(1, 3, rarely=[2])
 
 
 @pytest.fixture
