@@ -72,6 +72,18 @@ def test_kept_views_of_inputs_do_not_follow_them(n):
     assert np.asarray(kept).tolist() == np.arange(4.0 * n).tolist()
 
 
+def test_a_function_may_keep_one_array_that_it_fills_anew_for_each_slice(n):
+    filled = np.zeros((2, 3))
+
+    def fill(x):
+        filled[: len(x)] = x
+        return filled[: len(x)]
+
+    x = np.arange(12.0 * n).reshape(-1, 3)
+    kept = synk.function(fill, outputs="keep")(x, num_slices=2)
+    assert np.array_equal(np.asarray(kept), x)
+
+
 def test_kept_values_of_variables_do_not_follow_them(n):
     w = synk.shared(np.zeros(3))
     mine = np.ones(2)

@@ -17,6 +17,7 @@ from support.programs import ROOT
 from support.sessions import lasting, running
 from support.waiting import Watch, wait_until
 from synkro.memory import named
+from synkro.memory import ring as module
 
 pytest.importorskip("posix_ipc", reason="needs posix_ipc, which has no wheel for this Python")
 
@@ -65,6 +66,18 @@ def test_frames_come_in_order_and_none_is_lost(session, name, total, slots):
     writer.join()
     assert list(ring) == []  # it stays at its end
     assert not files(name)
+
+
+def test_each_side_wakes_the_other(ring, name, monkeypatch):
+    """To look by itself would take longer than the test may."""
+    monkeypatch.setattr(module, "_WAIT", 60)
+    with Watch():
+        writer = writing(name, range(9))
+        for each in ring:
+            time.sleep(0.01)  # the slots are full by then, as a rule
+            seen = each[0, 0]
+        writer.join()
+    assert seen == 8
 
 
 def test_calls_on_frames_are_exact(session, ring, name):

@@ -163,6 +163,8 @@ def test_all_ranks_cannot_be_had_in_a_part_of_an_operation_on_some(turns):
     def action():
         with pytest.raises(NeedsAll):
             turns.require_all()
+        with pytest.raises(NeedsAll):
+            turns.owns_some(BOTH)
         turns.run(ONE, lambda: None)  # it is a part of the operation
 
     turns.run(ZERO, action)
