@@ -127,6 +127,7 @@ class Data(NDArrayOperatorsMixin):
                 f"{self._called()} is read-only: it shows a file, or memory of another program, which "
                 f"attach(…, writable=True) opens for writing."
             )
+        arrays.check_whole([value], self._called())
         self._memory.array[key] = value
         self._memory.wrote()
 
@@ -168,6 +169,7 @@ class Data(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out", ())
         if out:
+            arrays.check_whole(inputs, self._called())
             kwargs["out"] = tuple(o.data if isinstance(o, Data) else o for o in out)
         changes = method == "at"  # its first input
         plain = [

@@ -242,6 +242,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return (_module, (self._space_of(vars(obj)),)) if is_sent_module(obj) else NotImplemented
         if type(obj) is np.ndarray and not (obj.flags.writeable or obj.dtype.hasobject):
             return _read_only, (np.array(obj),)  # in memory that new contents can be put into
+        if (reduced := with_attributes(obj)) is not None:
+            return reduced
         if is_open_file(obj):
             raise TypeError(f"cannot send the open file {obj!r}")
         if is_movable(obj):
@@ -283,6 +285,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _class(self, cls: type) -> Any:
         module = sys.modules.get(cls.__module__)
+        if module is None and str(cls.__module__).partition(".")[0] in sys.modules:
+            with contextlib.suppress(ImportError):  # of a part that its package imports when it is used
+                module = importlib.import_module(cls.__module__)
         if cls.__module__ == "__main__" or module is None or not is_own(module):
             return super().reducer_override(cls)
         listed = cloudpickle.list_registry_pickle_by_value()
@@ -293,6 +298,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         finally:
             if cls.__module__ not in listed:
                 cloudpickle.unregister_pickle_by_value(module)
+
+
+def with_attributes(obj: Any) -> tuple[Any, ...] | None:
+    """What to reduce an array to that has attributes, such as a unit, which pickle leaves out.
+
+    None for all else, and where the class says itself how it is pickled.
+    """
+    if not isinstance(obj, np.ndarray) or not getattr(obj, "__dict__", None):
+        return None
+    cls = type(obj)
+    for way in ("__reduce__", "__reduce_ex__"):
+        if getattr(cls, way) is not getattr(np.ndarray, way):
+            return None
+    if isinstance(obj, np.memmap):
+        return None
+    return _viewed, (np.ndarray.view(obj, np.ndarray), cls), vars(obj), None, None, _attribute
 
 
 def _place(obj: Any) -> tuple[str, str] | None:
@@ -337,6 +358,14 @@ class Reader(pickle.Unpickler):
 def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array.flags.writeable = False
     return array
+
+
+def _viewed(array: np.ndarray[Any, Any], cls: type[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    return array.view(cls)
+
+
+def _attribute(array: np.ndarray[Any, Any], attributes: dict[str, Any]) -> None:
+    array.__dict__.update(attributes)
 
 
 def _module(module: ModuleType) -> ModuleType:

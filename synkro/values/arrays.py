@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -176,8 +176,6 @@ def as_array(value: ArrayLike, called: str) -> Array:
     columns = columns_of(value)
     if columns is not None:
         return _of_table(value, columns, called)
-    if isinstance(value, np.ma.MaskedArray):
-        raise InvalidType(f"{called} cannot hold a mask: fill it first, with value.filled(…).")
     if is_key(value):
         raise InvalidType(
             f"{called} is a random key of JAX's, which is no array of numbers: give "
@@ -185,9 +183,9 @@ def as_array(value: ArrayLike, called: str) -> Array:
             f"jax.random.wrap_key_data."
         )
     if is_view_of_hdf5(value):
-        value = value[()]  # type: ignore[index]
+        value = value[()]  # type: ignore[index,call-overload]
     try:
-        array = np.asarray(host_array(value))
+        array, lost = plain(host_array(value))
     except ValueError as error:
         raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
     except TypeError as error:
@@ -196,6 +194,8 @@ def as_array(value: ArrayLike, called: str) -> Array:
                 f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
             ) from None
         raise InvalidType(f"{called} needs an array in host memory: {error}") from None
+    if lost:
+        raise InvalidType(f"{called}: {shortened(value)}, would lose {lost}")
     if hasattr(value, "dtype"):
         _check_fixed(array.dtype, called)
     elif not is_numeric(array.dtype):
@@ -207,13 +207,72 @@ def as_array(value: ArrayLike, called: str) -> Array:
     return array
 
 
+_PLAIN = (np.ndarray, np.memmap, np.matrix, np.recarray, np.char.chararray)
+"""NumPy's own classes of arrays that say nothing beyond the array."""
+
+
+def is_of_own_class(value: Any) -> bool:
+    """Whether *value* is an array of a class that computes, or says, something else than an array."""
+    return isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap)
+
+
+def plain(value: Any) -> tuple[Array, str]:
+    """*value* as an array of NumPy's own, and what that lacks, in a sentence's end: empty for nothing.
+
+    Arrays in lists are looked at, too.  Raises: as ``numpy.asarray``.
+    """
+    if type(value) is np.ndarray:
+        return value, ""
+    lost = lost_in(value)
+    array = np.asarray([]) if lost else np.asanyarray(value)
+    return np.asarray(array), lost or lost_in(array) or _missing_in(value, array)
+
+
+def lost_in(value: Any) -> str:
+    """What an array of NumPy's own would lack of an array, or of arrays in lists."""
+    if isinstance(value, np.ndarray):
+        if type(value) in _PLAIN:
+            return ""
+        if hasattr(value, "mask"):
+            return "its mask: fill it first, with .filled(…)."
+        return (
+            f"what its class {type(value).__qualname__} adds to an array, such as a unit: give "
+            f"np.asarray(…) of it, in a unit that is the same everywhere."
+        )
+    if isinstance(value, list | tuple):
+        for kind in set(map(type, value)):
+            if issubclass(kind, (np.ndarray, list, tuple)) and kind not in _PLAIN:
+                for each in value:
+                    if type(each) is kind and (lost := lost_in(each)):
+                        return lost
+    return ""
+
+
+def check_whole(values: Iterable[Any], called: str) -> None:
+    """Raises: InvalidType for what would lose something as elements of an array, such as a mask."""
+    for value in values:
+        if lost := lost_in(value):
+            raise InvalidType(f"{called}: {shortened(value)}, would lose {lost}")
+
+
+def _missing_in(value: Any, array: Array) -> str:
+    """The integers of a column that has missing ones, too, which NumPy's integers do not know."""
+    dtype = str(getattr(value, "dtype", getattr(value, "type", ""))).lower()
+    if array.dtype.kind == "f" and dtype.startswith(("int", "uint")):
+        return (
+            "its integers, as some are missing, and NumPy knows no missing ones: fill them first, with "
+            ".fillna(…) or .fill_null(…)."
+        )
+    return ""
+
+
 def _of_table(frame: Any, columns: list[tuple[str, Any]], called: str) -> Array:
     """A DataFrame as one array, if that has all that is in its *columns*.
 
     Raises: InvalidType.
     """
     array = np.empty(0)
-    problems = [_missing_in(column) for _, column in columns]
+    problems = [_unlike_numbers(column) for _, column in columns]
     if not any(problems):
         array = np.asarray(frame)
         problems = [_lost_in(column, array, place) for place, (_, column) in enumerate(columns)]
@@ -229,12 +288,12 @@ def _of_table(frame: Any, columns: list[tuple[str, Any]], called: str) -> Array:
     return array
 
 
-def _missing_in(column: Any) -> str:
+def _unlike_numbers(column: Any) -> str:
     """Why a table's *column* is no array of numbers by itself; empty if it is one."""
-    own, named = column.to_numpy(), str(column.dtype).lower()
-    if not is_numeric(own.dtype) or named == "category":
+    own = column.to_numpy()
+    if not is_numeric(own.dtype) or str(column.dtype) == "category":
         return "holds what is no number"
-    return "has missing values" if own.dtype.kind == "f" and named.startswith(("int", "uint")) else ""
+    return "has missing values" if _missing_in(column, own) else ""
 
 
 def _lost_in(column: Any, table: Array, place: int) -> str:
@@ -276,7 +335,7 @@ def _check_fixed(dtype: np.dtype[Any], called: str) -> None:
 def shortened(value: Any) -> str:
     """*value* and its type, in a sentence."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except Exception:  # it is the user's, or nested too deeply
         return f"a {type(value).__name__}"
     return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike
 
-from .arrays import Array
+from .arrays import Array, check_whole
 
 
 class Variable(NDArrayOperatorsMixin, ABC):
@@ -65,6 +65,7 @@ class Variable(NDArrayOperatorsMixin, ABC):
         return self.value[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        check_whole([value], self.called())
         array = self.value
         array[key] = value
         self.value = array
@@ -88,6 +89,7 @@ class Variable(NDArrayOperatorsMixin, ABC):
         plain = [value.value if isinstance(value, Variable) else value for value in inputs]
         out = kwargs.get("out", ())
         if out:
+            check_whole(inputs, self.called())
             targets = tuple(o.value if isinstance(o, Variable) else o for o in out)
             getattr(ufunc, method)(*plain, **{**kwargs, "out": targets})
             for variable, target in zip(out, targets, strict=True):

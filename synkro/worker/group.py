@@ -30,7 +30,7 @@ from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, cou
 from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
-from ..values.arrays import Array, is_fixed, is_numeric
+from ..values.arrays import Array, is_fixed, is_numeric, plain, shortened
 from ..values.foreign import handed, has_history, host_array, library_of
 from ..values.random import generator_of_item
 from ..values.variable import Variable
@@ -477,7 +477,9 @@ class Group:
         array = self.device.adopt(value)
         here = self.device.xp
         if array is None:
-            array, here = np.asarray(host_array(value)), np
+            (array, lost), here = plain(host_array(value)), np
+            if lost:
+                raise InvalidType(f"a collective got {shortened(value)}, which would lose {lost}")
         if not (is_fixed if hasattr(value, "dtype") else is_numeric)(array.dtype):
             raise InvalidType(
                 f"a collective takes numbers, and arrays of numbers, dates, strings or records of a "

@@ -25,7 +25,18 @@ from ..plan.outputs import (
     leaf_paths,
     unflatten,
 )
-from ..values.arrays import Array, code_of, is_fixed, is_numeric, longer, native, shortened
+from ..values.arrays import (
+    Array,
+    code_of,
+    is_fixed,
+    is_numeric,
+    is_of_own_class,
+    longer,
+    lost_in,
+    native,
+    plain,
+    shortened,
+)
 from ..values.foreign import columns_of, host_array, is_key, is_table, library_of
 from ..values.variable import Variable
 
@@ -275,6 +286,8 @@ def _is_pickled(value: Any, mode: str | None) -> bool:
 
     Python's own numbers reach the user's operation as they are: integers have any number of digits.
     """
+    if mode in (MERGE, None) and is_of_own_class(value):
+        return True  # it stays what it is
     if mode == MERGE:
         return type(value) in (bool, int, float, complex) or not _is_array(value)
     if mode is None:
@@ -303,7 +316,7 @@ def _check_no_table(value: Any, mode: str | None) -> None:
 def _is_array(value: Any) -> bool:
     """Whether *value* is an array or a number; not a table, say, which could become one."""
     if isinstance(value, np.ndarray):
-        return is_numeric(value.dtype) and not isinstance(value, np.ma.MaskedArray)
+        return is_numeric(value.dtype) and not lost_in(value)
     if isinstance(value, _NUMBERS):
         return is_numeric(np.asarray(value).dtype)
     known = isinstance(value, Variable) or library_of(value) is not None
@@ -365,8 +378,6 @@ def _as_array(value: Any, mode: str | None) -> Array:
     """Raises: OutputError for what is neither an array nor a number."""
     if isinstance(value, _NUMBERS):
         return np.asarray(value)
-    if isinstance(value, np.ma.MaskedArray):
-        raise OutputError("a masked array would lose its mask: fill it first, with .filled(…).")
     if is_key(value):
         raise OutputError("a random key of JAX's is no number: return jax.random.key_data(key).")
     value = host_array(value)
@@ -374,7 +385,13 @@ def _as_array(value: Any, mode: str | None) -> Array:
         array: Array = value  # on this worker's GPU, where it stays
         return array
     if hasattr(value, "__array__"):
-        return np.asarray(value)  # of a subclass of ndarray, the plain array
+        array, lost = plain(value)
+        if lost:
+            raise OutputError(
+                f"{shortened(value)}, would lose {lost} With outputs=None, or a function op(a, b), it "
+                f"stays what it is."
+            )
+        return array
     if mode == "gather":
         raise OutputError(
             f'"gather" concatenates arrays and lists, got {shortened(value)}. Return one list, or say '

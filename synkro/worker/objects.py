@@ -32,7 +32,7 @@ from ..packing.kinds import (
     alike,
     global_generators,
 )
-from ..packing.pickles import HEAD, PICKLED, Reader, kept_apart
+from ..packing.pickles import HEAD, PICKLED, Reader, kept_apart, with_attributes
 from ..values.arrays import Array
 from ..values.foreign import in_host_memory
 from .replica import Replica
@@ -299,4 +299,6 @@ class _Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         host = in_host_memory(obj)
-        return super().reducer_override(obj) if host is None else host.__reduce_ex__(5)
+        if host is not None:
+            return host.__reduce_ex__(5)
+        return with_attributes(obj) or super().reducer_override(obj)

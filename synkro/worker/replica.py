@@ -11,7 +11,7 @@ from .. import here
 from ..comms.base import Communicator
 from ..devices.base import Device
 from ..errors import InvalidType, InvalidValue, UsageError, counted, ranks_in_words
-from ..values.arrays import Array, as_array, can_assign
+from ..values.arrays import Array, as_array, can_assign, check_whole
 from ..values.variable import Variable
 
 
@@ -116,6 +116,7 @@ class Replica(Variable):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._check_no_task()
+        check_whole([value], self.called())
         array = self.value.copy() if self._apart else self.value
         array[key] = self._device.xp.asarray(value) if isinstance(value, np.ndarray) else value
         self.value = array

@@ -33,7 +33,17 @@ from ...plan.call import (
 )
 from ...plan.outputs import Tree, flatten, leaf_paths
 from ...storage.files import describe, is_stored
-from ...values.arrays import Array, as_array, cast, code_of, is_numeric, native, shortened
+from ...values.arrays import (
+    Array,
+    as_array,
+    cast,
+    code_of,
+    is_numeric,
+    is_of_own_class,
+    lost_in,
+    native,
+    shortened,
+)
 from ...values.foreign import is_future, is_generator, is_graph_shared, is_key, is_table, library_of
 from ..data import Data, make_data
 from ..engine.engine import Engine
@@ -273,7 +283,7 @@ class Arguments:
         try:
             if bound.broadcast and (is_table(value) or self._stays(value)):
                 raise InvalidType  # it arrives as it is
-            if _is_of_own_class(value):
+            if is_of_own_class(value) and not hasattr(value, "mask"):
                 raise InvalidType(
                     f"{called} is {shortened(value)}, whose rows would be plain arrays: give "
                     f"np.asarray(…), and make it of that in the function, or name it in bcast_inputs."
@@ -324,6 +334,8 @@ class Arguments:
         if bound.broadcast:
             return self._pickled(index, bound, value)
         if type(value) in (list, tuple):
+            if lost_in(value) and len(set(map(np.shape, value))) == 1:
+                raise error from None  # as a list of rows it would be one array
             return self._items(index, bound, value)
         if hasattr(value, "__array__"):
             raise error from None
@@ -512,12 +524,6 @@ def _is_tree(value: Any) -> bool:
         few = len(value) <= _MANY
         return few or any(isinstance(v, list) or _holds_arrays(v) for v in value.values())
     return (isinstance(value, tuple) and hasattr(value, "_fields")) or _holds_arrays(value)
-
-
-def _is_of_own_class(value: Any) -> bool:
-    """Whether *value* is an array of a class that adds something, such as a unit."""
-    plain = np.ndarray, np.memmap, np.ma.MaskedArray
-    return isinstance(value, np.ndarray) and type(value) not in plain
 
 
 def holds_data(value: Any) -> bool:
