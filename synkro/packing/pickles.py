@@ -32,6 +32,9 @@ OUT_OF_BAND = 1 << 15
 PICKLED = np.dtype(np.uint16).newbyteorder("S").str
 """The dtype of a pickle among a function's outputs, which no output has: they are in native order."""
 
+INTEGER = np.dtype(np.int64).newbyteorder("S").str
+"""The dtype of an integer of Python's among them, to be reduced: one of 64 bits, or else a pickle."""
+
 HEAD = 4  # bytes before it, which say how many buffers follow
 
 SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes})

@@ -10,6 +10,7 @@ reduced by an operation of Synkro's may be anything, and stays whole.
 from __future__ import annotations
 
 import inspect
+import operator
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,15 @@ ALIASES = {"avg": "mean"}
 
 MERGE = "merge"
 """Stands on the workers for a function ``op(a, b)`` of the user's, which runs in the main process."""
+
+
+WHOLE: dict[str, Callable[[int, int], int]] = {
+    "sum": operator.add,
+    "prod": operator.mul,
+    "max": max,
+    "min": min,
+}
+"""The operations that merge Python's integers as what they are: with any number of digits."""
 
 
 class Default(str):

@@ -198,6 +198,11 @@ def as_array(value: ArrayLike, called: str) -> Array:
         raise InvalidType(f"{called}: {shortened(value)}, would lose {lost}")
     if hasattr(value, "dtype"):
         _check_fixed(array.dtype, called)
+    elif array.dtype.kind == "f" and _are_integers(value) and np.abs(array).max() >= 1 << 63:
+        raise InvalidType(
+            f"{called} would be rounded: it has integers of both signs, or sizes, that no integers of "
+            f"64 bits hold together. Give np.array(…, float), if floats will do."
+        )
     elif not is_numeric(array.dtype):
         raise InvalidType(
             f"{called} cannot have the dtype {array.dtype} of a list: expected bools, integers, floats "
@@ -207,8 +212,9 @@ def as_array(value: ArrayLike, called: str) -> Array:
     return array
 
 
-_PLAIN = (np.ndarray, np.memmap, np.matrix, np.recarray, np.char.chararray)
-"""NumPy's own classes of arrays that say nothing beyond the array."""
+def _is_plain(cls: type) -> bool:
+    """Whether it is one of NumPy's classes of arrays that say nothing beyond the array."""
+    return cls.__module__.partition(".")[0] == "numpy" and not issubclass(cls, np.ma.MaskedArray)
 
 
 def is_of_own_class(value: Any) -> bool:
@@ -231,7 +237,7 @@ def plain(value: Any) -> tuple[Array, str]:
 def lost_in(value: Any) -> str:
     """What an array of NumPy's own would lack of an array, or of arrays in lists."""
     if isinstance(value, np.ndarray):
-        if type(value) in _PLAIN:
+        if _is_plain(type(value)):
             return ""
         if hasattr(value, "mask"):
             return "its mask: fill it first, with .filled(…)."
@@ -241,7 +247,7 @@ def lost_in(value: Any) -> str:
         )
     if isinstance(value, list | tuple):
         for kind in set(map(type, value)):
-            if issubclass(kind, (np.ndarray, list, tuple)) and kind not in _PLAIN:
+            if issubclass(kind, (np.ndarray, list, tuple)) and not _is_plain(kind):
                 for each in value:
                     if type(each) is kind and (lost := lost_in(each)):
                         return lost
@@ -264,6 +270,13 @@ def _missing_in(value: Any, array: Array) -> str:
             ".fillna(…) or .fill_null(…)."
         )
     return ""
+
+
+def _are_integers(value: Any) -> bool:
+    """Whether there is at least one integer of Python's in lists, and nothing else."""
+    while isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
+        value = [each for row in value for each in row]
+    return isinstance(value, list | tuple) and bool(value) and {int, bool}.issuperset(map(type, value))
 
 
 def _of_table(frame: Any, columns: list[tuple[str, Any]], called: str) -> Array:

@@ -12,7 +12,7 @@ import math
 import operator
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
@@ -269,8 +269,10 @@ class Group:
         factor = _weight(weight, operation)
         given = [leaves[index] for index in order]
         arrays = self._given(given, operation)
-        found = self.comm.all_reduce(arrays, operation, factor, names)
-        pairs = list(zip(given, found, strict=True))
+        beside = _rounded(arrays, operation)
+        found = self.comm.all_reduce([*arrays, *beside.values()], operation, factor, names)
+        _check_whole(given, found, beside, operation)
+        pairs = list(zip(given, found[: len(given)], strict=True))
         fit = [fitted(r, g, operation) if isinstance(g, Variable) else r for g, r in pairs]
         results: list[Any] = [None] * len(leaves)
         for index, result in zip(order, self._results(given, fit, operation.name), strict=True):
@@ -290,10 +292,15 @@ class Group:
         _check_plain(value, "reduce", "all_reduce")
         operation = operation_named(op)
         factor = _weight(weight, operation)
+        arrays = [self._array(value, operation)]
+        beside = _rounded(arrays, operation)
         results = self.comm.reduce(
-            [self._array(value, operation)], operation, factor, self._place(root, "root")
+            [*arrays, *beside.values()], operation, factor, self._place(root, "root")
         )
-        return None if results is None else _like(value, results[0])
+        if results is None:
+            return None
+        _check_whole([value], results, beside, operation)
+        return _like(value, results[0])
 
     @_collective
     def reduce_scatter(self, value: Any, op: Any = "mean", *, weight: Any = None) -> Any:
@@ -550,6 +557,36 @@ def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
             f"it with reduce(…, in_place=False), or make the variable a float."
         )
     return converted
+
+
+def _rounded(arrays: Sequence[Array], operation: Operation) -> dict[int, Array]:
+    """The integers among *arrays*, by their places, as floats: merged, these show what does not fit 64
+    bits.  Of NumPy's integers, too, though nobody looks at these, so that every rank gives as many."""
+    if operation.name not in ("sum", "prod"):
+        return {}
+    return {
+        number: np.asarray(array, np.float64)
+        for number, array in enumerate(arrays)
+        if isinstance(array, np.ndarray) and not array.ndim and array.dtype.kind in "iu"
+    }
+
+
+def _check_whole(
+    values: Sequence[Any], results: Sequence[Array], beside: Mapping[int, Array], operation: Operation
+) -> None:
+    """Raises: InvalidValue where Python's integers, among *values*, have made one of more than 64 bits.
+
+    Of the true result, the integer in *results* is the rest modulo 2**64.  The float behind them, which
+    is off by far less than that, tells whether it is all of it.
+    """
+    for place, rounded in zip(beside, results[len(values) :], strict=True):
+        off = abs(float(rounded) - int(results[place]))
+        if type(values[place]) is int and off > 1 << 63:
+            raise InvalidValue(
+                f"the \"{operation.name}\" of the ranks' integers does not fit the 64 bits of NumPy's: "
+                f"reduce float(…) of them, or return them, with a function op(a, b) in outputs=, such "
+                f"as operator.add, which gets any int."
+            )
 
 
 def _weight(weight: Any, operation: Operation) -> float:

@@ -14,8 +14,10 @@ from ..devices.base import Device
 from ..errors import OutputError
 from ..memory.segment import aligned
 from ..messages import Done, Leaf, Piece
+from ..packing.pickles import INTEGER
 from ..plan.outputs import (
     MERGE,
+    WHOLE,
     Tree,
     advice_on_keys,
     describe,
@@ -68,6 +70,7 @@ class Merger:
         self.leaves: list[list[Array]] = []
         self._operations: list[Operation | None] = []
         self._partials: list[np.dtype[Any] | None] = []  # the dtypes that leaves accumulate in
+        self._integers: dict[int, int] = {}  # by leaf: the integers of Python's, merged
         self._name = name
         self._outputs = outputs
         self.nothing = isinstance(outputs, tuple | list | dict) and not outputs
@@ -77,6 +80,7 @@ class Merger:
     def reset(self) -> None:
         """The call is over: let go of its outputs."""
         self.leaves = []
+        self._integers.clear()
 
     def add(self, value: Any, weight: int, device: Device) -> None:
         """Merge what the function has returned for a piece that counts *weight* times.
@@ -91,6 +95,8 @@ class Merger:
         for index, output in enumerate(found):
             if isinstance(output, list):
                 self.leaves[index] += output
+            elif isinstance(output, int):
+                self.leaves[index] = self._merged(index, output)
             else:
                 self._merge(index, output, weight, device)
 
@@ -100,18 +106,22 @@ class Merger:
             return False
         return self.tree is None and len(self.dtypes) == 1 and value.dtype == self.dtypes[0]
 
-    def _found(self, value: Any, device: Device) -> list[Array | list[Array]]:
-        """The outputs: arrays; of what is pickled a list of bytes."""
+    def _found(self, value: Any, device: Device) -> list[Array | list[Array] | int]:
+        """The outputs: arrays; of what is pickled a list of bytes; integers of Python's that merge."""
         values, tree = flatten_by(self._outputs, value, _has_objects)
         try:
             modes = leaf_modes(self._outputs, tree)
         except OutputError as error:
             raise OutputError(f"the function {self._name!r}: {error}") from None
-        found: list[Array | list[Array]] = []
+        found: list[Array | list[Array] | int] = []
         for index, (leaf, mode) in enumerate(zip(values, modes, strict=True)):
             try:
                 if _is_pickled(leaf, mode):
                     found.append(self._pickled(leaf, device))
+                    continue
+                merges = self._packed is not None and mode in WHOLE and type(leaf) is int
+                if merges and (not self.leaves or index in self._integers):
+                    found.append(leaf)
                     continue
                 _check_no_table(leaf, mode)
                 array = device.adopt(leaf)
@@ -140,11 +150,30 @@ class Merger:
                 f"{type(error).__name__}: {error}"
             ) from None
 
-    def _learn(self, tree: Tree, modes: list[str | None], found: list[Array | list[Array]]) -> None:
+    def _merged(self, index: int, number: int) -> list[Array]:
+        """An integer of Python's, merged with those of earlier pieces, as it travels."""
+        assert self._packed is not None
+        if index in self._integers:
+            number = WHOLE[self.modes[index] or ""](self._integers[index], number)
+        self._integers[index] = number
+        if -(1 << 63) <= number < 1 << 63:
+            return [np.array(number, INTEGER)]
+        return self._packed(number)
+
+    def _learn(
+        self, tree: Tree, modes: list[str | None], found: list[Array | list[Array] | int]
+    ) -> None:
         """Learn from the first piece of a call how outputs are nested, and their dtypes."""
         self.tree, self.modes = tree, modes
         self._operations = [OPERATIONS.get(mode or "") for mode in modes]
-        self.dtypes = [each[0].dtype if isinstance(each, list) else each.dtype for each in found]
+        self.dtypes = [
+            np.dtype(INTEGER)
+            if isinstance(each, int)
+            else each[0].dtype
+            if isinstance(each, list)
+            else each.dtype
+            for each in found
+        ]
         self._partials = [
             None if operation is None else operation.partial_dtype(dtype)
             for operation, dtype in zip(self._operations, self.dtypes, strict=True)
@@ -152,6 +181,9 @@ class Merger:
 
     def _merge(self, index: int, array: Array, weight: int, device: Device) -> None:
         operation, pieces = self._operations[index], self.leaves[index]
+        if index in self._integers and not array.ndim and array.dtype.kind in "iu":
+            self.leaves[index] = self._merged(index, int(array))
+            return
         if array.dtype != self.dtypes[index] and self.modes[index] not in (None, MERGE):
             both = longer(self.dtypes[index], array.dtype) if self.modes[index] == "gather" else None
             if both is None:

@@ -22,10 +22,11 @@ import numpy as np
 
 from ...errors import OutputError, counted
 from ...messages import Done, KeptOutput, Leaf
-from ...packing.pickles import HEAD, PICKLED
+from ...packing.pickles import HEAD, INTEGER, PICKLED
 from ...packing.refused import advice_on_loading
 from ...plan.call import CallPlan, Survey
 from ...plan.outputs import (
+    WHOLE,
     Default,
     advice_on_keys,
     assemble,
@@ -47,6 +48,31 @@ _SHAPES = (
 
 
 _ONE_LIST = "outputs=lambda a, b: a + b"
+
+
+class Integers:
+    """Merges integers of Python's: to one of NumPy's, or where 64 bits do not hold it, of Python's."""
+
+    def __init__(self, mode: str) -> None:
+        self._merge: Callable[[int, int], int] = WHOLE[mode]
+
+    def __call__(self, values: Iterable[int]) -> Any:
+        merged = functools.reduce(self._merge, values)
+        for kind in (np.int64, np.uint64):
+            if np.iinfo(kind).min <= merged <= np.iinfo(kind).max:
+                return kind(merged)
+        return merged
+
+
+def _is_integer(leaf: Leaf) -> bool:
+    """Whether it is one integer, of Python's or NumPy's."""
+    integer = leaf.dtype == INTEGER
+    return integer or (np.dtype(leaf.dtype).kind in "iu" and leaf.pieces[0].shape == ())
+
+
+def _native(leaf: Leaf) -> np.dtype[Any]:
+    native: np.dtype[Any] = np.dtype(leaf.dtype).newbyteorder("=")
+    return native
 
 
 class Collection:
@@ -121,6 +147,9 @@ class Collection:
                 f"output{path} of the function {self._name!r} is a list on rank {rank}, but no list on "
                 f'rank {leaves[pickled.index(False)][0]}: "gather" needs the same on every rank.'
             )
+        of_python = mode in WHOLE and any(leaf.dtype == INTEGER for _, leaf in leaves)
+        if of_python and all(_is_integer(leaf) for _, leaf in leaves):
+            mode = Integers(mode)
         dtype = np.dtype(first.dtype)
         if not (mode is None or callable(mode) or any(pickled)):
             by_rows = mode in ("gather", "keep")
@@ -136,8 +165,8 @@ class Collection:
                         hint = "" if by_rows else _SHAPES
                         raise OutputError(
                             f"output{path} of the function {self._name!r} has shape {ours} and dtype "
-                            f"{np.dtype(first.dtype)} on rank {first_rank}, but {theirs} and "
-                            f'{np.dtype(leaf.dtype)} on rank {rank}: "{mode}" needs the same dtype, and '
+                            f"{_native(first)} on rank {first_rank}, but {theirs} and "
+                            f'{_native(leaf)} on rank {rank}: "{mode}" needs the same dtype, and '
                             f"the same shape{rows}.{hint}"
                         )
         inside = all(piece.offset is not None for _, _, piece in pieces)
@@ -276,6 +305,8 @@ class Collection:
         values = list(self._values(arrays))
         if mode == "gather":
             return list(chain.from_iterable(values))
+        if isinstance(mode, Integers):
+            return mode(map(int, values))
         return functools.reduce(mode, values) if callable(mode) else values
 
     def _values(self, arrays: Sequence[Array]) -> Iterator[Any]:
@@ -283,7 +314,7 @@ class Collection:
         remaining = iter(arrays)
         for array in remaining:
             if array.dtype != PICKLED:
-                yield array[()]
+                yield int(array) if array.dtype == INTEGER else array[()]
                 continue
             assert self._load is not None
             head = array.tobytes()
