@@ -722,12 +722,11 @@ def test_python_numbers_reach_an_operation_as_they_are(session):
     assert all(isinstance(each, np.float64) for each in numbers)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "prod", "max"])
-def test_an_int_of_more_than_64_bits_is_refused_by_name(session, mode):
+def test_a_mean_of_ints_of_more_than_64_bits_is_refused_by_name(session):
     with pytest.raises(OutputError, match=r"int of 71 bits .* 64 .*float.*outputs=None.*operator"):
-        session.function(lambda x: 1 << 70, outputs=mode)(ROWS)
+        session.function(lambda x: 1 << 70, outputs="mean")(ROWS)
     with pytest.raises(OutputError, match=r"output\[1\] .*int of 19933 bits"):
-        session.function(lambda x: (1, 3**12576), outputs=mode)(ROWS)
+        session.function(lambda x: (1, 3**12576), outputs="mean")(ROWS)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, "ab", ("a", "b"), {1: 2}.keys()])

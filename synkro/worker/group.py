@@ -342,7 +342,7 @@ class Group:
 
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
-        results = self.comm.all_gather([self._raised(self._given([value])[0], nd_up)])
+        results = self.comm.all_gather([_raised(self._given([value])[0], nd_up)])
         return self._results([value], results)[0]
 
     @_collective
@@ -355,7 +355,7 @@ class Group:
         """
         _check_plain(value, "gather", "all_gather")
         place = self._place(root, "root")
-        results = self.comm.gather([self._raised(self._array(value), nd_up)], place)
+        results = self.comm.gather([_raised(self._array(value), nd_up)], place)
         return None if results is None else _like(value, results[0])
 
     @_collective
@@ -484,9 +484,7 @@ class Group:
         array = self.device.adopt(value)
         here = self.device.xp
         if array is None:
-            (array, lost), here = plain(host_array(value)), np
-            if lost:
-                raise InvalidType(f"a collective got {shortened(value)}, which would lose {lost}")
+            array, here = _in_host_memory(value), np
         if not (is_fixed if hasattr(value, "dtype") else is_numeric)(array.dtype):
             raise InvalidType(
                 f"a collective takes numbers, and arrays of numbers, dates, strings or records of a "
@@ -497,11 +495,6 @@ class Group:
         native = array.dtype.newbyteorder("=")
         contiguous: Array = here.ascontiguousarray(array, native).reshape(array.shape)
         return contiguous
-
-    def _raised(self, array: Array, nd_up: int) -> Array:
-        if nd_up not in (0, 1):
-            raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
-        return array[None] if nd_up or not array.ndim else array
 
     def _place(self, rank: Any, name: str) -> int:
         if rank is None:
@@ -557,6 +550,20 @@ def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
             f"it with reduce(…, in_place=False), or make the variable a float."
         )
     return converted
+
+
+def _in_host_memory(value: Any) -> Array:
+    """Raises: InvalidType for what would lose something as an array."""
+    array, lost = plain(host_array(value))
+    if lost:
+        raise InvalidType(f"a collective got {shortened(value)}, which would lose {lost}")
+    return array
+
+
+def _raised(array: Array, nd_up: int) -> Array:
+    if nd_up not in (0, 1):
+        raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+    return array[None] if nd_up or not array.ndim else array
 
 
 def _rounded(arrays: Sequence[Array], operation: Operation) -> dict[int, Array]:
