@@ -88,6 +88,12 @@ def test_beside_floats_they_are_refused_as_ever(three):
         f(np.arange(3))
 
 
+def test_a_slice_with_a_float_is_refused_by_the_name_of_its_dtype(three):
+    f = synk.function(lambda x: 0.5 if x[0] % 2 else 1, outputs="sum")
+    with pytest.raises(OutputError, match="dtype int64 for one slice, float64 for another"):
+        f(np.arange(6), num_slices=2)
+
+
 def test_numpys_own_wrap_as_in_numpy(three):
     with np.errstate(over="ignore"):
         want = np.array([2**62] * 3).sum()

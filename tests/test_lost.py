@@ -175,6 +175,12 @@ def test_rows_refuse_it_and_broadcasts_keep_it(two, loses):
     assert [type(each).__name__ for each in kept(value)] == [type(value).__name__] * 2
 
 
+def test_records_with_a_field_that_is_called_mask_are_no_masked_array(two):
+    records = np.zeros(4, [("mask", "f8")]).view(np.recarray)
+    with pytest.raises(InvalidType, match="whose rows would be plain arrays"):
+        synk.function(lambda a: a.mask, outputs="gather")(records)
+
+
 def test_lists_of_rows_that_are_no_array_come_as_they_are(two):
     rows = [good(X), good(X[:2]), good(-X)]
     assert synk.function(lambda rows: [r.sum() for r in rows], outputs="gather")(rows) == [

@@ -187,7 +187,8 @@ class Merger:
         if array.dtype != self.dtypes[index] and self.modes[index] not in (None, MERGE):
             both = longer(self.dtypes[index], array.dtype) if self.modes[index] == "gather" else None
             if both is None:
-                what = f"dtype {self.dtypes[index]} for one slice, {array.dtype} for another"
+                known = self.dtypes[index].newbyteorder("=")
+                what = f"dtype {known} for one slice, {array.dtype} for another"
                 raise self._error(self.tree, index, what)
             self.dtypes[index] = both
         if operation is None:

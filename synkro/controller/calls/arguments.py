@@ -283,7 +283,7 @@ class Arguments:
         try:
             if bound.broadcast and (is_table(value) or self._stays(value)):
                 raise InvalidType  # it arrives as it is
-            if is_of_own_class(value) and not hasattr(value, "mask"):
+            if is_of_own_class(value) and not isinstance(value, np.ma.MaskedArray):
                 raise InvalidType(
                     f"{called} is {shortened(value)}, whose rows would be plain arrays: give "
                     f"np.asarray(…), and make it of that in the function, or name it in bcast_inputs."
