@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import socket
 import sys
+import termios
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 _BEGINNING = 20  # seconds until all hosts have begun MPI
 _ENDING = 10  # seconds until all hosts have ended it
+_READING = 1.0  # seconds in which mpiexec can read what a process says last
 
 
 def main(folder: str, count: str, key_is: str) -> None:
@@ -72,12 +77,29 @@ def work(key: bytes | None, count: int, held: int, as_gateway: Callable[[Gateway
             os._exit(1)  # MPI would wait for the host
         if isinstance(error, SharedMemoryError):
             begin = NO_MEMORY.format(pid=os.getpid(), name=socket.gethostname())
-            print(f"{begin}{error}", file=sys.stderr, flush=True)
+            _say(f"{begin}{error}")
         elif isinstance(error, SessionError):
-            print(f"Synkro: {error}", file=sys.stderr, flush=True)
+            _say(f"Synkro: {error}")
         else:
-            traceback.print_exc()
+            _say(traceback.format_exc())
         wire.abort()
+
+
+def _say(text: str) -> None:
+    """Write *text* to stderr in one piece, and wait a moment until it is read there: mpiexec does not
+    read what is left when it ends this process."""
+    left = f"{text.rstrip()}\n".encode()
+    until = time.monotonic() + _READING
+    with contextlib.suppress(OSError):  # nobody listens any more
+        while left:
+            left = left[os.write(sys.stderr.fileno(), left) :]
+        while _unread(sys.stderr.fileno()) and time.monotonic() < until:
+            time.sleep(0.001)
+
+
+def _unread(pipe: int) -> int:
+    """The bytes in a *pipe* that nobody has read; 0 if it is none."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def strangers(started: int, count: int, library: str) -> str:
