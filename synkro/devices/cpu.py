@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..values.arrays import Array
+from ..values.foreign import is_on_gpu
 from .base import Device, Source
 
 
@@ -21,7 +22,7 @@ class CpuDevice(Device):
         return np.empty(shape, dtype)
 
     def adopt(self, value: Any) -> Array | None:
-        if hasattr(value, "__cuda_array_interface__") and callable(getattr(value, "get", None)):
+        if is_on_gpu(value) and callable(getattr(value, "get", None)):
             array: Array = value.get()  # CuPy's: a function may compute on a GPU of its own choice
             return array
         return None

@@ -10,7 +10,7 @@ import pytensor
 from pytensor.tensor.random.type import RandomType
 
 from ..errors import NotAvailable
-from ..values.foreign import handed
+from ..values.foreign import handed, is_on_gpu
 
 Recipe = tuple[list[Any], list[Any], dict[str, Any]]  # the arguments of ``pytensor.function``
 
@@ -111,6 +111,6 @@ def _interpreted(name: str, recipe: Recipe) -> Any:
 
 def typed(array: Any, dtype: Any = None) -> Any:
     """*array*, cast to *dtype* if that is given, as NumPy's; as JAX's where it lies on a GPU."""
-    if hasattr(array, "__cuda_array_interface__"):
+    if is_on_gpu(array):
         return handed(array if dtype is None else array.astype(dtype, copy=False), "jax")
     return np.asarray(array, dtype)

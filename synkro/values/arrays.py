@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..errors import InvalidType, InvalidValue
-from .foreign import columns_of, host_array, is_key, is_view_of_hdf5
+from .foreign import columns_of, host_array, is_key, is_on_gpu, is_view_of_hdf5
 
 Array = NDArray[Any]
 
@@ -189,7 +189,7 @@ def as_array(value: ArrayLike, called: str) -> Array:
     except ValueError as error:
         raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
     except TypeError as error:
-        if hasattr(value, "__cuda_array_interface__"):
+        if is_on_gpu(value):
             raise InvalidType(
                 f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
             ) from None

@@ -121,13 +121,26 @@ def put_into_tensor(tensor: Any, values: Any, requires_grad: bool) -> None:
         tensor.requires_grad_(requires_grad)
 
 
+def offers(value: Any, name: str) -> bool:
+    """Whether *value* has the special attribute *name*, such as ``__array__``.
+
+    Its class is asked first, as Python does: an instance with a ``__getattr__`` may raise anything.
+    """
+    return hasattr(type(value), name) and hasattr(value, name)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether *value* is an array that lies on a GPU, of any library."""
+    return offers(value, "__cuda_array_interface__")
+
+
 def in_host_memory(value: Any) -> Any:
     """A copy in host memory of an array that lies on a GPU; None for everything else."""
     if is_tensor(value) and value.device.type not in ("cpu", "meta"):
         copy = value.detach().cpu()
         is_parameter = _is(value, "torch.nn", "Parameter")
         return type(value)(copy, value.requires_grad) if is_parameter else copy
-    if hasattr(value, "__cuda_array_interface__") and callable(getattr(value, "get", None)):
+    if is_on_gpu(value) and callable(getattr(value, "get", None)):
         return value.get()  # CuPy's
     return None
 
@@ -153,6 +166,11 @@ def is_table(value: Any) -> bool:
     return columns_of(value) is not None or any(
         _is(value, library, "Series") for library in ("pandas", "polars")
     )
+
+
+def is_mock(value: Any) -> bool:
+    """Whether *value* is a mock of the standard library's, which notes how it is called."""
+    return _is(value, "unittest.mock", "NonCallableMock")
 
 
 def is_key(value: Any) -> bool:
@@ -308,13 +326,13 @@ def handed(array: Any, library: str | None) -> Any:
     possible.  PyTorch and JAX know only the machine's byte order."""
     if library in ("torch", "jax") and not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if library == "numpy" and hasattr(array, "__cuda_array_interface__"):
+    if library == "numpy" and is_on_gpu(array):
         return array.get()
     if library == "torch":
         return _tensor(array)
     if library == "jax":
         jax = importlib.import_module("jax")
-        if not hasattr(array, "__cuda_array_interface__"):
+        if not is_on_gpu(array):
             return jax.device_put(array, may_alias=True)
         return jax.dlpack.from_dlpack(array if array.flags.c_contiguous else array.copy())
     return array
@@ -324,7 +342,7 @@ def _tensor(array: Any) -> Any:
     torch = importlib.import_module("torch")
     if any(stride < 0 for stride in array.strides):  # which tensors cannot have
         array = array.copy()
-    if hasattr(array, "__cuda_array_interface__"):
+    if is_on_gpu(array):
         return torch.from_dlpack(array)
     if array.dtype.name == "bfloat16":
         return _tensor(array.view("i2")).view(torch.bfloat16)

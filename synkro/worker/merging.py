@@ -39,7 +39,7 @@ from ..values.arrays import (
     plain,
     shortened,
 )
-from ..values.foreign import columns_of, host_array, is_key, is_table, library_of
+from ..values.foreign import columns_of, host_array, is_key, is_on_gpu, is_table, library_of, offers
 from ..values.variable import Variable
 
 _NUMBERS = (bool, int, float, complex, np.generic)
@@ -353,7 +353,7 @@ def _is_array(value: Any) -> bool:
     if isinstance(value, _NUMBERS):
         return is_numeric(np.asarray(value).dtype)
     known = isinstance(value, Variable) or library_of(value) is not None
-    return (known or hasattr(value, "__cuda_array_interface__")) and not is_key(value)
+    return (known or is_on_gpu(value)) and not is_key(value)
 
 
 def _has_objects(value: list[Any]) -> bool:
@@ -369,10 +369,15 @@ def _has_objects(value: list[Any]) -> bool:
 def in_host_memory(value: Any, device: Device) -> Any:
     """*value* with the arrays in containers as NumPy's."""
     with contextlib.suppress(RecursionError):  # a list may hold itself
-        leaves, tree = flatten(value, lambda each: not isinstance(each, dict) or type(each) is dict)
+        leaves, tree = flatten(value, _is_plain)
         if tree is not None:
             return unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))
     return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a container can be made again from what it holds: those of classes of their own cannot."""
+    return type(value) in (dict, list, tuple) or hasattr(type(value), "_fields")
 
 
 def _in_container(value: Any, device: Device) -> Any:
@@ -414,10 +419,10 @@ def _as_array(value: Any, mode: str | None) -> Array:
     if is_key(value):
         raise OutputError("a random key of JAX's is no number: return jax.random.key_data(key).")
     value = host_array(value)
-    if hasattr(value, "__cuda_array_interface__"):
+    if is_on_gpu(value):
         array: Array = value  # on this worker's GPU, where it stays
         return array
-    if hasattr(value, "__array__"):
+    if offers(value, "__array__"):
         array, lost = plain(value)
         if lost:
             raise OutputError(

@@ -44,7 +44,16 @@ from ...values.arrays import (
     native,
     shortened,
 )
-from ...values.foreign import is_future, is_generator, is_graph_shared, is_key, is_table, library_of
+from ...values.foreign import (
+    is_future,
+    is_generator,
+    is_graph_shared,
+    is_key,
+    is_on_gpu,
+    is_view_of_hdf5,
+    library_of,
+    offers,
+)
 from ..data import Data, make_data
 from ..engine.engine import Engine
 from ..objects.walk import refused_generator
@@ -281,7 +290,7 @@ class Arguments:
             placed = value.input(self._engine, called)
             return Input(bound.name, _by_rows(bound, placed, value.minibatch), placed, reusable=reusable)
         try:
-            if bound.broadcast and (is_table(value) or self._stays(value)):
+            if bound.broadcast and (self._stays(value) or not _is_array(value)):
                 raise InvalidType  # it arrives as it is
             if is_of_own_class(value) and not isinstance(value, np.ma.MaskedArray):
                 raise InvalidType(
@@ -329,7 +338,7 @@ class Arguments:
             ) from None
         if is_graph_shared(value):
             raise InvalidType(_shared_of_graph(self._called(bound))) from None
-        if hasattr(value, "__cuda_array_interface__") or is_key(value):
+        if is_on_gpu(value) or is_key(value):
             raise error from None
         if bound.broadcast:
             return self._pickled(index, bound, value)
@@ -337,7 +346,7 @@ class Arguments:
             if lost_in(value) and len(set(map(np.shape, value))) == 1:
                 raise error from None  # as a list of rows it would be one array
             return self._items(index, bound, value)
-        if hasattr(value, "__array__"):
+        if offers(value, "__array__"):
             raise error from None
         advice = "Name it in bcast_inputs to give it to every rank whole."
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
@@ -461,6 +470,14 @@ def _check_items(items: Sequence[Any], called: str) -> None:
 
 def _shared_of_graph(called: str) -> str:
     return f"{called} is a shared variable of PyTensor's: give its values, .get_value()."
+
+
+def _is_array(value: Any) -> bool:
+    """Whether *value* is an array, of any library, or a list or a tuple, which may be one of numbers."""
+    if isinstance(value, np.ndarray | np.generic) or type(value) in (list, tuple):
+        return True
+    in_file = is_stored(value) or is_view_of_hdf5(value)
+    return in_file or library_of(value) is not None or is_on_gpu(value)
 
 
 def _fits(number: Any) -> bool:

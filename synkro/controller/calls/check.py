@@ -10,7 +10,7 @@ from ...errors import InvalidValue, OutputError, UsageError, WorkerError
 from ...packing.kinds import attributes_of, slots_of
 from ...plan.outputs import describe, flatten, leaf_modes, leaf_paths
 from ...values.arrays import is_numeric
-from ...values.foreign import host_array
+from ...values.foreign import host_array, offers
 from ..variables.shared import Shared
 
 _TOLERANCES = {8: 1e-7, 16: 1e-7, 4: 1e-4, 2: 1e-2}
@@ -95,7 +95,7 @@ def _parts(got: Any, want: Any) -> tuple[Any, Any]:
 
     What cannot be compared, as its class says nothing of equality and it has no attributes, is None.
     """
-    if isinstance(got, dict | list | tuple) or _kind(got) != _kind(want) or hasattr(got, "__array__"):
+    if isinstance(got, dict | list | tuple) or _kind(got) != _kind(want) or offers(got, "__array__"):
         return got, want
     if got is want or _are_equal(got, want):
         return None, None
@@ -125,7 +125,7 @@ def _attributes(obj: Any) -> dict[str, Any]:
 
 def _array(value: Any) -> Any:
     """*value* as an array; an object, such as a set, is one element."""
-    if hasattr(value, "__array__") or isinstance(value, bool | int | float | complex | np.generic):
+    if offers(value, "__array__") or isinstance(value, bool | int | float | complex | np.generic):
         return np.asarray(host_array(value))
     array = np.empty((), object)
     array[()] = value

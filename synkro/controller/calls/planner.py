@@ -37,6 +37,7 @@ from .arguments import Arguments, Input
 from .distribution import Functions
 
 _region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
+_are_data = {Data}.issuperset
 
 
 class Binds(Protocol):
@@ -183,7 +184,7 @@ class Planner:
             values = (*args, *kwargs.values()) if kwargs else args
             try:
                 again = self.arguments.again(values) if self.arguments.copied else None
-                regions: Any = again or map(_region_of, values)
+                regions: Any = again or (map(_region_of, values) if _are_data(map(type, values)) else ())
                 found = self._found.get((slices, *kwargs, *regions))
             except AttributeError:  # not all of them are Data
                 found = None
