@@ -158,6 +158,7 @@ class WorkerDied(SynkroError):
 
     Attributes:
         rank, pid: of the worker.
+        ranks: those that are lost: this one, or all of a host.
         host: the name of its host, where there are several.
         exitcode: its exit code, or None if a signal ended it.
         signal: the number of that signal, or None.
@@ -176,6 +177,7 @@ class WorkerDied(SynkroError):
     ) -> None:
         super().__init__(message)
         self.rank = rank
+        self.ranks: tuple[int, ...] = (rank,)
         self.host = host
         self.pid = pid
         self.exitcode = exitcode
@@ -188,7 +190,6 @@ class HostLost(WorkerDied):
 
     Attributes:
         host: its name; None if nobody knows which it was.
-        ranks: those that ran there.
     """
 
     def __init__(self, message: str, host: str | None, ranks: tuple[int, ...]) -> None:

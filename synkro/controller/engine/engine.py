@@ -74,6 +74,9 @@ class Lasting(Protocol):
     def lose(self) -> None:
         """The command was given up."""
 
+    def doing(self, ranks: Sequence[int]) -> str:
+        """What *ranks* were doing when they ended: the beginning of a sentence."""
+
 
 class Engine:
     """The workers of one session, one a device.
@@ -108,8 +111,7 @@ class Engine:
         verbose: bool,
         on_gpus: bool = False,
     ) -> None:
-        """Start *crew*, a worker with each of *environments*.  They are ready when they answer a
-        command."""
+        """Start *crew*, a worker with each of *environments*: ready is which answers a command."""
         self.size = len(environments)
         self.on_gpus = on_gpus
         self.has_hosts = len(crew.hosts) > 1
@@ -128,8 +130,7 @@ class Engine:
         self._why_broken = ""
         self._owing = False  # whether a signal handler has closed it in a call, which gives all back
         self.rouse: Callable[[], None] = self.require_ready
-        self.state = State.STARTING
-        self._crew = crew
+        self.state, self._crew = State.STARTING, crew
         self.versions: Versions | None = None
         try:
             self.channel = crew.start(environments, board_bytes(self.size), self._note)
@@ -140,15 +141,14 @@ class Engine:
             _engines.add(self)
             if on_gpus or self.has_hosts:
                 self.versions = Versions(self.allocate(Versions.NBYTES))
-        except (OSError, RuntimeError) as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, OSError | RuntimeError):
+                raise
             raise SessionError(
                 f"{counted(self.size, 'worker')} could not be started ({error}): start fewer, or raise "
                 f"the limits of open files (ulimit -n) and processes (ulimit -u)."
             ) from error
-        except BaseException:
-            self.close()
-            raise
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
@@ -417,6 +417,8 @@ class Engine:
         self.require_ready()  # another thread may have called close()
         died = self._crew.death(ready[0])
         self._why_broken = str(died).partition(". ")[0] + "."
+        if self._open is not None:
+            died.args = (f"{self._open.doing(died.ranks)}{died}",)
         self.state = State.BROKEN
         self._crew.kill()
         raise died

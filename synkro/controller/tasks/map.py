@@ -16,11 +16,12 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ...errors import InternalError, OutputError, UsageError
 from ...ipc.queue import SEVERAL, UNDONE, Dispatcher
-from ...messages import Failed
+from ...messages import Failed, Phase
 from ...packing.refused import advice_on_loading
 from ..calls.carried import Carried
 from ..calls.distribution import Functions
@@ -272,10 +273,7 @@ class Map:
         if any(isinstance(reply, Failed) for reply in replies):
             ranks = self._engine.everyone.ranks
             item = first_failure(replies, ranks)[1].item
-            where = ""
-            if item is not None:
-                args = self._feed.waiting.get(item)
-                where = f" at item {item}" + (f" ({shown(args[0])})" if args else "")
+            where = "" if item is None else f" at {self._item(item)}"
             self._failure = worker_error(replies, ranks, self._engine.host_of, where)
 
     def _tracing(self) -> contextlib.AbstractContextManager[None]:
@@ -313,6 +311,17 @@ class Map:
             ):
                 self._engine.abandon(limit)
         self._finish()
+
+    def doing(self, ranks: Sequence[int]) -> str:
+        places = dict(zip(ranks, map(self._engine.channel.whereabouts, ranks), strict=True))
+        items = [self._item(at) for phase, at in places.values() if phase == Phase.TASK]
+        at = f", at {' and '.join(items)}" if items else ""
+        return f"in a map of the function {self._function.name!r}{at}, "
+
+    def _item(self, number: int) -> str:
+        """An item in a sentence: its number, and what it is, if it was not done."""
+        args = self._feed.waiting.get(number)
+        return f"item {number}" + (f" ({shown(args[0])})" if args else "")
 
     def lose(self) -> None:
         self._open, self._lost = False, True
