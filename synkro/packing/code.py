@@ -42,7 +42,7 @@ def uses(code: CodeType) -> Uses:
     before: tuple[Any, Any] = (0, 0)  # the arguments of the last two instructions
     for instruction in dis.get_instructions(code):
         op, name = instruction.opname, instruction.argval
-        if op in _GLOBALS or op in _REBOUND_GLOBALS:
+        if (op in _GLOBALS or op in _REBOUND_GLOBALS) and name != "__builtins__":  # each process's own
             names[name] = None
         elif op == "IMPORT_NAME":
             level = before[0] if isinstance(before[0], int) else 0

@@ -34,6 +34,7 @@ from ..values.foreign import is_generator, is_numba, is_tensor, put_into_tensor,
 from ..values.random import put_state, state_of
 from ..values.variable import Variable
 from .code import is_own, is_own_name
+from .refused import stays
 
 Contents = dict[Any, Any]
 
@@ -257,6 +258,8 @@ class _Class(Kind):
     apart = True
 
     def look(self, obj: Any) -> Contents:
+        if "__slotnames__" not in vars(obj):  # which pickle adds with the first instance that it takes
+            copyreg._slotnames(obj)  # type: ignore[attr-defined]
         return {
             name: value
             for name, value in vars(obj).items()
@@ -518,6 +521,8 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
     known = _BY_TYPE.get(cls)
     if known is not None:
         return known[0]
+    if stays(obj):
+        return FIXED
     if isinstance(obj, types.FunctionType):
         return FUNCTION if is_sent_by_value(obj) else None
     if isinstance(obj, type):
@@ -557,15 +562,44 @@ def _kind_of_instance(obj: Any) -> Kind:  # noqa: PLR0911
         return DICT
     if isinstance(obj, _SEQUENCES):
         return SEQUENCE
-    usual = ("__reduce_ex__", "__reduce__")
-    own = any(getattr(cls, name) is not getattr(object, name) for name in usual)
-    if own or cls in copyreg.dispatch_table or cls in cloudpickle.Pickler.dispatch_table:
-        return FIXED if callable(obj) and not is_own_name(_home_of(cls)) else OPAQUE
+    if _reduces_itself(cls) or cls in copyreg.dispatch_table or cls in _CLOUDPICKLE:
+        if callable(obj) and not is_own_name(_home_of(cls)):
+            return FIXED
+        return INSTANCE if is_named(obj) else OPAQUE
     if getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None):
         return INSTANCE
     if _has_lasting_state(obj):
         return STATEFUL
     return FIXED if callable(obj) and not is_own_name(_home_of(cls)) else OPAQUE
+
+
+def _reduces_itself(cls: type) -> bool:
+    """Whether a class says itself how pickle is to make its objects again."""
+    ways = ("__reduce_ex__", "__reduce__")
+    return any(getattr(cls, name) is not getattr(object, name) for name in ways)
+
+
+def is_named(obj: Any) -> bool:
+    """Whether pickle takes an object for a name in a module of the user's, which it travels without.
+
+    Its ``__reduce__`` says so: it is the only one of its kind, such as a mark for what is missing.
+    """
+    cls: Any = type(obj)
+    if not _reduces_itself(cls) or cls.__dictoffset__ == 0 or isinstance(obj, type | types.FunctionType):
+        return False
+    home = getattr(obj, "__module__", None)
+    if not isinstance(home, str) or not is_own_name(home):
+        return False
+    try:
+        return isinstance(obj.__reduce_ex__(4), str)
+    except Exception:  # it cannot be pickled
+        return False
+
+
+def goes_by_number(obj: Any) -> bool:
+    """Whether an object that travels back is the program's own, and no copy."""
+    by_name = isinstance(obj, type | types.FunctionType)
+    return by_name or (is_named(obj) and type(obj).__weakrefoffset__ != 0)
 
 
 def _has_lasting_state(obj: Any) -> bool:
@@ -854,14 +888,18 @@ _SLOTS: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDiction
 
 def _slots(cls: Any) -> tuple[str, ...]:
     """The attributes that instances of *cls* have outside of their dict."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        given = vars(base).get("__slots__", ())
-        for name in (given,) if isinstance(given, str) else tuple(given):
-            if name not in ("__dict__", "__weakref__"):
-                hidden = name.startswith("__") and not name.endswith("__")
-                names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
-    return tuple(names)
+    return tuple(chain.from_iterable(map(own_slots, cls.__mro__)))
+
+
+def own_slots(cls: type) -> list[str]:
+    """Those attributes that *cls* itself adds."""
+    given = vars(cls).get("__slots__", ())
+    names = []
+    for name in (given,) if isinstance(given, str) else tuple(given):
+        if name not in ("__dict__", "__weakref__"):
+            hidden = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{cls.__name__.lstrip('_')}{name}" if hidden else name)
+    return names
 
 
 _SINGLETONS = (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch", "default_generator"))

@@ -23,8 +23,18 @@ import numpy as np
 
 from ..values.foreign import is_movable, is_numba
 from .code import is_own, uses
-from .kinds import FUNCTION_PARTS, is_for_program, is_sent_by_value, is_sent_module, singleton
-from .refused import is_open_file, is_parallel_map
+from .kinds import (
+    FUNCTION_PARTS,
+    INSTANCE,
+    Contents,
+    is_for_program,
+    is_named,
+    is_sent_by_value,
+    is_sent_module,
+    own_slots,
+    singleton,
+)
+from .refused import Absent, is_open_file, is_parallel_map, stays
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
@@ -234,8 +244,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.relies |= number is not None
         return number
 
-    def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911
-        if isinstance(obj, FunctionType):
+    def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911, PLR0912
+        if isinstance(obj, FunctionType) and not stays(obj):
             return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
         if isinstance(obj, type):
             return self._class(obj)
@@ -249,6 +259,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         if is_open_file(obj):
             raise TypeError(f"cannot send the open file {obj!r}")
+        if what := stays(obj):
+            return Absent, (what,)
         if is_movable(obj):
             self._movable.append(obj)
         if is_numba(obj):
@@ -257,6 +269,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, functools.cached_property):  # before Python 3.12 it has a lock
             return _cached_property, (obj.func, obj.attrname)
+        if isinstance(obj, np.finfo):
+            return np.finfo, (obj.dtype,)
+        if is_named(obj):
+            return _made, (type(obj),), INSTANCE.look(obj), None, None, _complete
         place = singleton(obj) or _place(obj)
         return super().reducer_override(obj) if place is None else (_singleton, place)
 
@@ -291,16 +307,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module is None and str(cls.__module__).partition(".")[0] in sys.modules:
             with contextlib.suppress(ImportError):  # of a part that its package imports when it is used
                 module = importlib.import_module(cls.__module__)
-        if cls.__module__ == "__main__" or module is None or not is_own(module):
-            return super().reducer_override(cls)
-        listed = cloudpickle.list_registry_pickle_by_value()
-        if cls.__module__ not in listed:
+        own = cls.__module__ != "__main__" and module is not None and is_own(module)
+        register = own and cls.__module__ not in cloudpickle.list_registry_pickle_by_value()
+        if register:
             cloudpickle.register_pickle_by_value(module)
         try:
-            return super().reducer_override(cls)
+            reduced = super().reducer_override(cls)
         finally:
-            if cls.__module__ not in listed:
+            if register:
                 cloudpickle.unregister_pickle_by_value(module)
+        if isinstance(reduced, tuple) and "__slots__" in vars(cls):  # private ones are forgotten there
+            for name in own_slots(cls):
+                reduced[2][0].pop(name, None)
+        return reduced
 
 
 def with_attributes(obj: Any) -> tuple[Any, ...] | None:
@@ -369,6 +388,14 @@ def _viewed(array: np.ndarray[Any, Any], cls: type[np.ndarray[Any, Any]]) -> np.
 
 def _attribute(array: np.ndarray[Any, Any], attributes: dict[str, Any]) -> None:
     array.__dict__.update(attributes)
+
+
+def _made(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _complete(obj: Any, contents: Contents) -> None:
+    INSTANCE.change(obj, contents, ())
 
 
 def _module(module: ModuleType) -> ModuleType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from os import getcwd  # this one, whatever a test puts in its place
 
 from ..errors import UsageError
 from ..machine import search_path
@@ -18,7 +19,7 @@ def found() -> tuple[tuple[str, ...], str]:
     Functions find by them the modules and the files that they name.  Raises: UsageError without them.
     """
     try:
-        folder = os.getcwd()
+        folder = getcwd()
     except OSError as error:
         raise UsageError(
             f"the working directory of this program {_what(error)}, and workers are to run in it, too: "

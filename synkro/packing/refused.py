@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
-from types import GeneratorType
+import weakref
+from types import FunctionType, GeneratorType
 from typing import Any
+
+from ..errors import InvalidType
 
 _ADVICE = {
     "torch.jit": "Send the plain function or module; or save it with torch.jit.save, and load it in the "
@@ -36,15 +40,63 @@ def advice(value: Any) -> str | None:
     return _ADVICE.get(_kind(value))
 
 
-def advice_on_loading(error: Exception) -> str:
-    """What to do about a value that could be pickled, and not be unpickled: a sentence."""
+def advice_on_loading(error: Exception, is_result: bool = True) -> str:
+    """What to do about a value that could be pickled, and not be unpickled, a sentence: about a result,
+    or about what goes to the workers."""
     made = re.search(r"(\w+)\.__(init|new)__\(\)", str(error))
     if made is None:
-        return "Return what it is made of, or mend the __reduce__ of its class."
+        do = "Return what it is made of" if is_result else "Make it inside the function"
+        return f"{do}, or mend the __reduce__ of its class."
+    if not is_result:
+        return f"Give {made[1]} a __reduce__ with all that its __{made[2]}__ takes."
     return (
         f"Python makes an exception again from its class and its args alone: return repr(error), or "
         f"give {made[1]} a __reduce__ with all that its __{made[2]}__ takes."
     )
+
+
+class Absent:
+    """Stands on a worker for what stays in the program: whatever uses it is told."""
+
+    def __init__(self, what: str) -> None:
+        self.__dict__["_what"] = what
+
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        raise InvalidType(f"{self._what}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what pickle and inspect ask every object for
+            raise AttributeError(name)
+        return self._raise()
+
+    __call__ = __len__ = __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = _raise
+    __setattr__ = __or__ = __ior__ = __and__ = __sub__ = _raise
+
+    def __reduce__(self) -> Any:
+        return Absent, (self._what,)
+
+
+_WEAK = {weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet}
+_CHOOSER: Any = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
+
+
+def stays(value: Any) -> str:
+    """What is to be said where a worker uses *value*, which pickle refuses and of which most programs
+    use nothing there; empty for all else."""
+    cls = type(value)
+    if cls in _WEAK:
+        return (
+            f"a {cls.__name__}, which the program has here, does not travel: it holds what others "
+            f"hold, and nobody does on a worker. Give the function a dict, or a list, of what it needs."
+        )
+    method = cls is functools.singledispatchmethod
+    if method or (cls is FunctionType and value.__code__ is _CHOOSER):
+        name = getattr(value.func if method else value, "__name__", "")
+        return (
+            f"{name!r} chooses a function by the type of its argument (functools.singledispatch), and "
+            f"does not travel: call the function that is meant, or choose by isinstance()."
+        )
+    return ""
 
 
 def _kind(value: Any) -> str:

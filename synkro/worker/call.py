@@ -272,14 +272,18 @@ class PreparedCall:
         _, *lengths = array[: count * plans.LENGTH].view("<u8").tolist()
         places = list(accumulate(map(aligned, (count * plans.LENGTH, *lengths))))
         stream, *buffers = [array[p : p + n].data for p, n in zip(places, lengths, strict=False)]
-        return self._rank.belongings.loaded(bytes(stream), buffers)
+        return self._rank.belongings.loaded(self._called, bytes(stream), buffers)
 
     def _items(self, argument: plans.Items, places: Array) -> list[Any]:
         memory = self._rank.array(argument.items).data
         found = [bytes(memory[start:stop]) for start, stop in places.tolist()]
         if argument.strings:
             return [item.decode("utf-8", "surrogatepass") for item in found]
-        return [self._rank.belongings.loaded(item) for item in found]
+        return [self._rank.belongings.loaded(self._called, item) for item in found]
+
+    @property
+    def _called(self) -> str:
+        return f"an argument of the function {self.name!r}"
 
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""

@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from ..errors import InvalidType
 from ..messages import Ack, Parcel, Preserve
 from ..packing.code import used_by, uses
 from ..packing.kinds import (
@@ -31,8 +32,10 @@ from ..packing.kinds import (
     Name,
     alike,
     global_generators,
+    goes_by_number,
 )
 from ..packing.pickles import HEAD, PICKLED, Reader, kept_apart, with_attributes
+from ..packing.refused import advice_on_loading
 from ..values.arrays import Array
 from ..values.foreign import in_host_memory
 from .replica import Replica
@@ -44,6 +47,7 @@ class Belongings:
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._kinds: dict[int, Kind] = {}
+        self._by_id: dict[int, int] = {}  # the numbers of what results refer to
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
         self._kept: list[tuple[Kind, Any, Contents]] = []
@@ -80,6 +84,8 @@ class Belongings:
         found = reader.placed(place for place, _, _ in placed)
         for (_, number, kind), obj in zip(placed, found, strict=True):
             self._objects[number], self._kinds[number] = obj, KINDS[kind]
+            if goes_by_number(obj):
+                self._by_id[id(obj)] = number
             if KINDS[kind] in _WHOLES:
                 self._digests[number] = KINDS[kind].look(obj)[WHOLE]
         renewed = [number for number, *_ in changes if not self._kinds[number].apart]
@@ -189,9 +195,19 @@ class Belongings:
         """An object, and its kind."""
         return self._objects[number], self._kinds[number]
 
-    def loaded(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
-        """The value of an argument that was pickled."""
-        return Reader(stream, buffers, self._objects, self._space).load()
+    def loaded(self, called: str, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
+        """The value of an argument that was pickled; errors call it what *called* says.
+
+        Raises: InvalidType if it cannot be made again.
+        """
+        try:
+            return Reader(stream, buffers, self._objects, self._space).load()
+        except Exception as error:
+            raise InvalidType(
+                f"{called} pickles in the program, and cannot be made again on a worker: "
+                f"{type(error).__name__}: {str(error).rstrip('.')}. "
+                f"{advice_on_loading(error, is_result=False)}"
+            ) from error
 
     def packed_apart(self, value: Any) -> tuple[bytes, list[memoryview]]:
         """What a function returned, pickled, beside large buffers of it."""
@@ -208,19 +224,21 @@ class Belongings:
     def _pickled(self, value: Any, buffer_callback: Any = None) -> bytes:
         """*value*, pickled for the main process; of classes and functions that it has, their numbers."""
         stream = io.BytesIO()
-        numbers = {id(o): n for n, o in self._objects.items() if isinstance(o, type | FunctionType)}
-        _Copier(stream, numbers, buffer_callback).dump(value)
+        _Copier(stream, self._by_id, buffer_callback).dump(value)
         return stream.getvalue()
 
     def drop(self, number: int) -> None:
         """No function uses it any more."""
         obj = self._objects.pop(number, None)
+        if self._by_id.get(id(obj)) == number:
+            del self._by_id[id(obj)]
         self._prepared = [entry for entry in self._prepared if entry[0] is not obj]
         self._digests.pop(number, None)
         self._kinds.pop(number, None)
         if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
             del self._bound[id(obj.names), obj.name]
-            self._unused.append(obj)
+            if isinstance(obj.home, OwnModule):  # not a module of an installed package
+                self._unused.append(obj)
         module = self._modules.pop(number, None)
         if module is not None and sys.modules.get(module.__name__) is module:
             del sys.modules[module.__name__]
@@ -250,7 +268,8 @@ class Belongings:
             return importlib.import_module(name)
         if module is None:
             module = self._modules[number] = OwnModule(name)
-            vars(module).update(own, __builtins__=builtins)
+            of_main = packages is None and name == "__main__"  # as Python itself has it
+            vars(module).update(own, __builtins__=builtins if of_main else vars(builtins))
             if packages is not None:
                 for package, folders in packages:
                     _in_place(package, folders)

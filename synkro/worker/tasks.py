@@ -36,7 +36,7 @@ from ..packing.kinds import (
 )
 from ..packing.pickles import is_small, simply_pickled
 from ..values.arrays import Array, shortened
-from ..values.foreign import is_table, times_written
+from ..values.foreign import is_mock, is_table, times_written
 from .call import PreparedCall
 from .merging import in_host_memory
 
@@ -101,7 +101,7 @@ class Tasks:
                     group, items = packed, pickle.loads(packed[0])
                 args = items[place]
             else:
-                args = self._loaded(packed)
+                args = self._loaded(packed, f"item {number} for the function {rank.function!r}")
             try:
                 value = rank.run(fn, args, next(common))
             finally:
@@ -111,15 +111,16 @@ class Tasks:
                     finally:  # whatever its output has become
                         os._exit(0)
             done += 1
+            state.ran.append(number)
             if done < 4 or not done & (done - 1):
                 state.check()
             self._give(number, value, command.ordered)
         state.check(last=True)
 
-    def _loaded(self, packed: Packed) -> Any:
+    def _loaded(self, packed: Packed, called: str) -> Any:
         stream, buffers, own = packed
         if own:
-            return self._rank.belongings.loaded(stream, buffers)
+            return self._rank.belongings.loaded(called, stream, buffers)
         return pickle.loads(stream, buffers=buffers)
 
     def _give(self, number: int, value: Any, at_once: bool) -> None:
@@ -240,10 +241,11 @@ class _State:
 
     What a container or a table holds must not change at all.  An attribute that is missing or None may
     be set, and any other by the first task, for this map: many objects prepare something when they are
-    first used.
+    first used.  Mocks may note what they like, for this map.
 
     Attributes:
         arrays: those of NumPy's among it.
+        ran: the numbers of the items since the last check.
     """
 
     def __init__(self, rank: Rank, objects: Mapping[int, str], name: str) -> None:
@@ -251,14 +253,18 @@ class _State:
         self._name = name
         self._belongings = rank.belongings
         self.arrays: list[Array] = []
+        self.ran: list[int] = []
         self._seen: list[_Shared] = []
         self._tables: list[_Shared] = []  # to look into one takes long
         self._copies: list[tuple[Array, Contents]] = []
         self._crowds: list[tuple[int, Contents]] = []
+        self._mocks: list[_Shared] = []
         self._next_look = 0.0
         left, room = _KEPT, _WRITTEN
+        found = {number: rank.belongings.found(number) for number in objects}
+        records = {id(each) for obj, _ in found.values() if is_mock(obj) for each in vars(obj).values()}
         for number, path in objects.items():
-            obj, kind = rank.belongings.found(number)
+            obj, kind = found[number]
             if isinstance(obj, np.ndarray):
                 self.arrays.append(obj)
                 if kind is ARRAY and obj.nbytes <= room:
@@ -269,8 +275,10 @@ class _State:
                 self._crowds.append((number, CROWD.look(obj)))
                 kind = container_kind(obj)
             if kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
-                self._seen.append(_Shared(obj, kind, path))
-                left = self._seen[-1].keep(left)
+                shared = _Shared(obj, kind, path)
+                left = shared.keep(left)
+                free = is_mock(obj) or id(obj) in records
+                (self._mocks if free else self._seen).append(shared)
             elif (
                 is_table(obj) and (table := _Shared(obj, kind, path)).first[WHOLE].nbytes <= _LOOKED_INTO
             ):
@@ -286,11 +294,14 @@ class _State:
         for shared in (*self._tables, *self._seen) if last else self._seen:
             if not shared.is_fine():
                 raise self._changed(shared.path)
+        self.ran.clear()
         end = time.monotonic()
         self._next_look = 2 * end - start
 
     def settle(self) -> None:
         """The map has ended well: keep what tasks have prepared, where nothing was."""
+        for shared in self._mocks:
+            shared.put_back()
         for shared in self._seen:
             if shared.spent:
                 shared.put_back()
@@ -301,14 +312,19 @@ class _State:
 
     def put_back(self) -> None:
         """The map has failed: have all objects hold what they held before."""
-        for shared in (*self._tables, *self._seen):
+        for shared in (*self._tables, *self._seen, *self._mocks):
             shared.put_back()
         for array, contents in self._copies:
             ARRAY.put_back(array, contents)
 
     def _changed(self, path: str) -> InvalidValue:
+        at = ""
+        if self.ran:
+            first, last = self.ran[0], self.ran[-1]
+            at = f", at item {last}" if first == last else f", at an item from {first} to {last}"
         return InvalidValue(
-            f"the function {self._name!r} changes {path}, of which each worker has its own: it would "
-            f"hold what the tasks of that worker have left. Return what is to be kept: map() collects "
-            f"the results. For a cache, use functools.lru_cache."
+            f"the function {self._name!r} changes {path}{at}. Each worker has its own, which would hold "
+            f"what the tasks of that worker have left. Change a copy of it, by copy.copy(…) or by "
+            f"scikit-learn's clone(…), and return what is to be kept: map() collects the results. For a "
+            f"cache, use functools.lru_cache."
         )

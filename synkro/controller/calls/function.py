@@ -316,18 +316,19 @@ class Function(Carried):
         assigned: Sequence[Assigned] = (),
         targets: OpenTargets | None = None,
     ) -> Any:
-        assert self._engine is not None
-        replies: Any
-        lane = self.lane
-        if assigned:
-            assert self._watch is not None
-            with self._home.objects.assigning(self._watch, assigned, planned.payload) as payload:
-                replies = self._engine.perform(payload, planned.segments, on_tick)
-        elif lane is None:
-            replies = self._engine.perform(planned.payload, planned.segments, on_tick)
-        else:
-            replies = self._engine.perform(planned.payload, planned.segments, on_tick, None, lane)
-            replies = dict(zip(lane.ranks, replies, strict=True))
+        engine: Any = self._engine
+        watch: Any = self._watch
+        try:
+            if assigned:
+                with self._home.objects.assigning(watch, assigned, planned.payload) as payload:
+                    replies = engine.perform(payload, planned.segments, on_tick)
+            else:
+                replies = engine.perform(planned.payload, planned.segments, on_tick, None, self.lane)
+        except WorkerError:
+            watch.look_at_all()  # before the next call the program may mend, or import, anything
+            raise
+        if self.lane is not None:
+            replies = dict(zip(self.lane.ranks, replies, strict=True))
         if not planned.known:
             self._planner.remember(planned)
         result = planned.result(replies, targets)

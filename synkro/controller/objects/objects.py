@@ -45,7 +45,7 @@ from ...packing.pickles import Writer, is_too_deep
 from ...plan.call import Access
 from ...values.arrays import checked_int, shortened
 from ..engine.engine import Engine, State
-from .explain import explain
+from .explain import explain, explain_loading
 from .glances import Assigned
 from .walk import Found, Known, Look, Registry, Walk
 from .watch import Watch
@@ -357,7 +357,11 @@ class Objects:
         self._expire_all_watches()
         for change in changes:  # until all ranks have them, and this side knows it
             change.known.doubt()
-        self._engine.run(command(parcel), segments, on_tick=on_tick)
+        try:
+            self._engine.run(command(parcel), segments, on_tick=on_tick)
+        except WorkerError as error:
+            explain_loading(error, specs, walk.found.values())
+            raise
         known |= has
         for ident, one in known.items():
             found = walk.found[ident]

@@ -39,6 +39,7 @@ from ...packing.kinds import (
     Name,
     alike,
     are_alike_in_kind,
+    goes_by_number,
     holds_only_plain,
     inside,
     inside_of_opaque,
@@ -237,7 +238,7 @@ class Registry:
         if self._known.get(id(known.obj)) is not known:  # in this order, as Ctrl-C may come in between
             self._known[id(known.obj)] = known
             self.numbers.add(known)
-            if known.kind in (CLASS, FUNCTION):
+            if goes_by_number(known.obj):
                 self.named[known.number] = known.obj
 
     def forget(self, obj: Any) -> None:
@@ -246,9 +247,12 @@ class Registry:
         self.numbers.drop(id(obj))
 
     def get(self, ident: int) -> int | None:
-        """The number of a class or a function that the workers have, by its id; None for all else."""
+        """The number of what the workers have, by its id, where it is no value as an argument: of a
+        class, a function, what is the only one of its kind; None for all else."""
         known = self._known.get(ident)
-        return known.number if known is not None and known.kind in (CLASS, FUNCTION, FIXED) else None
+        if known is None or not (known.kind is FIXED or goes_by_number(known.obj)):
+            return None
+        return known.number
 
     def space(self, names: dict[str, Any]) -> Space:
         """The space of these names: of a module's ``vars``, or of a function's globals."""
@@ -459,7 +463,7 @@ class Walk:
                 yield from self._name(fn.__globals__, name, found, used)
         for cell in fn.__closure__ or ():
             with contextlib.suppress(ValueError):  # nothing was assigned yet
-                if isinstance(cell.cell_contents, ModuleType) and is_own(cell.cell_contents):
+                if isinstance(cell.cell_contents, ModuleType):
                     yield from self._module_names(cell.cell_contents, found, used)
         package = fn.__globals__.get("__package__") or ""
         for imported in used.imports:
@@ -471,17 +475,26 @@ class Walk:
     def _name(self, names: dict[str, Any], name: str, found: Found, used: Uses) -> Iterator[Any]:
         yield self._registry.name(names, name), name, found.inner[GLOBALS], True
         value = names[name]
-        if isinstance(value, ModuleType) and is_own(value):
+        if isinstance(value, ModuleType):
             yield from self._module_names(value, found, used)
 
     def _module_names(self, module: ModuleType, found: Found, used: Uses) -> Iterator[Any]:
-        """The names of the user's *module* that code names, too."""
+        """The names of *module* that code names, too: all of the user's own, and of an installed package
+        its modules, which the program may have imported one by one."""
         if (id(module), used) in self._modules:  # modules name each other
             return
         self._modules.add((id(module), used))
-        names = vars(module)
+        names, own = vars(module), is_own(module)
+        if not (own or "__path__" in names):
+            return
         for name in sorted(used.attributes & names.keys()):
-            yield from self._name(names, name, found, used)
+            if own or _is_module_in(module, name, names[name]):
+                yield from self._name(names, name, found, used)
+
+
+def _is_module_in(package: ModuleType, name: str, value: Any) -> bool:
+    """Whether *value* is the module *name* of a *package*."""
+    return isinstance(value, ModuleType) and sys.modules.get(f"{package.__name__}.{name}") is value
 
 
 def _check_generator(found: Found, direct: bool) -> None:

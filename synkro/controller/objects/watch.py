@@ -177,6 +177,10 @@ class Watch:
         self._expired = self._expired or self._last
         self._compare_with([Glance(iter, (None,), [GONE])])
 
+    def look_at_all(self) -> None:
+        """The next call is to look at all that the function uses."""
+        self.partial, self._next_time = True, 0.0
+
     def refresh(self) -> bool:
         """Compare from now on with what the workers have now, at the same places.
 

@@ -53,9 +53,10 @@ class TaskFunction(Carried):
         planned = planner.planned((), common, None, None, 1, None)
         self._home.bring(self)
         seed, number = self._home.variables.next_map()
+        self._used = reached(self.roots)  # which stay there, whatever the program puts in their places
         objects = {
             known.number: f"an attribute of {known.path}" if known.kind is FUNCTION else known.path
-            for known in reached(self.roots)
+            for known in self._used
         }
         command = Work(planned.plan, descriptors, seed, number, objects, ordered)
         return planned, cloudpickle.dumps(command, 5)
@@ -70,7 +71,7 @@ class _ByKeyword:
 
 def _as_given(value: Any) -> Any:
     """*value*, so that lists and tuples of numbers do not become arrays."""
-    plain = isinstance(value, list | tuple | dict | range) and not holds_data(value)
+    plain = isinstance(value, list | tuple | dict) and not holds_data(value)
     return Whole(value) if plain else value
 
 
