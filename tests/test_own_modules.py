@@ -163,17 +163,167 @@ def test_what_no_code_names_is_refused_by_name(run):
     ) == ["True"]
 
 
-def test_a_module_that_holds_what_cannot_be_sent(run):
-    helpers = "import threading\nlock = threading.Lock()\ndef f(x):\n    with lock:\n        return x\n"
+LOCKED = """
+import contextvars, ctypes, threading
+import synkro as synk
+
+print("helpers is imported")
+SCALE = 2
+lock = threading.Lock()
+locks = {"a": [threading.RLock()], "b": threading.Condition()}
+var = contextvars.ContextVar("var", default=5)
+local = threading.local()
+local.x = 1
+libm = ctypes.CDLL(None)
+late = None
+seen = {}
+
+class Meta(type):
+    pass
+
+class Service(metaclass=Meta):
+    rate = 1
+    lock = threading.Lock()
+
+    def __init__(self):
+        self.own = threading.Lock()
+        self.k = 3
+
+    def go(self, i):
+        with self.lock, self.own:
+            return self.rate * i * self.k * SCALE
+
+    @classmethod
+    def made(cls):
+        return cls.rate
+
+service = Service()
+
+def price(i):
+    with lock, locks["a"][0], locks["b"]:
+        return i * SCALE, seen.get("rate")
+
+def inside(i):
+    from helpers import price
+
+    return price(i)
+
+def served(i):
+    return service.go(i), Service.made()
+
+def told():
+    return var.get(), local.x
+
+def absolute(i):
+    return libm.abs(i)
+
+def too_late():
+    with late:
+        return 1
+
+@synk.function(outputs=None)
+def decorated(x):
+    with lock:
+        return SCALE
+
+net = None
+"""
+
+
+def test_what_cannot_travel_of_a_module_is_made_there_by_an_import(run):
     assert run(
         """
-        try:
-            synk.function(lambda x: helpers.f(x))(x)
-        except TypeError as error:
-            print(str(error)[:26])
+        seen = helpers.seen
+        for way in (helpers.price, helpers.inside):
+            print(synk.map(way, [1, 2]))
+        helpers.SCALE, seen["rate"] = 10, 7
+        for way in (helpers.price, helpers.inside):
+            print(synk.map(way, [1, 2]), decorated(x))
+        print(synk.map(helpers.absolute, [-3]))
         """,
-        helpers=helpers + "net = decorated = None\n",
-    ) == ["'lock', <unlocked _thread."]
+        helpers=LOCKED,
+    ) == [
+        "helpers is imported",
+        *["[(2, None), (4, None)]"] * 2,
+        *["[(10, 7), (20, 7)] [np.int64(10), np.int64(10)]"] * 2,
+        "[3]",
+    ]
+
+
+def test_what_holds_a_lock_is_what_it_is_in_the_program(run):
+    assert run(
+        """
+        served = synk.function(helpers.served, outputs=None, bcast_inputs="i")
+        def show():
+            assert [list(map(int, each)) for each in served(1)] == [list(helpers.served(1))] * 2
+            print(*helpers.served(1), synk.map(lambda s: s.go(1), [helpers.service]))
+        show()
+        helpers.Service.rate = 10
+        show()
+        helpers.SCALE = 7
+        helpers.service.k = 1
+        show()
+        synk.close()
+        synk.fork(2, verbose=False)
+        show()
+        """,
+        helpers=LOCKED,
+    ) == ["helpers is imported", "6 1 [6]", "60 10 [60]", "70 10 [70]", "70 10 [70]"]
+
+
+def test_values_of_contexts_and_of_threads_are_those_of_the_program(run):
+    assert run(
+        """
+        told = synk.function(helpers.told, outputs=None)
+        def show():
+            assert [list(map(int, each)) for each in told()] == [list(helpers.told())] * 2
+            print(*helpers.told())
+        show()
+        helpers.var.set(7)
+        show()
+        helpers.local.x = 4
+        show()
+        token = helpers.var.set(8)
+        show()
+        helpers.var.reset(token)
+        show()
+        """,
+        helpers=LOCKED,
+    ) == ["helpers is imported", "5 1", "7 1", "7 4", "8 4", "7 4"]
+
+
+def test_what_an_import_does_not_make_is_refused_by_name(run, tmp_path):
+    (tmp_path / "bad.py").write_text(
+        "import threading\nimport synkro as synk\nlock = threading.Lock()\n"
+        "try:\n    synk.data([1.0])\nexcept synk.NotForked:\n    pass\n"
+        "def f():\n    with lock: return 1\n"
+    )
+    (tmp_path / "gone.py").write_text(
+        "import threading\nlock = threading.Lock()\ndef f():\n    with lock: return 1\n"
+    )
+    assert run(
+        """
+        import os, threading, bad, gone
+        os.unlink(gone.__file__)
+        helpers.late = threading.Lock()
+        for f in (helpers.too_late, bad.f, gone.f):
+            try:
+                print(synk.function(f, outputs=None)())
+            except TypeError as error:
+                print(str(error).partition(":")[0], "|", str(error).partition(": ")[2][:20])
+        print(synk.map(helpers.price, [1]))
+        """,
+        helpers=LOCKED,
+    ) == [
+        "helpers is imported",
+        "helpers.late, a lock, cannot be pickled, and an import of 'helpers' on a worker does not make "
+        "it | make it where the mo",
+        "bad.lock cannot be pickled, so the workers import 'bad' to make it, and that failed"
+        " | UsageError: data() w",
+        "gone.lock cannot be pickled, so the workers import 'gone' to make it, and that failed"
+        " | ModuleNotFoundError:",
+        "[(2, None)]",
+    ]
 
 
 def test_what_no_function_uses_stays_at_home(run):

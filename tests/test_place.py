@@ -90,7 +90,7 @@ def test_a_directory_that_may_not_be_entered_is_named(monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "chdir", refuse)
-    monkeypatch.setattr(os, "getcwd", refuse)
+    monkeypatch.setattr(place, "getcwd", refuse)
     message = r"working directory .*cannot be entered \(Permission denied\).* os\.chdir\(path\)"
     with pytest.raises(UsageError, match=message):
         place.found()

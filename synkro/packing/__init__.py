@@ -5,6 +5,7 @@
     pickles     streams of functions, by cloudpickle, and of the objects that they bring along
     kinds       what an object of each kind holds
     code        what the code of a function names
+    imported    what cannot travel of modules, and is made by an import
     numba       functions of numba, compiled once for all workers
     refused     what cannot be sent to the workers, and what to do instead
     settings    settings of libraries, which the workers take over

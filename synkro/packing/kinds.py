@@ -17,11 +17,13 @@ import os
 import pickle
 import re
 import sys
+import threading
 import types
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextvars import ContextVar
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
@@ -320,6 +322,20 @@ class _Name(Kind):
         self.change(obj, contents, () if contents else (WHOLE,))
 
 
+class _Context(Kind):
+    """A ContextVar: its value in the thread that looks."""
+
+    def look(self, obj: ContextVar[Any]) -> Contents:
+        try:
+            return {WHOLE: obj.get()}
+        except LookupError:
+            return {}
+
+    def change(self, obj: ContextVar[Any], contents: Contents, gone: tuple[Any, ...]) -> None:
+        if WHOLE in contents:
+            obj.set(contents[WHOLE])
+
+
 class _Opaque(Kind):
     """An object that only pickle can look into."""
 
@@ -491,7 +507,7 @@ class Name:
 
 DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE = _Dict(), _Sequence(), _Array(), _Tensor(), _Instance()
 STATEFUL, CLASS, FUNCTION, NAME = _Stateful(), _Class(), _Function(), _Name()
-OPAQUE, FIXED, GENERATOR, CROWD = _Opaque(), _Fixed(), _Generator(), _Crowd()
+OPAQUE, FIXED, GENERATOR, CROWD, CONTEXT = _Opaque(), _Fixed(), _Generator(), _Crowd(), _Context()
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 _CLASS_OWN = {
@@ -546,10 +562,10 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
 
 _BY_TYPE: dict[Any, tuple[Kind | None]] = dict.fromkeys((*_PLAIN, tuple, frozenset), (None,))
 _BY_TYPE |= dict.fromkeys(_SEQUENCES, (SEQUENCE,))
-_BY_TYPE |= {dict: (DICT,), Name: (NAME,)}
+_BY_TYPE |= {dict: (DICT,), Name: (NAME,), ContextVar: (CONTEXT,)}
 KINDS = (
     *(DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE, STATEFUL, CLASS, FUNCTION, NAME, OPAQUE, FIXED),
-    *(GENERATOR, CROWD),
+    *(GENERATOR, CROWD, CONTEXT),
 )
 """All kinds; both sides know them by their places in here."""
 
@@ -870,7 +886,7 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
     try:
         found = object.__getattribute__(obj, "__dict__")
     except AttributeError:
-        return None
+        found = obj.__dict__ if isinstance(obj, threading.local) else None  # this thread's
     return found if isinstance(found, dict) else None
 
 

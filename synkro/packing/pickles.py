@@ -12,10 +12,12 @@ import importlib
 import io
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import accumulate
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
@@ -23,7 +25,9 @@ import numpy as np
 
 from ..values.foreign import is_movable, is_numba
 from .code import is_own, uses
+from .imported import Part, made, settle, taken_over
 from .kinds import (
+    CONTEXT,
     FUNCTION_PARTS,
     INSTANCE,
     Contents,
@@ -118,9 +122,10 @@ class Writer:
         current: Callable[[Space, str, Any], bool],
         compiled: Callable[[Any], Any],
         least: int = OUT_OF_BAND,
+        parts: Mapping[int, tuple[Any, Part]] = MappingProxyType({}),
     ) -> None:
         """*numbers* are those of the objects that the workers have, by id.  Buffers of *least* bytes
-        are kept apart from the stream.
+        are kept apart from the stream.  *parts*, also by id, the workers make by an import.
 
         *space_of* gives the space of a function's globals; *current* says whether the workers have a
         value of a name already; *compiled* how a function of numba's is pickled.
@@ -136,6 +141,7 @@ class Writer:
             current,
             compiled,
             self.movable,
+            parts,
         )
 
     def write(self, value: Any) -> None:
@@ -226,9 +232,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         current: Callable[[Space, str, Any], bool],
         compiled: Callable[[Any], Any],
         movable: list[Any],
+        parts: Mapping[int, tuple[Any, Part]],
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._numbers = numbers
+        self._parts = parts
         self._space_of = space_of
         self._current = current
         self._compiled = compiled
@@ -245,6 +253,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return number
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911, PLR0912
+        if id(obj) in self._parts:
+            state, part = taken_over(obj), self._parts[id(obj)][1]
+            return (made, part) if state is None else (made, part, state, None, None, settle)
         if isinstance(obj, FunctionType) and not stays(obj):
             return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
         if isinstance(obj, type):
@@ -269,6 +280,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, functools.cached_property):  # before Python 3.12 it has a lock
             return _cached_property, (obj.func, obj.attrname)
+        if type(obj) is ContextVar:
+            return ContextVar, (obj.name,), CONTEXT.look(obj), None, None, _set
+        if type(obj) is threading.local:
+            return threading.local, (), INSTANCE.look(obj), None, None, _complete
         if isinstance(obj, np.finfo):
             return np.finfo, (obj.dtype,)
         if is_named(obj):
@@ -396,6 +411,10 @@ def _made(cls: Any) -> Any:
 
 def _complete(obj: Any, contents: Contents) -> None:
     INSTANCE.change(obj, contents, ())
+
+
+def _set(variable: ContextVar[Any], contents: Contents) -> None:
+    CONTEXT.change(variable, contents, ())
 
 
 def _module(module: ModuleType) -> ModuleType:

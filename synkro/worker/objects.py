@@ -20,6 +20,7 @@ import numpy as np
 from ..errors import InvalidType
 from ..messages import Ack, Parcel, Preserve
 from ..packing.code import used_by, uses
+from ..packing.imported import OwnModule
 from ..packing.kinds import (
     CROWD,
     GENERATOR,
@@ -291,19 +292,6 @@ def _in_place(package: str, folders: list[str]) -> None:
         module = sys.modules[package] = OwnModule(package)
         module.__path__ = folders
         module.__spec__ = importlib.machinery.ModuleSpec(package, None, is_package=True)
-
-
-class OwnModule(ModuleType):
-    """A module of the user's on a worker: it has the names that functions use."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"the module {self.__name__!r} has no {name!r} on the workers: only what the code of a "
-            f"function names goes there. Write {self.__name__}.{name} in the function, or pass it as an "
-            f"argument."
-        )
 
 
 class _Copier(cloudpickle.Pickler):  # type: ignore[misc]

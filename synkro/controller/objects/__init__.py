@@ -4,6 +4,7 @@
 
     walk      from a function to all objects that it reaches
     objects   ``Objects``: what the workers have of them, sent and brought up to date
+    parts     what cannot be sent, and is made there by an import
     explain   why something cannot be sent
     comparison  ``Comparison``: the objects that a function's calls compare
     glances   ``Glance``: things that are compared in one go, at each call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from itertools import chain
 from operator import attrgetter, itemgetter
 from types import CellType, CodeType
@@ -16,6 +17,7 @@ from ...packing.kinds import (
     ATTRIBUTES,
     CLASS,
     CLASS_OF,
+    CONTEXT,
     DICT,
     FUNCTION,
     FUNCTION_PARTS,
@@ -59,6 +61,7 @@ class Comparison:
         self._sequences: list[Known] = []
         self._ordered: list[Known] = []
         self._classes: list[Known] = []
+        self._contexts: list[Known] = []
         self._slotted: list[Known] = []
         self._own_arrays: list[Known] = []  # of classes of their own
         self._arrays: list[Known] = []
@@ -72,7 +75,7 @@ class Comparison:
             return
         simple = {
             **{FUNCTION: self.functions, SEQUENCE: self._sequences, ARRAY: self._arrays},
-            **{TENSOR: self.tensors, CLASS: self._classes},
+            **{TENSOR: self.tensors, CLASS: self._classes, CONTEXT: self._contexts},
         }
         if known.kind in simple:
             simple[known.kind].append(known)
@@ -106,6 +109,7 @@ class Comparison:
             self._sequences,
             self._ordered,
             self._classes,
+            self._contexts,
             self.tensors,
         )
         return known.kind is NAME or any(known in some for some in (*lists, self._slotted, self._arrays))
@@ -136,7 +140,7 @@ class Comparison:
     def _looked_at(self) -> Iterator[tuple[Known, Contents, None]]:
         named = chain.from_iterable(knowns for _, knowns in self._names.values())
         lists = (self.functions, self._dicts, self._sequences, self._ordered, self._classes)
-        knowns = dict.fromkeys(chain(named, *lists, self._slotted, self._own_arrays))
+        knowns = dict.fromkeys(chain(named, *lists, self._contexts, self._slotted, self._own_arrays))
         return ((known, known.kind.look(known.obj), None) for known in knowns)
 
     def _looked_at_tensors(self) -> Iterator[tuple[Known, Contents, Any]]:
@@ -238,6 +242,9 @@ class Comparison:
             if keys:
                 yield _glance(itemgetter(*keys, keys[0]), own, [(known, k) for k in (*keys, keys[0])])
 
+        for known in self._contexts:
+            yield Glance(_value_of, known.obj, [_entry(known, WHOLE)], [(known, WHOLE)])
+
     def _of_arrays(self) -> Iterator[Glance]:
         for known in self._own_arrays:
             if _is_agreed(known):
@@ -292,6 +299,10 @@ def _items(held: dict[Any, Any]) -> Iterator[Any]:
     return chain(held, held.values(), (GONE,))
 
 
+def _value_of(variable: ContextVar[Any]) -> tuple[Any]:
+    return (variable.get(GONE),)
+
+
 def _values(dicts: Sequence[dict[Any, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, dicts))
 
@@ -322,7 +333,7 @@ def cost_of(known: Known) -> int:
     """What it costs to compare an object at each call; 0: it cannot be done."""
     if known.kind is ARRAY:
         return 8 + int(known.obj.nbytes) // 256
-    if known.kind is TENSOR:
+    if known.kind is TENSOR or known.kind is CONTEXT:
         return 8
     if known.kind is SEQUENCE:
         return 4 + len(known.obj) if len(known.obj) <= _MANY else 0

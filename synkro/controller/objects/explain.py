@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...errors import InvalidType, UsageError, WorkerError
+from ...errors import InvalidType, InvalidValue, UsageError, WorkerError
 from ...messages import FunctionSpec
-from ...packing.code import is_own_name
 from ...packing.kinds import NAME
-from ...packing.pickles import Reader, Writer
+from ...packing.pickles import is_too_deep
 from ...packing.refused import advice, advice_on_loading
 from ...values.arrays import shortened
-from ...values.foreign import is_numba
-from .walk import Found, Registry
+from .parts import loading, pickling
+from .walk import Found, Parts
 
 _PICKLE_RAISES = (TypeError, ValueError, RuntimeError, AttributeError, pickle.PicklingError)
 
 _ADVICE = "Create such an object inside the function, or pass what it is made of as an argument."
 
 
-def explain(error: Exception, specs: Mapping[int, FunctionSpec], found: Iterable[Found]) -> None:
+class _Trial(NamedTuple):
+    """What is tried with a value.
+
+    Attributes:
+        on: returns what it raises.
+        how: what that says of the value.
+        advice: what to do, by what was raised.
+    """
+
+    on: Callable[[Any], Exception | None]
+    how: str
+    advice: Callable[[Exception], str]
+
+
+def explain(
+    error: Exception, specs: Mapping[int, FunctionSpec], found: Iterable[Found], parts: Parts
+) -> None:
     """Raise an InvalidType that names the function among *specs*, or the object that was *found*, that
-    cannot be pickled."""
+    cannot be pickled; *parts* need not be."""
+    if is_too_deep(error):
+        raise InvalidValue(
+            "an object that functions use is nested too deeply to be pickled: pass what it is made of "
+            "as arrays, or make it in the function."
+        ) from None
+    trial = _Trial(lambda value: pickling(value, parts), "cannot be pickled", lambda why: _ADVICE)
     for spec in specs.values():
-        if isinstance(error, InvalidType) and _pickling(spec.fn) is not None:  # it says what to do
+        if isinstance(error, InvalidType) and trial.on(spec.fn) is not None:  # it says what to do
             raise InvalidType(
                 f"the function {spec.name!r} cannot be sent to the workers: {error}"
             ) from error
-        _explain_function(spec, _pickling, "cannot be pickled")
+        _explain_function(spec, trial)
     if isinstance(error, UsageError):
         return
-    _explain_object(found, _pickling, "")
+    _explain_object(found, trial)
     if isinstance(error, _PICKLE_RAISES):
         raise InvalidType(
             f"what a function uses cannot be sent to the workers: {_reason(error)}. {_ADVICE}"
@@ -43,28 +63,23 @@ def explain(error: Exception, specs: Mapping[int, FunctionSpec], found: Iterable
 
 
 def explain_loading(
-    error: WorkerError, specs: Mapping[int, FunctionSpec], found: Iterable[Found]
+    error: WorkerError, specs: Mapping[int, FunctionSpec], found: Iterable[Found], parts: Parts
 ) -> None:
     """As ``explain``, of what was pickled, and which the workers could not make again."""
 
-    def loading(value: Any) -> Exception | None:
-        why = _loading(value)
-        return why if isinstance(error, type(why)) else None  # it may be one rank's own failure
-
+    how = "pickles here, and cannot be made again there"
+    on, advised = loading(error), functools.partial(advice_on_loading, is_result=False)
+    trial = _Trial(lambda value: on(value, parts), how, advised)
     for spec in specs.values():
-        _explain_function(spec, loading, "pickles here, and cannot be made again there")
-    _explain_object(found, loading, "it pickles here, and cannot be made again there: ")
+        _explain_function(spec, trial)
+    _explain_object(found, trial)
 
 
-Trial = Callable[[Any], Exception | None]
-"""What is tried with a value: returns what was raised."""
-
-
-def _explain_object(found: Iterable[Found], tried: Trial, how: str) -> None:
+def _explain_object(found: Iterable[Found], trial: _Trial) -> None:
     new = {id(each.obj): each for each in found if each.known is None}
     failing = {}
     for ident, each in new.items():
-        why = tried(each.contents if each.kind is NAME else each.obj)
+        why = trial.on(each.contents if each.kind is NAME else each.obj)
         if why is not None:
             failing[ident] = each, why
     for each, why in failing.values():
@@ -72,18 +87,18 @@ def _explain_object(found: Iterable[Found], tried: Trial, how: str) -> None:
             ident in failing for some in each.inner.values() for ident in some
         ):
             raise InvalidType(
-                f"{each.path!r}, {shortened(each.obj)}, which a function uses, cannot be sent to the "
-                f"workers: {how}{_reason(why)}. {_advice(each.obj, why, tried)}"
+                f"{each.path!r}, {shortened(each.obj)}, which a function uses, {trial.how} "
+                f"({_reason(why)}). {advice(each.obj) or trial.advice(why)}"
             ) from why
 
 
-def _explain_function(spec: FunctionSpec, tried: Trial, how: str) -> None:
-    why = tried(spec.fn)
+def _explain_function(spec: FunctionSpec, trial: _Trial) -> None:
+    why = trial.on(spec.fn)
     if why is None:
         return
     where, culprit = "", spec.fn
     while not advice(culprit):
-        failing = ((where, part, tried(part)) for where, part in _parts(culprit))
+        failing = ((where, part, trial.on(part)) for where, part in _parts(culprit))
         way, part, inner = next((each for each in failing if each[2] is not None), ("", None, None))
         if inner is None:
             break
@@ -93,60 +108,13 @@ def _explain_function(spec: FunctionSpec, tried: Trial, how: str) -> None:
             break
     subject = f"{where}, {shortened(culprit)}," if where else "it"
     raise InvalidType(
-        f"the function {spec.name!r} cannot be sent to the workers: {subject} {how} ({_reason(why)}). "
-        f"{_advice(culprit, why, tried)}"
+        f"the function {spec.name!r} cannot be sent to the workers: {subject} {trial.how} "
+        f"({_reason(why)}). {advice(culprit) or trial.advice(why)}"
     ) from why
-
-
-def _advice(culprit: Any, why: Exception, tried: Trial) -> str:
-    last = _ADVICE if tried is _pickling else advice_on_loading(why, is_result=False)
-    return advice(culprit) or last
 
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
-
-
-def _written(value: Any) -> Writer:
-    registry = Registry(count().__next__, lambda owner, number: None)
-    writer = Writer({}, registry.space, registry.current, _compiled)
-    writer.write(value)
-    return writer
-
-
-def _pickling(value: Any) -> Exception | None:
-    try:
-        _written(value)
-    except Exception as error:
-        return error
-    return None
-
-
-def _loading(value: Any) -> Exception | None:
-    """Load it as a worker does, which has nothing of the program's."""
-    try:
-        writer = _written(value)
-        _Stranger(writer.stream, writer.buffers, {}, lambda number, name, *_: ModuleType(name)).load()
-    except Exception as error:
-        return error
-    return None
-
-
-class _Stranger(Reader):
-    """Loads what a worker could load, and no class of the program's becomes another one by that."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if is_own_name(module) or module == "__main__":
-            raise AttributeError(f"{name!r} is a name of the program's, and not of the workers'")
-        found = super().find_class(module, name)
-        if name in ("_make_skeleton_class", "_make_skeleton_enum"):  # those known here are not to change
-            return lambda *parts: found(*parts[:-2], None, parts[-1])
-        return found
-
-
-def _compiled(fn: Any) -> Any:
-    assert is_numba(fn)
-    return NotImplemented
 
 
 def _parts(fn: Any) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, WorkerError, warn
+from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, warn
 from ...memory.departures import WhileThere
 from ...memory.segment import Segment, aligned
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
@@ -41,12 +41,13 @@ from ...packing.kinds import (
     same_contents,
     same_entries,
 )
-from ...packing.pickles import Writer, is_too_deep
+from ...packing.pickles import OUT_OF_BAND, NumberOf, Writer
 from ...plan.call import Access
 from ...values.arrays import checked_int, shortened
 from ..engine.engine import Engine, State
 from .explain import explain, explain_loading
 from .glances import Assigned
+from .parts import find_parts, find_parts_of, loading
 from .walk import Found, Known, Look, Registry, Walk
 from .watch import Watch
 
@@ -285,9 +286,13 @@ class Objects:
     def dump(self, value: Any, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
         """*value*, pickled for the workers, beside buffers of *least* bytes: it is a value there,
         whatever objects functions use."""
-        registry = self._registry
-        writer = Writer(registry, registry.space, registry.current, self._compiled, least)
-        writer.write(value)
+        writer = self._writer(self._registry, least)
+        try:
+            writer.write(value)
+        except Exception:
+            if not find_parts_of(value, self._registry):
+                raise
+            return self.dump(value, least)
         if writer.relies:
             self._renew_all()
         return writer.stream, writer.buffers
@@ -346,12 +351,9 @@ class Objects:
         try:
             known = self._write(writer, walk, new, changes, specs)
         except Exception as error:
-            if is_too_deep(error):
-                raise InvalidValue(
-                    "an object that functions use is nested too deeply to be pickled: pass what it is "
-                    "made of as arrays, or make it in the function."
-                ) from None
-            explain(error, specs, walk.found.values())
+            if not isinstance(error, UsageError) and find_parts(walk, self._registry.parts):
+                return self._deliver(walk.again(), command, specs, on_tick, forced)
+            explain(error, specs, walk.found.values(), self._registry.parts)
             raise
         parcel, segments = self._parcel(writer)
         self._expire_all_watches()
@@ -360,7 +362,9 @@ class Objects:
         try:
             self._engine.run(command(parcel), segments, on_tick=on_tick)
         except WorkerError as error:
-            explain_loading(error, specs, walk.found.values())
+            if find_parts(walk, self._registry.parts, loading(error)):
+                return self._deliver(walk.again(), command, specs, on_tick, forced)
+            explain_loading(error, specs, walk.found.values(), self._registry.parts)
             raise
         known |= has
         for ident, one in known.items():
@@ -434,9 +438,8 @@ class Objects:
             f"{theirs}"
         )
 
-    def _writer(self) -> Writer:
-        registry = self._registry
-        return Writer(registry.numbers, registry.space, registry.current, self._compiled)
+    def _writer(self, numbers: NumberOf | None = None, least: int = OUT_OF_BAND) -> Writer:
+        return self._registry.writer(numbers or self._registry.numbers, self._compiled, least)
 
     def _compiled(self, fn: Any) -> Any:
         """How a function of numba's is pickled."""

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from ...errors import InvalidType, InvalidValue, warn
 from ...memory.departures import call_with_last
 from ...packing.code import Uses, is_own, uses
+from ...packing.imported import Part, taken_over
 from ...packing.kinds import (
     ARRAY,
     ATTRIBUTES,
@@ -50,7 +51,7 @@ from ...packing.kinds import (
     kind_of,
     look_through,
 )
-from ...packing.pickles import Space
+from ...packing.pickles import OUT_OF_BAND, NumberOf, Space, Writer
 
 _HEAVY = (ARRAY, TENSOR, OPAQUE, CROWD)  # what takes long to look at
 
@@ -202,8 +203,16 @@ class NumbersById:
             del self._ended[entry]
 
 
+Parts = dict[int, tuple[Any, Part]]
+"""Objects that cannot be pickled, and that workers make by an import: by id, each beside what it is."""
+
+
 class Registry:
-    """The objects that the workers have, and the modules whose names they know."""
+    """The objects that the workers have, and the modules whose names they know.
+
+    Attributes:
+        parts: what the workers make by an import.
+    """
 
     def __init__(self, number: Any, watch: Any) -> None:
         """*number* gives numbers; *watch* tells the workers of an owner's end."""
@@ -213,8 +222,15 @@ class Registry:
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
         self.numbers = NumbersById()
+        self.parts: Parts = {}
         # classes and functions by number: results may refer to them when no function uses them any more
         self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def writer(
+        self, numbers: NumberOf, compiled: Callable[[Any], Any], least: int = OUT_OF_BAND
+    ) -> Writer:
+        """What writes a stream, in which the objects that have *numbers* are these."""
+        return Writer(numbers, self.space, self.current, compiled, least, self.parts)
 
     def holders(self, known: Known) -> list[Known]:
         """The objects that hold *known*, as far as the workers have them."""
@@ -301,9 +317,18 @@ class Walk:
         self._modules: set[tuple[int, Uses]] = set()
         self._seen: dict[int, tuple[Contents, Any]] = {}  # by id
         self._kinds: dict[type, Kind] = {}  # of the instances of classes, which takes long to find
+        self._steps: list[Callable[[Walk], Any]] = []  # how to do it once more
+
+    def again(self) -> Walk:
+        """The same walk once more."""
+        walk = Walk(self._registry, self._most)
+        for step in self._steps:
+            step(walk)
+        return walk
 
     def visit(self, root: Any, path: str) -> list[int]:
         """Look at *root* and all that it holds; returns the ids of the outermost objects."""
+        self._steps.append(lambda walk: walk.visit(root, path))
         outermost: list[int] = []
         if kind_of(root) not in (None, FUNCTION):  # an object that is called
             path += ".__self__"
@@ -316,6 +341,7 @@ class Walk:
 
         Arrays in entries that are as they were are taken to be as they were, if nothing else holds them.
         """
+        self._steps.append(lambda walk: walk.revisit(seen, wanted))
         self._seen = {id(known.obj): (contents, values) for known, contents, values in seen}
         again = []
         for known, contents, values in seen:
@@ -370,14 +396,20 @@ class Walk:
                 queue += self._globals(found, strict=direct)
             elif kind is FIXED:
                 queue.append((_plain_function(obj), path, found.inner.setdefault(_WRAPPED, []), False))
-            contents = found.contents
-            if kind is FUNCTION and not direct:
-                contents = {k: v for k, v in contents.items() if not is_for_program(v)}
-            queue += self._entries(found, contents)
+            queue += self._entries(found, self._to_visit(found, direct))
             for cls in obj.__bases__ if kind is CLASS else (type(obj),):
                 if cls in _BUILTIN:
                     continue
                 queue.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
+
+    def _to_visit(self, found: Found, direct: bool) -> Contents:
+        """The contents of *found* that go to the workers."""
+        if id(found.obj) in self._registry.parts:
+            taken = taken_over(found.obj)
+            return {} if taken is None else taken[1]
+        if found.kind is FUNCTION and not direct:
+            return {key: value for key, value in found.contents.items() if not is_for_program(value)}
+        return found.contents
 
     def _kind(self, obj: Any) -> Kind | None:
         cls = type(obj)
