@@ -24,8 +24,7 @@ Trial = Callable[[Any, Parts], Exception | None]
 
 def written(value: Any, parts: Parts) -> Writer:
     """*value*, pickled as it would be for workers that have nothing yet.  Raises: whatever that does."""
-    registry = Registry(count().__next__, lambda owner, number: None)
-    registry.parts = parts
+    registry = Registry(count().__next__, lambda owner, number: None, parts)
     writer = registry.writer({}, lambda fn: NotImplemented)
     writer.write(value)
     return writer

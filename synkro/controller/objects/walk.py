@@ -214,7 +214,7 @@ class Registry:
         parts: what the workers make by an import.
     """
 
-    def __init__(self, number: Any, watch: Any) -> None:
+    def __init__(self, number: Any, watch: Any, parts: Parts | None = None) -> None:
         """*number* gives numbers; *watch* tells the workers of an owner's end."""
         self._number = number
         self._watch = watch
@@ -222,7 +222,7 @@ class Registry:
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
         self.numbers = NumbersById()
-        self.parts: Parts = {}
+        self.parts = {} if parts is None else parts
         # classes and functions by number: results may refer to them when no function uses them any more
         self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
