@@ -235,10 +235,13 @@ class TestTorch:
         f = session.function(lambda: weights.sum(), outputs="max")
         f()
         weights.data.fill_(1)
+        assert f() == 2  # the second call looks at all
+        weights.data.fill_(2)
+        assert f() == 2
         with pytest.warns(
             UserWarning, match=r"'weights', which .*: not all of it is compared at each call"
         ):
-            assert f() == 2
+            assert f() == 4
 
     def test_bfloat16_is_reduced_in_float32(self, session):
         pytest.importorskip("ml_dtypes")
@@ -443,6 +446,79 @@ class TestTorch:
         session = synkro.Session(devices=["cpu"], verbose=False, timeout=60)
         with session, pytest.raises(WorkerDied, match=r"read-only.*\.clone\(\)"):
             session.function(lambda x: x.add_(1), outputs="gather")(torch.tensor(ROWS))
+
+
+class TestSettingsOfModels:
+    """What the program sets in a model of any size is there at the next call."""
+
+    @staticmethod
+    def large(count=20):
+        from torch import nn
+
+        layers = [m for _ in range(count) for m in (nn.Linear(4, 4), nn.Dropout(0.5))]
+        return nn.Sequential(*layers, nn.BatchNorm1d(4))
+
+    def test_its_mode_in_turn_without_a_warning(self, session):
+        model = self.large()
+
+        def mode():
+            return sum(m.training for m in model.modules())
+
+        train = session.function(mode, outputs="max")
+        validate = session.function(mode, outputs="max")
+        for _ in range(20):
+            model.train()
+            assert train() == 42
+            model.eval()
+            assert validate() == 0
+
+    def test_numbers_and_strings_of_its_last_layers(self, session):
+        model = self.large()
+        last = model[-2]
+        f = session.function(lambda: (last.p, model[-1].momentum, model[-2].extra), outputs=None)
+        last.extra = "none"
+        for turn in range(40):
+            last.p, model[-1].momentum, last.extra = turn / 50, None if turn % 2 else 0.1, f"turn {turn}"
+            assert f() == [(last.p, model[-1].momentum, last.extra)] * 2
+
+    def test_attributes_that_come_and_go(self, session):
+        model = self.large()
+        f = session.function(lambda: getattr(model[-2], "extra", None), outputs=None)
+        assert f() == [None] * 2
+        for turn in range(9):
+            model[-2].extra = turn
+            assert f() == [turn] * 2
+            del model[-2].extra
+            assert f() == [None] * 2
+
+    def test_which_parameters_are_frozen_and_what_they_hold(self, session):
+        import torch
+
+        model = self.large()
+        f = session.function(
+            lambda: (model[0].weight.requires_grad, float(model[-3].weight.detach()[0, 0])), outputs=None
+        )
+        for turn in range(12):
+            model[0].weight.requires_grad_(turn % 3 == 0)
+            with torch.no_grad():
+                model[-3].weight.fill_(turn)
+            assert f() == [(turn % 3 == 0, float(turn))] * 2
+
+    def test_a_list_of_its_own_is_told_and_warned_of_when_missed(self, session, capfd):
+        model = self.large(40)
+        model[-2].sizes = [[n] for n in range(300)]
+        with running(2, verbose=True) as loud:
+            capfd.readouterr()
+            f = loud.function(lambda: model[-2].sizes[0][0], outputs="max")
+            assert f() == 0
+            told = capfd.readouterr().err
+            assert "Synkro: 'model', which the function '<lambda>' uses, has " in told
+            assert "push(model)" in told
+            assert f() == 0
+            model[-2].sizes[0][0] = 5
+            assert f() == 0
+            with pytest.warns(UserWarning, match=r"'model'.*may have missed it.*push\(model\)"):
+                assert f() == 5
 
 
 class TestNumba:

@@ -489,19 +489,42 @@ def test_a_small_array_that_changes_in_place_is_new_at_the_next_call(session):
     assert np.isnan(f(np.zeros(4)))
 
 
-def test_a_large_one_is_new_at_the_second_call_with_a_warning(session):
+def test_a_large_one_is_new_at_the_second_call_and_later_with_a_warning(session):
     table = np.zeros(100_000)
     f = session.function(lambda: table[0], outputs="max", name="look")
     assert f() == 0
     table += 1
+    assert f() == 1  # no call has missed it
+    table += 1
+    assert f() == 1  # but this one
     with pytest.warns(
         UserWarning, match=r"'table', which the function 'look' uses, .*synk.push\(table\)"
     ):
-        assert f() == 1
+        assert f() == 2
     table += 1
-    assert f() == 1  # as was said
+    assert f() == 2  # as was said
     session.push(table)
-    assert f() == 2
+    assert f() == 3
+
+
+def test_what_is_not_compared_at_each_call_is_told_once_for_each_object(capfd):
+    table, small, many = (
+        np.zeros(100_000),
+        [1, 2],
+        [[number] for number in range(300)],
+    )  # and 220 of these
+    with synk.Session(2, timeout=60) as session:
+        capfd.readouterr()
+        f = session.function(lambda: table[0] + small[0], outputs="max", name="first")
+        g = session.function(lambda: table[1] + len(many), outputs="max", name="second")
+        assert [f(), g(), f(), g()] == [1, 300, 1, 300]
+        told = [line for line in capfd.readouterr().err.splitlines() if "compared" in line]
+    assert told == [
+        "Synkro: 'table', which the function 'first' uses, has 800,000 bytes that are not compared at "
+        "each call: changes in them reach the workers when you push(table).",
+        "Synkro: 'many', which the function 'second' uses, has 520 entries that are not compared at "
+        "each call: changes in them reach the workers when you push(many).",
+    ]
 
 
 def test_what_both_have_changed_by_the_second_call_lives_on(session):

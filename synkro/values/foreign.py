@@ -194,9 +194,14 @@ def library_instead(fn: Any) -> str | None:
     return "jax" if _is(fn, "jax.stages", "Wrapped") else library_of_function(fn)
 
 
+def is_module(value: Any) -> bool:
+    """Whether *value* is one of PyTorch's modules."""
+    return _is(value, "torch.nn", "Module")
+
+
 def is_movable(value: Any) -> bool:
     """Whether ``move`` takes *value*: a module or an optimizer of PyTorch's."""
-    return _is(value, "torch.nn", "Module") or _is(value, "torch.optim", "Optimizer")
+    return is_module(value) or _is(value, "torch.optim", "Optimizer")
 
 
 def move(things: Sequence[Any], device: Any) -> None:

@@ -9,4 +9,5 @@
     comparison  ``Comparison``: the objects that a function's calls compare
     glances   ``Glance``: things that are compared in one go, at each call
     watch     what a function's calls compare
+    words     what is said of them
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -31,10 +31,11 @@ from ...packing.kinds import (
     Contents,
     attributes_of,
     is_plain,
+    is_scalar,
     same_contents,
     slots_of,
 )
-from .glances import GONE, Glance, elements, lengths
+from .glances import GONE, Flags, Glance, elements, lengths
 from .walk import Known, Look
 
 _MANY = 256
@@ -44,6 +45,7 @@ _parts = attrgetter(*FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
 _form = attrgetter("shape", "dtype")
 _version = attrgetter("_version", "requires_grad")
+_VERSION = attrgetter("_version"), attrgetter("requires_grad")
 
 
 class Comparison:
@@ -66,6 +68,13 @@ class Comparison:
         self._own_arrays: list[Known] = []  # of classes of their own
         self._arrays: list[Known] = []
         self.tensors: list[Known] = []
+        self._flagged: dict[Known, tuple[Any, ...]] = {}  # with the keys of numbers and strings
+
+    def add_flags(self, known: Known) -> None:
+        """Compare the numbers and strings among its attributes, too, and how many attributes it has."""
+        held = _dict_of(known) or {}
+        plain = (key for key, value in _entries(known) if type(key) is str and is_scalar(value))
+        self._flagged[known] = tuple(key for key in plain if key in held)
 
     def add(self, known: Known) -> None:
         """Compare this, too."""
@@ -114,10 +123,13 @@ class Comparison:
         )
         return known.kind is NAME or any(known in some for some in (*lists, self._slotted, self._arrays))
 
-    def notices(self, known: Known) -> bool:
-        """Whether the next call would see that an object has changed: a tensor by its version alone."""
+    def notices(self, known: Known, changed: Container[Any]) -> bool:
+        """Whether the next call would see that an object has *changed* in these entries: a tensor by its
+        version alone."""
         if known.kind is TENSOR and known in self.tensors:
             return bool(_version(known.obj) != self._versions[self.tensors.index(known)])
+        if known in self._flagged and any(key in changed for key in self._flagged[known]):
+            return True
         return self.covers(known)
 
     # ── all that they hold ───────────────────────────────────────────────────────────────────────
@@ -137,10 +149,19 @@ class Comparison:
                 known.assign(contents)  # equal, but perhaps other objects
         return found + list(self._changed_arrays())
 
+    def _changed_flags(self) -> Iterator[Known]:
+        """Those of which a number or string is another one, or there are more attributes."""
+        for known, keys in self._flagged.items():
+            held, there = _dict_of(known) or {}, known.contents or {}
+            as_many = len(held) == len(_entries(known))
+            if not (as_many and all(held.get(key, GONE) is there.get(key) for key in keys)):
+                yield known
+
     def _looked_at(self) -> Iterator[tuple[Known, Contents, None]]:
         named = chain.from_iterable(knowns for _, knowns in self._names.values())
         lists = (self.functions, self._dicts, self._sequences, self._ordered, self._classes)
-        knowns = dict.fromkeys(chain(named, *lists, self._contexts, self._slotted, self._own_arrays))
+        others = (self._contexts, self._slotted, self._own_arrays, self._changed_flags())
+        knowns = dict.fromkeys(chain(named, *lists, *others))
         return ((known, known.kind.look(known.obj), None) for known in knowns)
 
     def _looked_at_tensors(self) -> Iterator[tuple[Known, Contents, Any]]:
@@ -163,7 +184,7 @@ class Comparison:
     def glances(self) -> list[Glance]:
         """How to compare them with what the workers have."""
         groups = (self._of_names(), self._of_functions(), self._of_instances(), self._of_containers())
-        return [*chain(*groups, self._of_classes(), self._of_arrays())]
+        return [*chain(*groups, self._of_flags(), self._of_classes(), self._of_arrays())]
 
     def _of_names(self) -> Iterator[Glance]:
         for names, knowns in self._names.values():
@@ -235,6 +256,18 @@ class Comparison:
                 given = dict(_entry(known, ATTRIBUTES, ()))
                 yield Glance(_items, own, [*given, *given.values(), GONE])
 
+    def _of_flags(self) -> Iterator[Glance]:
+        groups: dict[tuple[Any, ...], list[Known]] = {}
+        for known, keys in self._flagged.items():
+            groups.setdefault(keys, []).append(known)
+        for keys, knowns in groups.items():
+            dicts = [_dict_of(known) for known in knowns]
+            yield Glance(lengths, dicts, [len(_entries(known)) for known in knowns])
+            if keys:
+                twice = (*keys, keys[0])  # as itemgetter of one key makes no tuple
+                places = [(known, key) for known in knowns for key in twice]
+                yield Flags(_flags_looker(twice), dicts, [_entry(*place) for place in places], places)
+
     def _of_classes(self) -> Iterator[Glance]:
         for known in self._classes:
             own, keys = vars(known.obj), list(known.contents or ())
@@ -260,8 +293,9 @@ class Comparison:
         self._versions = [_version(known.obj) for known in self.tensors]
         if self.tensors:
             tensors = [known.obj for known in self.tensors]
-            versions = self._versions
-            yield Glance(lambda given: ([*map(_version, given)] == versions,), tensors, [True])
+            for part, look in enumerate(_VERSION):
+                now = [version[part] for version in self._versions]
+                yield Glance(_comparing_all(look, now), tensors, [True])
 
 
 def _glance(
@@ -313,6 +347,15 @@ def _classes(objects: Sequence[Any]) -> Iterator[type]:
 
 def _dicts_of(objects: Sequence[Any]) -> Iterator[Any]:
     return map(attributes_of, objects)
+
+
+def _flags_looker(keys: Sequence[str]) -> Callable[[Any], Iterator[Any]]:
+    entries = itemgetter(*keys)
+    return lambda dicts: chain.from_iterable(map(entries, dicts))
+
+
+def _comparing_all(look: Callable[[Any], Any], now: list[Any]) -> Callable[[Any], tuple[bool]]:
+    return lambda given: ([*map(look, given)] == now,)
 
 
 def _bits(array: Any) -> Any:

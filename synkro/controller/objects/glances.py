@@ -49,6 +49,13 @@ class Glance(NamedTuple):
         return all(map(is_, self.look(self.holder), self.last))
 
 
+class Flags(Glance):
+    """Numbers and strings, of many things: equal ones count as the same, which takes half the time."""
+
+    def same(self) -> bool:
+        return [*self.look(self.holder)] == self.last
+
+
 class Assigned(NamedTuple):
     """An entry to which the program has assigned another number or string."""
 

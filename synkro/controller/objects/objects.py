@@ -50,6 +50,7 @@ from .glances import Assigned
 from .parts import find_parts, find_parts_of, loading
 from .walk import Found, Known, Look, Registry, Walk
 from .watch import Watch
+from .words import contradiction, missed, uncompared
 
 _LOOKED_AT = 1 << 24  # bytes of an array that is compared at the second call of a function
 
@@ -89,6 +90,7 @@ class Objects:
         self._registry = Registry(engine.directory.number, engine.directory.watch)
         self._functions: WhileThere[Any, Watch | None] = WhileThere()  # with what ``dump`` compares
         self._numba: Any = None
+        self._told: set[str] = set()  # the names of objects that are not compared at each call
 
     # ── with functions ───────────────────────────────────────────────────────────────────────────
 
@@ -116,7 +118,12 @@ class Objects:
 
     def watch(self, function: Any) -> Watch:
         """What the calls of *function* are to compare."""
-        return self._listed(Watch(function.roots))
+        watch = Watch(function.roots)
+        for name, sentence in uncompared(watch.uncompared, function.name):
+            if name not in self._told:
+                self._told.add(name)
+                self._engine.say(f"Synkro: {sentence}")
+        return self._listed(watch)
 
     def renew(self, function: Any, watch: Watch, view: Look | None = None) -> Watch:
         """Send what has changed of what a call of *function* compares; returns its watch from now on.
@@ -205,7 +212,11 @@ class Objects:
         walk.visit(function.spec.fn, function.name)
         walk.visit(function.spec.finish, function.name)
         changes = [c for c in (change_of(f, False) for f in walk.found.values()) if c is not None]
-        unseen = [change.known for change in changes if not watch.notices(change.known)]
+        unseen = [
+            change.known
+            for change in changes
+            if watch.missed and not watch.notices(change.known, {*change.contents, *change.gone})
+        ]
         unasked = [c for c in changes if _is_doubtful(c) and not watch.covers(c.known)]
         for change in self._contradicted(unasked):
             changes.remove(change)  # it has a life of its own there, and goes on with it
@@ -213,16 +224,7 @@ class Objects:
         self._deliver(walk, Renew)
         unseen = [known for known in unseen if any(change.known is known for change in changes)]
         if unseen:
-            roots = dict(map(called_of, unseen))
-            paths = ", ".join(map(_in_code, unseen[:3])) + ", …" * (len(unseen) > 3)
-            part = "" if paths in roots.values() else f" (in {paths})"
-            pushes = " and ".join(f"synk.push({name})" for name in [*roots.values()][:3])
-            warn(
-                f"{', '.join([*roots][:3])}, which the function {function.name!r} uses, changed here "
-                f"since it was sent{part}. The workers have it now as it is, but may have missed it in "
-                f"the last calls: not all of it is compared at each call. Call {pushes} when you have "
-                f"changed it, or pass it as an argument."
-            )
+            warn(missed(unseen, function.name))
         return self._listed(watch.after_look(time.monotonic() - start))
 
     @contextlib.contextmanager
@@ -424,19 +426,7 @@ class Objects:
         return [change for change, each in zip(changes, differ, strict=True) if any(each)]
 
     def _contradiction(self, known: Known) -> str:
-        users = {f.name for f in self._functions if known in reached(f.roots)}
-        named = ", ".join(map(repr, sorted(users)))
-        use = f"functions {named} use" if len(users) > 1 else f"function {named} uses"
-        called, name = called_of(known)
-        part = f" (in {_in_code(known)})" if _in_code(known) != name else ""
-        theirs = f"take a copy, {name} = synk.fetch({name})."
-        if known.kind is CLASS:
-            theirs = "return what you need of it from a function."
-        return (
-            f"{called}, which the {use}, has changed here and on the workers since it was sent{part}. "
-            f"To go on with what it is here, call synk.push({name}); to go on with what it is there, "
-            f"{theirs}"
-        )
+        return contradiction(known, {f.name for f in self._functions if known in reached(f.roots)})
 
     def _writer(self, numbers: NumberOf | None = None, least: int = OUT_OF_BAND) -> Writer:
         return self._registry.writer(numbers or self._registry.numbers, self._compiled, least)
@@ -510,12 +500,6 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
             holder.doubt()
 
 
-def _in_code(known: Known) -> str:
-    """The path of an object, as one would write it."""
-    _, own, inner = known.path.partition(".__self__")
-    return f"obj{inner}" if own else known.path
-
-
 def change_of(found: Found, forced: bool) -> Change | None:
     """What is to change on the workers of an object that they have; None for nothing."""
     known = found.known
@@ -547,16 +531,6 @@ def _was_written_to(found: Found) -> bool:
     if found.kind is not ARRAY or found.values is not None or found.obj.nbytes > _LOOKED_AT:
         return False
     return ARRAY.look(found.obj) != found.contents
-
-
-def called_of(known: Known) -> tuple[str, str]:
-    """What to call the outermost object of a path in a sentence and in code: its name, or ``obj``, if it
-    is the object of a method, or is called itself."""
-    head, own, _ = known.path.partition(".__self__")
-    if own:
-        return f"the object (obj) of {head!r}", "obj"
-    name = head.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
-    return f"the object {name!r}", name
 
 
 def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:

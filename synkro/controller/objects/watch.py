@@ -7,7 +7,7 @@ hundred entries.  What is more is looked at in call number 2, 4, 8 …, and for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import chain, zip_longest
 from math import inf
 from time import monotonic
@@ -25,6 +25,7 @@ from ...packing.kinds import (
     STATEFUL,
     TENSOR,
 )
+from ...values.foreign import is_module
 from .comparison import Comparison, cost_of, is_flat, rank_of
 from .glances import (
     DELETED,
@@ -56,6 +57,7 @@ class Watch:
     """What the calls of one function compare.
 
     Attributes:
+        uncompared: what is not compared at each call.
         partial: whether the function uses more than is compared at each call.
     """
 
@@ -65,7 +67,7 @@ class Watch:
         All is looked at in call number 2, 4, 8 …, and at *next_time*.
         """
         self._roots = roots
-        self._calls = calls
+        self._calls = self._looked = calls
         self._next_time = next_time
         self._next_look = 2
         while self._next_look <= calls:
@@ -77,6 +79,7 @@ class Watch:
         self._quick: Callable[[], bool] | None = None
         self._unchanged = 0  # how often in a row
         self._fits = True
+        self.uncompared: list[Known] = []
         self._count = 0  # of objects
         self.partial = self._build()
         self._compare_with(self._comparison.glances())
@@ -168,9 +171,14 @@ class Watch:
         """Whether an object is compared at each call."""
         return self._comparison.covers(known)
 
-    def notices(self, known: Known) -> bool:
-        """Whether the next call would see, without a look at all, that an object has changed."""
-        return self._comparison.notices(known)
+    def notices(self, known: Known, changed: Container[Any]) -> bool:
+        """Whether the next call would see, without a look at all, that entries of an object changed."""
+        return self._comparison.notices(known, changed)
+
+    @property
+    def missed(self) -> bool:
+        """Whether there were calls that did not look at all, since one did."""
+        return self._calls > self._looked + 1
 
     def expire(self) -> None:
         """The next call is to look closer."""
@@ -220,11 +228,16 @@ class Watch:
                 )
         self._missing = [entry for entry in missing.values() if entry[1]]
         left, more = _BUDGET, bool(chosen[3])
+        self.uncompared += [known for _, known in chosen[3] if known.kind is not OPAQUE]
         for cost, known in chain(*chosen[:3]):
-            if cost > left:
-                more = True
-                continue
-            left -= cost
+            if known.kind is not TENSOR:
+                if cost > left:
+                    more = True
+                    self.uncompared.append(known)
+                    if is_module(known.obj):
+                        self._comparison.add_flags(known)
+                    continue
+                left -= cost
             self._comparison.add(known)
             more |= known.kind in (OPAQUE, TENSOR)  # it can change unseen
         return more
