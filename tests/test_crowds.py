@@ -93,7 +93,10 @@ def test_a_function_compares_it_when_it_comes_again(session):
     tab = [[i] for i in range(MANY)]
     one = session.function(lambda: tab[1][0], outputs=None)
     assert one() == [1, 1]
+    tab[1][0] = -4
+    assert one() == [-4, -4]  # the second call looks at all
     tab[1][0] = -5
+    assert one() == [-4, -4]
     with pytest.warns(UserWarning, match=r"synk.push\(tab\)"):
         assert one() == [-5, -5]
     tab[1][0] = -6

@@ -225,6 +225,7 @@ def test_ctrl_c_while_a_worker_maps_memory(session, tmp_path):
     assert f(x) == 1000
 
 
+@pytest.mark.fresh
 def test_ctrl_c_during_fork(tmp_path, monkeypatch):
     hanging(tmp_path, monkeypatch)
     before = children()

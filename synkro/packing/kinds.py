@@ -13,6 +13,7 @@ import copy
 import copyreg
 import enum
 import functools
+import io
 import os
 import pickle
 import re
@@ -342,8 +343,9 @@ class _Opaque(Kind):
     def look(self, obj: Any) -> Contents:
         buffers: list[Any] = []
         try:
-            parts = [cloudpickle.dumps(obj, 5, buffer_callback=buffers.append)]
-            parts += [buffer.raw() for buffer in buffers]
+            stream = io.BytesIO()
+            _ByName(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+            parts = [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
         except Exception:  # it will not be sent, or has arrays with gaps
             parts = [b""]
         nbytes = sum(memoryview(part).nbytes for part in parts)
@@ -393,6 +395,17 @@ class _Opaque(Kind):
         state, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
         for name, value in {**(state or {}), **(slots or {})}.items():
             object.__setattr__(obj, name, value)
+
+
+class _ByName(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles classes and functions as their names: what they hold is looked at by itself."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, type) and is_sent_by_value(obj):
+            return obj.__module__, obj.__qualname__
+        if isinstance(obj, types.FunctionType) and is_sent_by_value(obj):
+            return id(obj)
+        return None
 
 
 class _Crowd(Kind):

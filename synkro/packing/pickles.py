@@ -83,6 +83,11 @@ class Space:
         self.installed = self.importable and not is_own(module)
 
     @property
+    def lasts(self) -> bool:
+        """Whether the names are those of a module that is imported."""
+        return getattr(sys.modules.get(self.module), "__dict__", None) is self.names
+
+    @property
     def record(self) -> tuple[int, str, Any, dict[str, Any] | None]:
         """What a worker needs to make it: its number, its name, the packages that it is in with their
         folders (None: it cannot be imported), and its names that say where it is from (None: it is to be

@@ -2,6 +2,7 @@
 
 ::
 
+    remembered  ``Remembered``: what the workers have of objects that no function uses any more
     walk      from a function to all objects that it reaches
     objects   ``Objects``: what the workers have of them, sent and brought up to date
     parts     what cannot be sent, and is made there by an import

@@ -50,7 +50,7 @@ class Glance(NamedTuple):
 
 
 class Flags(Glance):
-    """Numbers and strings, of many things: equal ones count as the same, which takes half the time."""
+    """Numbers and strings of many things: equal ones count as the same, which takes half the time."""
 
     def same(self) -> bool:
         return [*self.look(self.holder)] == self.last

@@ -48,14 +48,12 @@ from ..engine.engine import Engine, State
 from .explain import explain, explain_loading
 from .glances import Assigned
 from .parts import find_parts, find_parts_of, loading
+from .remembered import UNKNOWN
 from .walk import Found, Known, Look, Registry, Walk
 from .watch import Watch
 from .words import contradiction, missed, uncompared
 
 _LOOKED_AT = 1 << 24  # bytes of an array that is compared at the second call of a function
-
-_UNKNOWN = "what a worker has, nobody knows"
-"""Stands for a number or a string that some ranks may have, and others not: it is sent again."""
 
 _NO_SPECS: Mapping[int, FunctionSpec] = {}
 
@@ -161,12 +159,12 @@ class Objects:
             if not alike((known.contents or {})[key], one.value):
                 entries.setdefault(known, {})[key] = one.value
         for one in assigned:  # until all ranks have them, and this side knows it
-            one.glance.last[one.at] = _UNKNOWN
+            one.glance.last[one.at] = UNKNOWN
         if entries:
             new = {known.number: contents for known, contents in entries.items()}
             command = pickle.dumps(Assign(new, command), 5)
             for known, contents in entries.items():
-                known.assign(dict.fromkeys(contents, _UNKNOWN))
+                known.assign(dict.fromkeys(contents, UNKNOWN))
             for other in self._watches:
                 if other is not watch:
                     other.expire()
@@ -378,6 +376,7 @@ class Objects:
             one.agree(found.contents, inner)
             if (ident in new or found in altered) and _was_written_to(found):
                 one.doubt()
+        self._registry.settle(list(known.values()))
         return known
 
     def _write(
@@ -490,12 +489,12 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
         known = part.known
         if known is None or known.contents == part.contents or OPAQUE.can_travel(part.obj):
             continue
-        holders = registry.holders(known)
-        if holders:
-            seen = [(holder, holder.kind.look(holder.obj), None) for holder in holders]
-            walk.revisit(seen, set(holders))
-            registry.forget(part.obj)
-            part.forget()
+        near = [f for f in walk.found.values() if any(id(part.obj) in ids for ids in f.inner.values())]
+        holders = {*registry.holders(known), *(f.known for f in near if f.known is not None)}
+        seen = [(holder, holder.kind.look(holder.obj), None) for holder in holders]
+        walk.revisit(seen, holders)
+        registry.forget(part.obj)
+        part.forget()
         for holder in holders:
             holder.doubt()
 
@@ -567,7 +566,7 @@ def _comparable(change: Change) -> Contents | None:
 def _known_keys(change: Change) -> list[Any]:
     """The entries of which the workers have what they were given."""
     keys = (*change.contents, *change.gone)
-    return [key for key in keys if change.before.get(key) is not _UNKNOWN]
+    return [key for key in keys if change.before.get(key) is not UNKNOWN]
 
 
 def _is_flat(value: Any) -> bool:

@@ -9,8 +9,9 @@ import contextlib
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
+from itertools import chain
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -47,11 +48,13 @@ from ...packing.kinds import (
     is_crowd,
     is_data,
     is_for_program,
+    is_named,
     is_scalar,
     kind_of,
     look_through,
 )
 from ...packing.pickles import OUT_OF_BAND, NumberOf, Space, Writer
+from .remembered import Remembered, in_cycles
 
 _HEAVY = (ARRAY, TENSOR, OPAQUE, CROWD)  # what takes long to look at
 
@@ -59,6 +62,12 @@ _MANY = 1000  # entries of a container that is worth a look whether they are pla
 
 _LONG_PATH = 300  # characters of a path, which errors show
 
+
+_RECENT = 100
+"""So many containers that functions name, or close over, are kept when no function uses them."""
+
+_HEAVIEST = 1 << 26
+"""If they hold arrays of no more bytes."""
 
 GLOBALS = object()
 """Among the entries of a function, all globals that its code names."""
@@ -90,11 +99,25 @@ class Known:
         inner: the objects in each entry, which live on the workers as long as this.
         space: of a function the space of its globals, which lives as long, too.
         copied: whether a submitted call has brought a copy of what it was then.
+        kept: what remembers this as long as the program has the object; None for a name.
     """
 
-    __slots__ = ("__weakref__", "contents", "copied", "inner", "kind", "number", "obj", "path", "space")
+    __slots__ = (
+        *("__weakref__", "_kept_of", "contents", "copied", "inner", "kept", "kind", "number", "obj"),
+        *("path", "space"),
+    )
 
-    def __init__(self, number: int, obj: Any, kind: Kind, path: str, space: Space | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        obj: Any,
+        kind: Kind,
+        path: str,
+        space: Space | None,
+        kept: Remembered | None = None,
+        kept_of: Callable[[Any], Remembered | None] = lambda obj: None,
+    ) -> None:
+        """*kept_of* finds what is remembered of an object in it."""
         self.number = number
         self.space = space
         self.obj = obj
@@ -103,10 +126,17 @@ class Known:
         self.contents: Contents | None = None
         self.copied = False
         self.inner: dict[Any, list[Known]] = {}
+        self.kept = kept
+        self._kept_of = kept_of
+
+    def _remember(self, contents: Contents | None) -> None:
+        self.contents = contents
+        if self.kept is not None:
+            self.kept.remember(contents, self._kept_of)
 
     def assign(self, entries: Contents) -> None:
         """The workers have these entries now, and the others as they were."""
-        self.contents = {**(self.contents or {}), **entries}
+        self._remember({**(self.contents or {}), **entries})
 
     def was_copied(self, now: bool) -> bool:
         """Whether a submitted call has ever brought a copy, which it does *now*, or not."""
@@ -115,11 +145,11 @@ class Known:
 
     def doubt(self) -> None:
         """Some workers may have been changed."""
-        self.contents = None
+        self._remember(None)
 
     def agree(self, contents: Contents, inner: dict[Any, list[Known]]) -> None:
         """The workers have *contents* now; *inner* are the objects in entries that were looked at."""
-        self.contents = contents
+        self._remember(contents)
         both = {**self.inner, **inner}
         self.inner = {
             k: held
@@ -176,6 +206,8 @@ class NumbersById:
 
     def add(self, known: Known) -> None:
         """The workers have it."""
+        if self._ended:
+            self._tidy()  # the same number may have ended before
         entry = id(known.obj), known.number
         call_with_last(known, self._ended.__setitem__, entry)
         self._numbers[entry[0]] = entry[1]
@@ -221,6 +253,9 @@ class Registry:
         self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
+        self._kept: dict[int, Remembered] = {}  # by the id of an object that the program has
+        self._containers: weakref.WeakValueDictionary[int, Remembered] = weakref.WeakValueDictionary()
+        self._recent: dict[Remembered, None] = {}  # of containers that functions name
         self.numbers = NumbersById()
         self.parts = {} if parts is None else parts
         # classes and functions by number: results may refer to them when no function uses them any more
@@ -240,14 +275,71 @@ class Registry:
     def known(self, obj: Any) -> Known | None:
         """What the workers have of *obj*; None if they do not have it."""
         found = self._known.get(id(obj))
-        return None if found is None or found.obj is not obj else found
+        if found is not None and found.obj is obj:
+            return found
+        kept = self._kept_of(obj)
+        if kept is None or not kept.is_of(obj) or not self._has_class_of(obj, kept.kind):
+            return None
+        known = Known(kept.number, obj, kept.kind, kept.path, kept.space, kept, self._kept_of)
+        now = kept.kind.look(obj)
+        contents = kept.contents(now, self._kept_of, self._has)
+        known.assign(contents)
+        self.keep(known)
+        for key, value in contents.items():
+            if key not in now or now[key] is not value:  # it held that before, and may be asked for it
+                parts = value if type(value) is tuple else (value,)
+                held = (self.known(part) for part in parts if kind_of(part) is not None)
+                known.inner[key] = [each for each in held if each is not None]
+        return known
+
+    def _kept_of(self, obj: Any) -> Remembered | None:
+        return self._kept.get(id(obj)) or self._containers.get(id(obj))
+
+    def _has(self, value: Any) -> bool:
+        """Whether the workers have the objects that a value is, or is made of."""
+        if kind_of(value) is None:
+            return all(self._has(part) for _, part in inside(value) or ())
+        found, kept = self._known.get(id(value)), self._kept_of(value)
+        return (found is not None and found.obj is value) or (kept is not None and kept.is_of(value))
+
+    def _has_class_of(self, obj: Any, kind: Kind) -> bool:
+        """Whether the workers have the class of *obj*, if it travels: else they would get another."""
+        return kind in (CLASS, FUNCTION) or self._has(type(obj))
 
     def add(self, found: Found) -> Known:
-        """What stands for *found*, which the workers are to have; until nothing here holds it."""
-        space = self.space(found.obj.__globals__) if found.kind is FUNCTION else None
-        known = Known(self._number(), found.obj, found.kind, found.path, space)
-        self._watch(known, known.number)
-        return known
+        """What stands for *found*, which the workers are to have: until nothing here holds it, or, if
+        that is longer, until the program does not."""
+        obj, kind, number = found.obj, found.kind, self._number()
+        space = self.space(obj.__globals__) if kind is FUNCTION else None
+        if kind is NAME or (space is not None and not space.lasts):
+            known = Known(number, obj, kind, found.path, space)
+            self._watch(known, number)
+            return known
+        kept = Remembered(number, obj, kind, found.path, space)
+        self._watch(kept, number)
+        if kept.is_weak:
+            self._kept[id(obj)] = kept
+            call_with_last(obj, self._kept.pop, id(obj))
+        else:
+            self._containers[id(obj)] = kept
+        return Known(number, obj, kind, found.path, space, kept, self._kept_of)
+
+    def settle(self, knowns: Sequence[Known]) -> None:
+        """After a delivery of *knowns*: hold the containers among them that do not lead to what holds
+        them; of those that functions name or close over the last ones."""
+        containers = [known for known in knowns if known.kept is not None and not known.kept.is_weak]
+        circular = in_cycles(containers)
+        for known in containers:
+            assert known.kept is not None
+            known.kept.hold(None if known in circular else known.obj)
+        for known in knowns:
+            named = known.kind in (NAME, FUNCTION)
+            for inner in chain.from_iterable(known.inner.values()) if named else ():
+                if inner.kept is not None and not inner.kept.is_weak and _bytes_in(inner) <= _HEAVIEST:
+                    self._recent.pop(inner.kept, None)
+                    self._recent[inner.kept] = None
+        while len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
 
     def keep(self, known: Known) -> None:
         """The workers have it."""
@@ -260,12 +352,18 @@ class Registry:
     def forget(self, obj: Any) -> None:
         """Have *obj* sent anew when it comes again."""
         self._known.pop(id(obj), None)
+        self._kept.pop(id(obj), None)
+        self._containers.pop(id(obj), None)
         self.numbers.drop(id(obj))
 
     def get(self, ident: int) -> int | None:
         """The number of what the workers have, by its id, where it is no value as an argument: of a
         class, a function, what is the only one of its kind; None for all else."""
         known = self._known.get(ident)
+        if known is None and (kept := self._kept.get(ident)) is not None and is_named(kept.obj):
+            known = self.known(kept.obj)  # as no function names it, nobody has seen whether it changed
+            if known is None or known.contents != known.kind.look(known.obj):
+                return None
         if known is None or not (known.kind is FIXED or goes_by_number(known.obj)):
             return None
         return known.number
@@ -292,6 +390,12 @@ class Registry:
         known = None if found is None else self.known(found)
         contents: Contents = (known.contents if known else None) or {}
         return WHOLE in contents and contents[WHOLE] is value
+
+
+def _bytes_in(known: Known) -> int:
+    """The bytes of arrays that a container holds."""
+    arrays = (each for each in chain.from_iterable(known.inner.values()) if each.kind in (ARRAY, TENSOR))
+    return sum(int(each.obj.nbytes) for each in arrays)
 
 
 def _plain_function(obj: Any) -> Any:

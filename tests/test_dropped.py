@@ -1,0 +1,174 @@
+"""What a function trained that nobody holds lives on the workers as long as the program's object."""
+
+import gc
+import sys
+import weakref
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.sessions import per_rank
+from synkro import InvalidValue
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
+
+pytestmark = pytest.mark.counted_once
+
+
+class Net:
+    rate = 1.0
+
+    def __init__(self):
+        self.history = []
+        self.params = {"a": np.zeros(3)}
+
+    def step(self):
+        self.rate += 1.0
+        self.history.append(self.rate)
+        self.params["a"] = self.params["a"] + 1
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self):
+        self.n = 0
+
+
+class Node:
+    def __init__(self, parent=None):
+        self.parent, self.children = parent, []
+        if parent is not None:
+            parent.children.append(self)
+
+
+def test_instances_arrays_and_containers_go_on_with_what_they_have_become(two):
+    net, state, log, array, slotted = Net(), {"n": np.zeros(2), "k": 0}, [], np.zeros(4), Slotted()
+
+    def train():
+        net.step()
+        state["n"] = state["n"] + 1
+        state["k"] += 1
+        log.append(len(log))
+        array[...] += 1
+        slotted.n += 1
+
+    for _ in range(3):
+        synk.function(train, outputs=[])()
+    got = per_rank(
+        lambda: (
+            *(net.rate, net.history, net.params["a"].tolist(), state["n"].tolist(), state["k"], log),
+            *(array.tolist(), slotted.n, type(net) is Net),
+        )
+    )
+    want = (4.0, [2.0, 3.0, 4.0], [3.0] * 3, [3.0] * 2, 3, [0, 1, 2], [3.0] * 4, 3, True)
+    assert got == [want] * 2
+    assert synk.fetch(net).rate == 4.0
+    assert synk.fetch(state)["k"] == 3
+    assert (net.rate, state["k"], log) == (1.0, 0, [])
+
+
+def test_what_the_program_changes_meanwhile_arrives(two):
+    net, state = Net(), {"k": 0, "l": [1]}
+    per_rank(lambda: net.step())
+    per_rank(lambda: state["l"].append(2))
+    net.rate, state["k"], state["new"] = 50.0, 9, "x"
+    assert (
+        per_rank(lambda: (net.rate, net.history, state))
+        == [(50.0, [2.0], {"k": 9, "l": [1, 2], "new": "x"})] * 2
+    )
+    net.history = ["mine"]
+    assert per_rank(lambda: (net.rate, net.history)) == [(50.0, ["mine"])] * 2
+    synk.push(net)
+    assert per_rank(lambda: net.params["a"].tolist()) == [[0.0] * 3] * 2
+
+
+def test_another_object_under_the_name_is_another_object(two):
+    net = Net()
+    for _ in range(3):
+        per_rank(lambda: net.step())
+        net = Net()
+        assert per_rank(lambda: (net.rate, net.history)) == [(1.0, [])] * 2
+
+
+def test_a_new_dict_in_the_place_of_another_is_as_it_is_here(two):
+    net = Net()
+    for _ in range(5):
+        net.params = {"a": np.zeros(3)}
+        assert per_rank(lambda: net.params["a"][0]) == [0.0] * 2
+        per_rank(lambda: net.step())
+
+
+def test_what_both_have_changed_is_refused_as_ever(two):
+    net = Net()
+    per_rank(lambda: net.history.append(1))
+    net.history.append(2)
+    with pytest.raises(InvalidValue, match=r"changed here and on the workers"):
+        per_rank(lambda: net.history)
+    synk.push(net)
+    assert per_rank(lambda: net.history) == [[2]] * 2
+
+
+def test_classes_and_what_they_count(two):
+    class Counter:
+        count = 0
+
+        @classmethod
+        def add(cls):
+            cls.count += 1
+            return cls.count
+
+        @staticmethod
+        def one():
+            return 1
+
+        @property
+        def twice(self):
+            return 2 * self.count
+
+    assert per_rank(lambda: Counter.add()) == [1] * 2
+    assert per_rank(lambda: Counter.add() + Counter.one()) == [3] * 2
+    assert per_rank(lambda: Counter().twice) == [4] * 2
+
+
+def test_objects_know_each_other_as_before(two):
+    root = Node()
+    child = Node(root)
+    per_rank(lambda: setattr(child, "seen", 1))
+    assert (
+        per_rank(lambda: (root.children[0] is child, child.parent is root, child.seen))
+        == [(True, True, 1)] * 2
+    )
+
+
+def test_nothing_is_held_that_the_program_has_dropped(two):
+    left = []
+
+    def once(turn):
+        net, root, data = Net(), Node(), np.zeros(1000)
+        Node(root)
+        net.tree = {"root": root}
+        assert per_rank(lambda: (net.rate, len(root.children), data[0])) == [(1.0, 1, 0.0)] * 2
+        if turn % 2:
+            per_rank(lambda: net.step())
+        left.extend(map(weakref.ref, (net, root, data)))
+
+    for turn in range(30):
+        once(turn)
+    gc.collect()
+    assert sum(each() is not None for each in left) == 0
+
+
+def test_dicts_and_lists_by_themselves_are_kept_up_to_a_bound(two):
+    first = {"n": 0}
+    per_rank(lambda: first.update(n=1))
+    for _ in range(99):
+        other = {"n": 0}
+        per_rank(lambda: other["n"])
+    assert per_rank(lambda: first["n"]) == [1] * 2
+    for _ in range(101):
+        other = {"n": 0}
+        per_rank(lambda: other["n"])
+    assert per_rank(lambda: first["n"]) == [0] * 2
