@@ -153,3 +153,11 @@ def test_in_collectives_numpys_own_wrap(two):
     with np.errstate(over="ignore"):
         want = np.array([2**62] * 2).sum()
     assert per_rank(lambda: synk.all_reduce(np.int64(2**62), "sum")) == [want] * 2
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "prod"])
+@pytest.mark.parametrize("edge", [2**63, 2**63 + 1, 2**64 - 1, 2**64, -(2**63) - 1])
+def test_one_rank_beyond_the_integers_of_the_others_is_told_what_to_do(two, op, edge):
+    f = synk.function(lambda: synk.all_reduce(edge if synk.rank() else 1, op), outputs=None)
+    with pytest.raises(WorkerError, match=r"reduce float\(…\).*op\(a, b\).*operator.add"):
+        f()

@@ -16,6 +16,7 @@ from ..values.cache import Cache
 from .board import KINDS
 from .meeting import Meeting
 from .members import Members
+from .ops import FOR_ANY_INT
 from .records import Entry, Record, described, listed, manner
 
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
@@ -110,6 +111,8 @@ class Agreement:
     def check_alike(self, records: Sequence[Record]) -> None:
         """Raises: CollectiveError unless all ranks gave arrays of the same shapes and dtypes."""
         rule = "a reduction needs the same shapes and dtypes on every rank"
+        if {each for record in records for each in record.given} >= {((), "<i8"), ((), "<u8")}:
+            rule += f", and an int from 2**63 on is a uint64: {FOR_ANY_INT}"
         self._check_same(records, lambda record: record.given, rule)
 
     def check_weights(self, records: Sequence[Record]) -> float:

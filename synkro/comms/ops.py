@@ -22,6 +22,12 @@ from ..plan.outputs import ALIASES, suggested
 from ..plan.split import split
 from ..values.arrays import Array, is_numeric
 
+FOR_ANY_INT = (
+    "reduce float(…) of them, or return them, with a function op(a, b) in outputs=, such as "
+    "operator.add, which gets any int"
+)
+"""What to do about Python's integers that no integers of 64 bits hold."""
+
 _BLOCK_BYTES = 1 << 18
 """Elements are reduced in blocks of this size, which stay in a core's L2 cache from one source to
 the next: the target is then read and written once, however many sources there are."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .. import here
 from ..comms.base import Communicator
 from ..comms.members import Members
-from ..comms.ops import Operation, operation_named
+from ..comms.ops import FOR_ANY_INT, Operation, operation_named
 from ..comms.records import Entry
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
@@ -486,10 +486,7 @@ class Group:
         if array is None:
             array, here = _in_host_memory(value), np
         if not (is_fixed if hasattr(value, "dtype") else is_numeric)(array.dtype):
-            raise InvalidType(
-                f"a collective takes numbers, and arrays of numbers, dates, strings or records of a "
-                f"fixed size; got {value!r}."
-            )
+            raise _refused(value)
         if operation is not None:
             operation.check(array.dtype, "a collective")
         native = array.dtype.newbyteorder("=")
@@ -552,6 +549,15 @@ def fitted(result: Array, variable: Variable, operation: Operation) -> Array:
     return converted
 
 
+def _refused(value: Any) -> InvalidType:
+    """What to raise for what no collective takes."""
+    instead = f" An int of more than 64 bits is none: {FOR_ANY_INT}." if type(value) is int else ""
+    return InvalidType(
+        f"a collective takes numbers, and arrays of numbers, dates, strings or records of a fixed size; "
+        f"got {shortened(value)}.{instead}"
+    )
+
+
 def _in_host_memory(value: Any) -> Array:
     """Raises: InvalidType for what would lose something as an array."""
     array, lost = plain(host_array(value))
@@ -591,8 +597,7 @@ def _check_whole(
         if type(values[place]) is int and off > 1 << 63:
             raise InvalidValue(
                 f"the \"{operation.name}\" of the ranks' integers does not fit the 64 bits of NumPy's: "
-                f"reduce float(…) of them, or return them, with a function op(a, b) in outputs=, such "
-                f"as operator.add, which gets any int."
+                f"{FOR_ANY_INT}."
             )
 
 
