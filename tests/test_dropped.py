@@ -1,6 +1,8 @@
 """What a function trained that nobody holds lives on the workers as long as the program's object."""
 
+import functools
 import gc
+import random
 import sys
 import weakref
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.sessions import per_rank
+from support.sessions import counts, per_rank
 from synkro import InvalidValue
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
@@ -172,3 +174,137 @@ def test_dicts_and_lists_by_themselves_are_kept_up_to_a_bound(two):
         other = {"n": 0}
         per_rank(lambda: other["n"])
     assert per_rank(lambda: first["n"]) == [0] * 2
+
+
+# ── random programs, in which the workers change nothing ─────────────────────────────────────────────
+
+
+class Thing:
+    kind = "thing"
+
+    def __init__(self):
+        self.n = 0
+
+    @property
+    def twice(self):
+        return 2 * self.n
+
+
+class MyDict(dict):
+    """Has attributes."""
+
+
+def described(roots):
+    """All that *roots* hold, and which of it is the same object."""
+    seen = {}
+
+    def told(obj):
+        if isinstance(obj, tuple):
+            return ("tuple", [told(each) for each in obj])
+        if isinstance(obj, functools.partial):
+            return ("partial", told(obj.args))
+        if not isinstance(obj, dict | list | np.ndarray | Thing | Slotted):
+            return (type(obj).__name__, obj)
+        if id(obj) in seen:
+            return seen[id(obj)]
+        seen[id(obj)] = len(seen)
+        if isinstance(obj, np.ndarray):
+            return obj.tolist()
+        if isinstance(obj, dict):
+            own = sorted(getattr(obj, "__dict__", {}).items())
+            return (type(obj).__name__, [(key, told(each)) for key, each in obj.items()], own)
+        if isinstance(obj, list):
+            return [told(each) for each in obj]
+        if isinstance(obj, Thing):
+            held = [(name, told(each)) for name, each in sorted(vars(obj).items())]
+            return (obj.kind, obj.twice, held)
+        return ("slotted", told(obj.n))
+
+    return [told(root) for root in roots]
+
+
+class Program:
+    """A program that changes objects, and what refers to what, at random."""
+
+    MAKES = (
+        dict,
+        list,
+        Thing,
+        Slotted,
+        MyDict,
+        lambda: np.zeros(3),
+        lambda: {"a": [1]},
+        lambda: [Thing()],
+    )
+
+    def __init__(self, random):
+        self.random = random
+        self.objects = [random.choice(self.MAKES)() for _ in range(3)]
+
+    def some(self):
+        return self.random.choice(self.objects)
+
+    def value(self):
+        way = self.random.randrange(8)
+        if way < 3:
+            return self.random.choice([0, 1, 2.5, "s", None, True])
+        if way < 5:
+            return self.some()
+        if way == 5:
+            return (
+                (1, self.some()) if self.random.random() < 0.5 else functools.partial(max, self.some())
+            )
+        self.objects.append(self.random.choice(self.MAKES)())
+        return self.objects[-1]
+
+    def step(self):
+        obj, value, random = self.some(), self.value(), self.random.random()
+        key = self.random.choice("abc")
+        if isinstance(obj, dict):
+            if random < 0.2:
+                obj.pop(key, None)
+            else:
+                obj[key] = value
+            if isinstance(obj, MyDict) and random > 0.8:
+                obj.tag = random
+        elif isinstance(obj, list):
+            if obj and random < 0.5:
+                obj[0] = value
+            else:
+                obj.append(value)
+            del obj[5:]
+        elif isinstance(obj, np.ndarray):
+            obj[0] += 1
+        elif random < 0.5 or isinstance(obj, Slotted):
+            obj.n = value if isinstance(obj, Slotted) else obj.n + 1
+        else:
+            setattr(obj, key, value)
+        if len(self.objects) > 4 and random < 0.2:
+            self.objects.pop(0)
+        if random < 0.05:
+            Thing.kind = f"thing {random}"
+
+
+@pytest.mark.parametrize("seed", counts(*range(6), rarely=range(6, 60)))
+def test_a_new_function_sees_all_as_it_is_in_the_program(two, seed):
+    program = Program(random.Random(seed))
+    held = []
+    for _ in range(40):
+        for _ in range(program.random.randrange(4)):
+            program.step()
+        function = about(program.some(), program.some())
+        want = function()
+        if program.random.random() < 0.3:
+            assert synk.map(lambda i, function=function: function(), [0]) == [want]
+            continue
+        made = synk.function(function, outputs=None)
+        assert made() == [want] * 2
+        if program.random.random() < 0.2:
+            held.append((made, function))
+        if held and program.random.random() < 0.5:
+            made, function = program.random.choice(held)
+            made()
+
+
+def about(one, other):
+    return lambda: described([one, other])

@@ -7,12 +7,24 @@ what they were found in is there, if they do not lead back to it.
 
 from __future__ import annotations
 
+import functools
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...packing.kinds import ATTRIBUTES, WHOLE, Contents, Digest, Kind, alike, is_plain
+from ...packing.kinds import (
+    ATTRIBUTES,
+    WHOLE,
+    Contents,
+    Digest,
+    Kind,
+    alike,
+    inside,
+    is_plain,
+    kind_of,
+)
 from ...packing.pickles import Space
 
 if TYPE_CHECKING:
@@ -83,10 +95,13 @@ class Remembered:
 
 
 class _Parts(NamedTuple):
-    """Stands for what never changes itself: its type, and what stands for its parts."""
+    """Stands for what never changes itself, such as a tuple: its type, what stands for its parts, each
+    with its name, and for itself."""
 
     cls: type
+    names: tuple[str, ...]
     parts: tuple[Any, ...]
+    itself: Any
 
 
 class _ById(NamedTuple):
@@ -110,22 +125,31 @@ def _weak(value: Any, kept: Callable[[Any], Remembered | None]) -> Any:
     """What stands for a value, and does not hold it."""
     if _is_flat(value):
         return value
-    if (parts := _parts_of(value)) is not None:
-        return _Parts(type(value), tuple(_weak(part, kept) for part in parts))
     if (found := kept(value)) is not None:
         return found
     try:
-        return weakref.ref(value)
+        itself: Any = weakref.ref(value)
     except TypeError:
-        return _ById(id(value))
+        itself = _ById(id(value))
+    parts = _parts_of(value)
+    if parts is None:
+        return itself
+    names = tuple(name for name, _ in parts)
+    return _Parts(type(value), names, tuple(_weak(part, kept) for _, part in parts), itself)
 
 
-def _parts_of(value: Any) -> tuple[Any, ...] | None:
-    if type(value) is tuple:
-        return value
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    return (value.fget, value.fset, value.fdel) if type(value) is property else None
+_EQUAL = {tuple, staticmethod, classmethod, property, functools.partial, types.MethodType}
+"""Of these types one of the same parts is the same."""
+
+
+def _parts_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of what never changes itself, each with its name; None for what has none."""
+    if type(value) is property:
+        return [("get", value.fget), ("set", value.fset), ("del", value.fdel)]
+    if kind_of(value) is not None:
+        return None
+    found = inside(value)
+    return None if found is None else list(found)
 
 
 def _is_same(
@@ -137,33 +161,33 @@ def _is_same(
     """Whether it *stands* for this value, which the workers have."""
     if isinstance(stands, _Parts):
         parts = _parts_of(value) if type(value) is stands.cls else None
-        return (
-            parts is not None
-            and len(parts) == len(stands.parts)
-            and all(
-                _is_same(one, part, kept, has) for one, part in zip(stands.parts, parts, strict=True)
-            )
-        )
-    if isinstance(stands, _ById):
-        return stands.ident == id(value)
+        if parts is None or tuple(name for name, _ in parts) != stands.names:
+            return False
+        pairs = zip(stands.parts, parts, strict=True)
+        same = stands.cls in _EQUAL or _is_same(stands.itself, value, kept, has)
+        return same and all(_is_same(one, part, kept, has) for one, (_, part) in pairs)
     if isinstance(stands, Remembered):  # and not replaced by another one
         return stands.is_of(value) and kept(value) is stands
     if type(stands) is weakref.ReferenceType:
         return stands() is value and has(value)
-    return alike(stands, value)
+    return stands.ident == id(value) if isinstance(stands, _ById) else alike(stands, value)
 
 
 def _made(stands: Any, kept: Callable[[Any], Remembered | None], has: Callable[[Any], bool]) -> Any:
     """The value for which it *stands*, if the program still has what it is made of; else UNKNOWN."""
-    if isinstance(stands, _Parts):
+    if isinstance(stands, _Parts) and stands.cls is tuple:
         parts = tuple(_made(part, kept, has) for part in stands.parts)
-        lost = any(part is UNKNOWN for part in parts) or stands.cls is not tuple
-        return UNKNOWN if lost else parts
-    if isinstance(stands, Remembered | weakref.ReferenceType):
-        value = stands.obj if isinstance(stands, Remembered) else stands()
-        there = value is not None and _is_same(stands, value, kept, has)
-        return value if there else UNKNOWN
-    return UNKNOWN if isinstance(stands, _ById) else stands
+        return UNKNOWN if any(part is UNKNOWN for part in parts) else parts
+    value: Any = None
+    itself = stands.itself if isinstance(stands, _Parts) else stands
+    if isinstance(itself, Remembered):
+        value = itself.obj
+    elif type(itself) is weakref.ReferenceType:
+        value = itself()
+    elif not isinstance(itself, _ById):
+        return stands
+    there = value is not None and _is_same(stands, value, kept, has)
+    return value if there else UNKNOWN
 
 
 def in_cycles(knowns: Iterable[Known]) -> set[Known]:

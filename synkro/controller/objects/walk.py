@@ -287,8 +287,7 @@ class Registry:
         self.keep(known)
         for key, value in contents.items():
             if key not in now or now[key] is not value:  # it held that before, and may be asked for it
-                parts = value if type(value) is tuple else (value,)
-                held = (self.known(part) for part in parts if kind_of(part) is not None)
+                held = map(self.known, _objects_in(value))
                 known.inner[key] = [each for each in held if each is not None]
         return known
 
@@ -390,6 +389,15 @@ class Registry:
         known = None if found is None else self.known(found)
         contents: Contents = (known.contents if known else None) or {}
         return WHOLE in contents and contents[WHOLE] is value
+
+
+def _objects_in(value: Any) -> Iterator[Any]:
+    """The objects of their own that a value is, or is made of."""
+    if kind_of(value) is not None:
+        yield value
+        return
+    for _, part in inside(value) or ():
+        yield from _objects_in(part)
 
 
 def _bytes_in(known: Known) -> int:
