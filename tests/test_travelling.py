@@ -4,6 +4,7 @@ import array
 import collections
 import copy
 import functools
+import json
 import os
 import signal
 import sys
@@ -306,6 +307,20 @@ def test_weak_containers_and_functions_chosen_by_type_travel_as_long_as_nobody_u
             synk.map(use, [1])
         assert isinstance(raised.value, WorkerError)
     assert synk.map(lambda i: weak.k + i, [1]) == [5]
+
+
+def test_those_of_installed_packages_are_imported(two):
+    from pkgutil import iter_importer_modules
+
+    def names(folder):
+        from importlib.machinery import FileFinder, SourceFileLoader
+
+        finder = FileFinder(folder, (SourceFileLoader, [".py"]))
+        return sorted(name for name, _ in iter_importer_modules(finder))
+
+    folder = os.path.dirname(json.__file__)
+    assert synk.map(names, [folder]) == [names(folder)]
+    assert "decoder" in names(folder)
 
 
 # ── while tasks run ──────────────────────────────────────────────────────────────────────────────────

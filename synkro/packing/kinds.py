@@ -550,7 +550,7 @@ def kind_of(obj: Any) -> Kind | None:  # noqa: PLR0911  one for each kind
     known = _BY_TYPE.get(cls)
     if known is not None:
         return known[0]
-    if stays(obj):
+    if stays_here(obj):
         return FIXED
     if isinstance(obj, types.FunctionType):
         return FUNCTION if is_sent_by_value(obj) else None
@@ -614,15 +614,26 @@ def is_named(obj: Any) -> bool:
     Its ``__reduce__`` says so: it is the only one of its kind, such as a mark for what is missing.
     """
     cls: Any = type(obj)
-    if not _reduces_itself(cls) or cls.__dictoffset__ == 0 or isinstance(obj, type | types.FunctionType):
+    if cls in _UNNAMED or not _reduces_itself(cls):
         return False
     home = getattr(obj, "__module__", None)
-    if not isinstance(home, str) or not is_own_name(home):
+    if (
+        cls.__dictoffset__ == 0
+        or isinstance(obj, type | types.FunctionType)
+        or not isinstance(home, str)
+    ):
         return False
-    try:
-        return isinstance(obj.__reduce_ex__(4), str)
-    except Exception:  # it cannot be pickled
+    if not is_own_name(home):
         return False
+    with contextlib.suppress(Exception):  # it cannot be pickled
+        if isinstance(obj.__reduce_ex__(4), str):
+            return True
+    _UNNAMED.add(cls)  # which may take long to ask
+    return False
+
+
+_UNNAMED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Classes of the user's whose objects are pickled by what they hold."""
 
 
 def goes_by_number(obj: Any) -> bool:
@@ -788,6 +799,13 @@ def is_sent_by_value(obj: Any) -> bool:
     except AttributeError:
         return True
     return found is not obj
+
+
+def stays_here(obj: Any) -> str:
+    """What is to be said of an object that stays in the program; empty for all else."""
+    what = stays(obj)
+    imported = what and isinstance(obj, types.FunctionType) and not is_sent_by_value(obj)
+    return "" if imported else what
 
 
 def is_sent_module(module: Any) -> bool:

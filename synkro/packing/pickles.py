@@ -37,8 +37,9 @@ from .kinds import (
     is_sent_module,
     own_slots,
     singleton,
+    stays_here,
 )
-from .refused import Absent, is_open_file, is_parallel_map, stays
+from .refused import Absent, is_open_file, is_parallel_map
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
@@ -261,7 +262,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if id(obj) in self._parts:
             state, part = taken_over(obj), self._parts[id(obj)][1]
             return (made, part) if state is None else (made, part, state, None, None, settle)
-        if isinstance(obj, FunctionType) and not stays(obj):
+        if what := stays_here(obj):
+            return Absent, (what,)
+        if isinstance(obj, FunctionType):
             return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
         if isinstance(obj, type):
             return self._class(obj)
@@ -275,8 +278,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         if is_open_file(obj):
             raise TypeError(f"cannot send the open file {obj!r}")
-        if what := stays(obj):
-            return Absent, (what,)
         if is_movable(obj):
             self._movable.append(obj)
         if is_numba(obj):
