@@ -234,7 +234,7 @@ class Watch:
                 if cost > left:
                     more = True
                     self.uncompared.append(known)
-                    if known.kind is INSTANCE and is_module(known.obj):
+                    if known.kind is not OPAQUE and is_module(known.obj):
                         self._comparison.add_flags(known)
                     continue
                 left -= cost
