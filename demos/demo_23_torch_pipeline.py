@@ -91,7 +91,7 @@ def step(x, t):
         gradients.append(second.submit(arrived, labels))
     for k, gradient in enumerate(gradients):
         back.submit(synk.transfer(gradient, "dev0"), k)
-    return [one.submit() for one in updates][1].result()
+    return [update.result() for update in [one.submit() for one in updates]][1]
 
 
 for number, one in enumerate(begins):
