@@ -7,8 +7,12 @@ All of it is done with several starts of both versions: where a process and its 
 a call of one start in five cost half as much again, as long as they live.
 
 A call in a loop; single calls in turns with the other version; a call after a pause of 5 ms; a call with
-a small plain array, and with a broadcast number that is new in each; a call to eight workers; and all of
-the first beside busy neighbours, processes that compute all the time.
+a small plain array, and with a broadcast number that is new in each; a call to eight workers; a map of
+1,000 integers, and of two; a session of two workers, started and closed; and all of the first beside
+busy neighbours, processes that compute all the time.
+
+``--limit 1.05`` is for changes that are to cost nothing: the program ends with status 1 where a median
+is more than so many times the other version's.  Hold a checkout against itself first, to know the noise.
 
 Floor: two wake-ups and four cache lines, as in ``call_overhead``.
 """
@@ -40,8 +44,14 @@ TARGETS = {
     "empty, after 5 ms": 0.7,
     "reduced scalar, after 5 ms": 0.7,
     "empty, 8 workers": 1.0,
+    "two tasks": 1.0,
+    "1,000 tasks": 1.0,
+    "start": 1.0,
 }
 """The kinds of calls, and what fraction of the other version's time each may take."""
+
+HEAVY = {"two tasks": 10, "1,000 tasks": 30, "start": 100}
+"""Kinds of which a block has so many times fewer calls."""
 
 _IDLE = 5e-3  # seconds
 
@@ -56,7 +66,7 @@ def serve() -> None:
     for line in sys.stdin:
         kind, calls = json.loads(line)
         call, idle = kinds[kind]
-        for _ in range(0 if idle else 20):
+        for _ in range(0 if idle or kind == "start" else 20):
             call()
         print(json.dumps([_timed(call, idle) for _ in range(calls)]), flush=True)
 
@@ -93,6 +103,9 @@ def _kinds() -> Iterator[tuple[str, tuple[Any, float]]]:
     y = many.data(np.ones(8))
     all_eight = many.function(lambda x: None, outputs=[])
     yield "empty, 8 workers", (lambda: all_eight(y), 0)
+    yield "two tasks", (lambda: session.map(abs, (1, 2)), 0)
+    yield "1,000 tasks", (lambda: session.map(abs, range(1000)), 0)
+    yield "start", (lambda: synkro.Session(devices=["cpu", "cpu"], verbose=False).close(), 0)
 
 
 # ── in the process that asks ─────────────────────────────────────────────────────────────────────────
@@ -153,7 +166,8 @@ def ask(versions: dict[str, Version], kind: str, runs: int, calls: int, blocks: 
     """Add to *blocks*, for each version, *runs* blocks of calls of a *kind*; they take turns."""
     for run in range(runs):
         for name in list(versions)[:: 1 if run % 2 else -1]:
-            blocks.setdefault(name, []).append(versions[name].times(kind, calls))
+            times = versions[name].times(kind, max(1, calls // HEAVY.get(kind, 1)))
+            blocks.setdefault(name, []).append(times)
 
 
 def summary(blocks: Blocks) -> dict[str, dict[str, float]]:
@@ -180,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--kinds", nargs="*", default=list(TARGETS), metavar="KIND")
     parser.add_argument("--neighbours", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--limit", type=float, help="what each ratio of medians may be at most")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     options = parser.parse_args(arguments)
     if options.serve:
@@ -187,6 +202,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.folder is None or not (options.folder / "synkro").is_dir():
         parser.error("name the folder that holds the other version's package, synkro/")
+    compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Time both versions, print the figures, and end with status 1 where one is over the limit."""
     from .common import environment, neighbours  # not above: versions run this file by itself
 
     record: dict[str, Any] = {name: vars(options)[name] for name in ("starts", "runs", "calls")}
@@ -204,9 +224,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for (count, kind), mine in blocks.items():
         name = f"{kind}, beside {count} busy" if count else kind
         found = record["kinds"][name] = summary(mine)
-        _show(name, found, 1.0 if count else TARGETS.get(kind, 1.0))
+        _show(name, found, options.limit or (1.0 if count else TARGETS.get(kind, 1.0)))
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
+    limit = options.limit or float("inf")
+    over = [name for name, found in record["kinds"].items() if found["ratio"]["median"] > limit]
+    if over:
+        sys.exit(f"slower than {options.limit} x: {', '.join(over)}")
 
 
 def _show(kind: str, found: dict[str, dict[str, float]], target: float) -> None:

@@ -35,7 +35,7 @@ def _run(target: Callable[..., None], args: tuple[Any, ...]) -> None:
 
 def stop(processes: Iterable[BaseProcess]) -> None:
     for process in processes:
-        process.terminate()
+        process.kill()  # of another signal posix_ipc would tell, on stderr
         process.join()
 
 

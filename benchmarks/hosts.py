@@ -176,7 +176,7 @@ def _used() -> dict[str, int]:
                 _, found, rest = (process / "environ").read_bytes().partition(b"PMI_RANK=")
                 name = "gateway" if rest.startswith(b"0") else "leader"
                 seconds = int((process / "schedstat").read_text().split()[0])
-                if found:  # else it is mpiexec, or a janitor, which sleeps
+                if found:  # else it is mpiexec, or what cleans up after it, which sleeps
                     used[name] = max(seconds, used.get(name, 0))
     return used
 

@@ -1,23 +1,25 @@
 """What does a task of ``synk.map`` cost, and are the workers kept busy in the best order?
 
-Four jobs for two workers: 10 000 tasks that return their item, by ``map`` and by ``imap``; uneven ones,
-which sleep 15 times 20 ms and then 5 times 200 ms; 100 that compute for 20 ms of their process's time;
-and 50 that each sum a row of a table of 400 MB, which all have in common: sent by each map, and there
-already.  Every answer is compared.
+Jobs for two workers: 10 000 tasks that return their item, by ``map`` and by ``imap``; two items, 1000
+arrays of 10 KB, instances, dataclasses and dicts, also beside ``Pool.map`` with its own chunks; uneven
+ones, which sleep 15 times 20 ms and then 5 times 200 ms; 100 that compute for 20 ms of their process's
+time; and 50 that each sum a row of a table of 400 MB, which all have in common: sent by each map, and
+there already. Every answer is compared.
 
 Floor: an item and its result, a few bytes each, go through memory that two processes share, and Python
-pickles both: 1 us on either side. Nobody has to be woken while there are items and results. Synkro
-publishes 16 small items at once, with one pickle and without a system call; a worker draws the ticket of
-each by a read of a pipe, and writes 32 small results at once. Counted by strace: 1.1 reads and 0.15
-writes a task, 1.4 and 1 by ``imap``, whose results come singly. ``Pool.imap`` has 4 reads and 2 writes,
-the locks of two queues, and hand-overs between threads. Predicted for a task: 0.9 us in the main process
-(the next item, its place in a pickle, its result; 2.5 us where each has its own pickle and slot) and 3
-us in a worker, so 20 to 30 ms for 10 000 on two cores that slow each other, where ``Pool.imap`` takes
-100 to 160 ms. The uneven tasks take 0.74 s, if each worker that is free takes the next one; the even
-ones 1 s. A table is copied once, 400 MB to new pages of shared memory: 0.1 to 0.2 s. The tasks read it
-once: 30 ms. A copy for each worker, through a pipe, takes 0.5 s and more. joblib, once its batches have
-grown, pays for a few messages only: 2 to 4 us a task. A turn begins when the threads of this process are
-idle: Dask's go on for seconds after 10 000 tasks, and slow whoever comes next.
+pickles both. Synkro sends items in batches, and a worker hands results over when they have taken a
+millisecond. Numbers are pickled together, 0.1 us each on either side; all else one by one, as each item
+and each result is a copy of its own: an instance takes 2.8 us to pickle and 2.3 us to unpickle, where
+plain pickle takes 1.5 each. ``Pool.map`` pickles a chunk, an eighth of the items, as one object. So a
+map of numbers can take as long as with ``Pool.map``, but for its wake-ups (0.3 ms), and one of instances
+twice as long. Predicted for 10 000 numbers: 1.2 ms in the main process (the next item, its type, its
+place in a pickle, its result), 0.25 us a task in a worker, so 2.5 to 4 ms on two cores that slow each
+other, where ``Pool.map`` takes 1 to 2 and ``Pool.imap`` 100 to 160 ms. The uneven tasks take 0.74 s, if
+each worker that is free takes the next one; the even ones 1 s. A table is copied once, 400 MB to new
+pages of shared memory: 0.1 to 0.2 s. The tasks read it once: 30 ms. A copy for each worker, through a
+pipe, takes 0.5 s and more. joblib, once its batches have grown, pays for a few messages only: 2 to 4 us
+a task. A turn begins when the threads of this process are idle: Dask's go on for seconds after 10 000
+tasks, and slow whoever comes next.
 
 Peers, each as its documentation recommends: ``multiprocessing.Pool.imap`` and ``concurrent.futures``,
 one item at a time, which get the table by their initializers, so that each map starts new processes (a
@@ -29,6 +31,8 @@ and maps large arrays from a file in shared memory; Ray (``put``); Dask (``scatt
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import importlib.util
 import multiprocessing
@@ -59,6 +63,40 @@ Way = tuple[Callable[..., list[Any]], Callable[[Any], AbstractContextManager[Loo
 
 def same(item):
     return item
+
+
+class Individual:
+    def __init__(self, genes):
+        self.genes, self.fitness = genes, None
+
+    def __eq__(self, other):
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    y: float
+    name: str
+
+
+def total(array):
+    return float(array.sum())
+
+
+def evaluated(individual):
+    individual.fitness = sum(individual.genes)
+    return individual
+
+
+def moved(point):
+    return Point(point.x + 1, point.y, point.name)
+
+
+def counted(record):
+    return {"count": record["count"] + 1, "values": record["values"]}
 
 
 def rest(seconds):
@@ -258,6 +296,7 @@ def ask(
             else:
                 ways[name] = stack.enter_context(make())
         empty(report, runs, count, ways, session)
+        kinds(report, runs, count // 10, ways)
         lasting(report, runs, pause, even, ways)
         common_table(report, runs, width, ways, session)
 
@@ -271,6 +310,31 @@ def empty(report: Report, runs: int, count: int, ways: dict[str, Way], session: 
     report.figure("a task of map()", float(np.median(samples["Synkro"])) / count, "s")
     against(report, samples, "empty tasks", {"Pool.imap": 5}, 1)
     report.ratio("empty tasks: Pool.imap ÷ Synkro, imap", samples["Pool.imap"], samples["Synkro, imap"])
+
+
+def kinds(report: Report, runs: int, count: int, ways: dict[str, Way]) -> None:
+    """Items of some kinds, beside ``Pool.map``, which sends chunks, and others."""
+    jobs: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
+        "two integers": (same, [1, 2]),
+        f"{10 * count} integers": (same, list(range(10 * count))),
+        f"{count} arrays of 10 KB": (total, [np.arange(1250.0) + n for n in range(count)]),
+        f"{count} instances": (evaluated, [Individual([float(n)] * 30) for n in range(count)]),
+        f"{count} dataclasses": (moved, [Point(1.0 * n, 2.0, f"p{n}") for n in range(count)]),
+        f"{count} dicts": (counted, [{"count": n, "values": [1, 2, 3]} for n in range(count)]),
+    }
+    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+        chosen = [name for name in ("Synkro", "joblib", "ProcessPoolExecutor") if name in ways]
+        for title, (fn, items) in jobs.items():
+            want = [fn(copy.deepcopy(item)) for item in items]
+            sides = [side(name, ways[name][0], fn, items, want=want) for name in chosen]
+            sides.append(side("Pool.map", pool.map, fn, items, want=want))
+            samples = paired(sides, runs)
+            report.table(title, samples)
+            report.ratio(f"{title}: Pool.map ÷ Synkro", samples["Pool.map"], samples["Synkro"])
+            for name in chosen[1:]:
+                report.ratio(f"{title}: {name} ÷ Synkro", samples[name], samples["Synkro"], at_least=1)
+        pool.close()
+        pool.join()
 
 
 def lasting(report: Report, runs: int, pause: float, even: int, ways: dict[str, Way]) -> None:

@@ -16,13 +16,13 @@ from lower floors, or from its own folder::
        graphs/      graphs of PyTensor, as functions
        ipc/         commands and replies, and worker processes
        storage/     arrays in files: read by rows, and written as results
-    4  messages     the commands and replies
+    4  messages/    the commands and replies
        memory/      shared memory, and what becomes of it
     3  plan/        what a call will do: integers in, immutable records out
     2  values/      arrays, variables, and objects of other libraries
     1  here         the current session, or the rank that this process is
+       machine      usable cores and memory, and the Python that workers are
     0  errors       every error, drawn as a tree; warnings at the user's line
-       machine      usable cores and memory
 
 A call goes down on the left and comes back up on the right::
 
@@ -30,178 +30,59 @@ A call goes down on the left and comes back up on the right::
     collector ◀─ replies ◀── engine ◀─── block ◀── outbox, segments ◀── merged outputs
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import synkro.cli.ctrl_c  # noqa: F401  first of all: what follows takes a while
 
-from .errors import (
-    CallTimeout,
-    CollectiveError,
-    HostLost,
-    InternalError,
-    InvalidIndex,
-    InvalidType,
-    InvalidValue,
-    NotAvailable,
-    NotForked,
-    OutputError,
-    RemoteTraceback,
-    RingBroken,
-    SessionBroken,
-    SessionClosed,
-    SessionError,
-    SharedMemoryError,
-    SynkroError,
-    UsageError,
-    WorkerDied,
-    WorkerError,
-)
+from . import errors
 
 if TYPE_CHECKING:
-    from .api import (
-        all_gather,
-        all_reduce,
-        all_to_all,
-        attach,
-        barrier,
-        broadcast,
-        close,
-        data,
-        distribute,
-        exchange,
-        fetch,
-        fork,
-        function,
-        gather,
-        get_lengths,
-        get_n_gpu,
-        get_shapes,
-        get_value,
-        host,
-        imap,
-        load,
-        local_rank,
-        local_size,
-        map,
-        place,
-        plot_timeline,
-        push,
-        rank,
-        recv,
-        reduce,
-        reduce_scatter,
-        ring,
-        rng,
-        rows,
-        save,
-        scatter,
-        send,
-        set_value,
-        shared,
-        size,
-        split,
-        summary,
-        trace,
-        transfer,
-        xp,
-    )
+    from .api import *
     from .controller.calls.function import Function
-    from .controller.data import Data
-    from .controller.foreign import Ring
+    from .controller.data.attached import Ring
+    from .controller.data.data import Data
+    from .controller.data.stored import StoredData
     from .controller.session import Session
-    from .controller.stored import StoredData
     from .controller.variables.shared import Shared
+    from .errors import *
     from .memory.ring import RingWriter
     from .worker.world import World
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CallTimeout",
-    "CollectiveError",
-    "Data",
+__all__ = ["Session", "close", "fork", "get_n_gpu"]
+__all__ += ["Data", "Ring", "RingWriter", "StoredData", "attach", "data", "ring"]
+__all__ += [
     "Function",
-    "HostLost",
-    "InternalError",
-    "InvalidIndex",
-    "InvalidType",
-    "InvalidValue",
-    "NotAvailable",
-    "NotForked",
-    "OutputError",
-    "RemoteTraceback",
-    "Ring",
-    "RingBroken",
-    "RingWriter",
-    "Session",
-    "SessionBroken",
-    "SessionClosed",
-    "SessionError",
-    "Shared",
-    "SharedMemoryError",
-    "StoredData",
-    "SynkroError",
-    "UsageError",
-    "WorkerDied",
-    "WorkerError",
-    "World",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "attach",
-    "barrier",
-    "broadcast",
-    "close",
-    "data",
+    "as_completed",
     "distribute",
-    "exchange",
     "fetch",
-    "fork",
     "function",
-    "gather",
-    "get_lengths",
-    "get_n_gpu",
-    "get_shapes",
-    "get_value",
-    "host",
     "imap",
-    "load",
-    "local_rank",
-    "local_size",
     "map",
-    "place",
-    "plot_timeline",
     "push",
-    "rank",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "ring",
-    "rng",
-    "rows",
-    "save",
-    "scatter",
-    "send",
-    "set_value",
-    "shared",
-    "size",
-    "split",
-    "summary",
-    "trace",
     "transfer",
-    "xp",
 ]
+__all__ += ["Shared", "get_lengths", "get_shapes", "get_value", "load", "place", "save", "set_value"]
+__all__ += ["all_gather", "all_reduce", "broadcast", "gather", "reduce", "scatter", "shared"]
+__all__ += ["World", "all_to_all", "barrier", "exchange", "recv", "reduce_scatter", "send", "split"]
+__all__ += ["host", "local_rank", "local_size", "rank", "rng", "rows", "size", "xp"]
+__all__ += ["plot_timeline", "summary", "trace"]
+__all__ += ["InvalidIndex", "InvalidType", "InvalidValue", "OutputError", "SynkroError", "UsageError"]
+__all__ += ["CallTimeout", "CollectiveError", "InternalError", "NotAvailable", "SharedMemoryError"]
+__all__ += ["NotForked", "RingBroken", "SessionBroken", "SessionClosed", "SessionError"]
+__all__ += ["HostLost", "RemoteTraceback", "WorkerDied", "WorkerError"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load all of it when something of it is used first, as many workers, and the processes of MPI's,
-    never do."""
+    """A public name, when it is used first: an error, or all of ``api``, which many workers, and the
+    processes of MPI's, never load."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import api  # noqa: PLC0415
-
-    globals().update({each: getattr(api, each) for each in __all__ if each not in globals()})
-    return globals()[name]
+    home = errors if hasattr(errors, name) else importlib.import_module(".api", __name__)
+    value = globals()[name] = getattr(home, name)
+    return value
 
 
 def __dir__() -> list[str]:

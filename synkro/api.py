@@ -6,6 +6,7 @@ ranks that runs a function.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import inspect
 import os
@@ -18,7 +19,8 @@ from collections.abc import (  # noqa: F401  names in the signatures of methods
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
@@ -27,16 +29,17 @@ from . import here
 from .controller.calls.forms import make_function
 from .controller.calls.function import Function  # noqa: F401
 from .controller.calls.graphs import teach_transfers
-from .controller.data import Data  # noqa: F401
+from .controller.data.attached import Ring
+from .controller.data.data import Data  # noqa: F401
+from .controller.data.stored import StoredData  # noqa: F401
 from .controller.engine.engine import State
-from .controller.foreign import Ring
 from .controller.session import Session
-from .controller.stored import StoredData  # noqa: F401
 from .controller.variables.shared import Shared  # noqa: F401
 from .devices.gpus import visible
-from .errors import InvalidType, InvalidValue, NotForked, UsageError, check_keywords
+from .errors import InvalidType, InvalidValue, NotForked, UsageError, check_keywords, cut, shortened
 from .machine import importing
 from .memory.ring import RingWriter
+from .values.arrays import checked_seconds
 from .values.foreign import in_backward
 from .worker.group import Group
 from .worker.world import World
@@ -44,7 +47,7 @@ from .worker.world import split as split_of
 
 if TYPE_CHECKING:
     from .controller.tracing.picture import Timeline  # noqa: F401
-    from .worker.rank import Rank
+    from .worker.workspace import Workspace
 
 teach_transfers()
 
@@ -63,7 +66,7 @@ def current_session(verb: str) -> Session:
             f"there are no workers yet for {verb}(): call synkro.fork() first. (A Session of your own "
             f"has methods of these names.)"
         )
-    return here.session
+    return cast("Session", here.session)
 
 
 P = ParamSpec("P")
@@ -109,14 +112,14 @@ def _forwarded(method: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
         try:
             return method(current_session(name), *args, **kwargs)
         except (TypeError, NotForked):
-            _check_arguments(name, inspect.signature(forward), args, kwargs)
+            check_arguments(name, inspect.signature(forward), args, kwargs)
             raise
 
     forward.__name__ = forward.__qualname__ = name
     return forward
 
 
-def _check_arguments(
+def check_arguments(
     name: str, signature: inspect.Signature, args: Any, kwargs: Any, form: str = ""
 ) -> None:
     """Raises: InvalidType for arguments that the function *name* does not take; *form* says which."""
@@ -127,7 +130,7 @@ def _check_arguments(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         hint = f": use it {form}" if form else ""
-        raise InvalidType(f"{name}() {error}{hint}.") from None
+        raise InvalidType(f"{name}() {cut(str(error))}{hint}.") from None
 
 
 # ── functions that are methods of the current session ────────────────────────────────────────────────
@@ -138,13 +141,14 @@ def fork(*args: Any, **kwargs: Any) -> int:
     """Start one worker process a device; returns their number.
 
     With the same arguments again it does nothing, but for *seed*, which then seeds the generators anew.
+    Calls from several threads are served one after the other.
 
     Args:
         n_parallel: how many; None, or -1, for one a device.
         use_gpu: False for CPUs, as ``devices="cpu"``.
         master_rank: the root of collectives that have one.
         profile_workers: let each worker write a profile of itself (``cProfile``) when it ends, to
-            ``synkro-<pid>-rank<r>.prof`` in the working directory.
+            a new file in the working directory, whose name a status line tells.
         devices: None for all visible GPUs, if CuPy can use any, else for the available CPU cores;
             ``"cpu"`` or ``"cuda"`` for all of one kind; a list of device names, such as
             ``["cuda:0", "cuda:1"]`` (one may be named more than once; ``"cpu1"`` stays on the second
@@ -169,6 +173,10 @@ def fork(*args: Any, **kwargs: Any) -> int:
         launcher: what reaches the hosts: ``"ssh"``, ``"slurm"``, or the path of a program that is called
             as ssh is.
         host_timeout: seconds after which a host of which nothing is heard is lost.
+        trusted_network: rows, which nobody unpickles, go from host to host without digests: faster, and
+            whoever can change what passes between the hosts can change results.
+        python: the path of the Python that workers are, of this program's version; None for the
+            program's own.  Frozen programs have none.
 
     Raises: UsageError if there is a session with other arguments already, or for arguments that cannot
     be; WorkerDied if a worker ends while it starts; CallTimeout; NotAvailable; SessionError if hosts
@@ -176,21 +184,34 @@ def fork(*args: Any, **kwargs: Any) -> int:
     """
     teach_transfers()
     signature = inspect.signature(fork)
-    _check_arguments("fork", signature, args, kwargs)
+    check_arguments("fork", signature, args, kwargs)
     given = signature.bind(*args, **kwargs)
     given.apply_defaults()
     asked = {n: value for n, value in given.arguments.items() if n not in ("seed", "verbose")}
-    current = here.session
-    if current is not None:
-        if current.state is State.READY:
-            _check_alike(asked)
-            if given.arguments["seed"] is not None:
-                current.reseed(given.arguments["seed"])
-            return current.n_parallel
-        current.close()
-    here.session = Session(*args, **kwargs)
-    here.asked = asked
-    return here.session.n_parallel
+    with _turn:
+        current: Session | None = here.session
+        if current is not None:
+            if current.state is State.READY:
+                _check_alike(asked)
+                if given.arguments["seed"] is not None:
+                    current.reseed(given.arguments["seed"])
+                return current.n_parallel
+            current.close()
+        here.session = made = Session(*args, **kwargs)
+        here.asked = asked
+        return made.n_parallel
+
+
+_turn = threading.RLock()
+"""Held by the thread whose ``fork()`` starts workers: others wait, and find them."""
+
+
+def _in_forked_child() -> None:
+    global _turn  # noqa: PLW0603  a thread that the child does not have may hold the parent's
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _check_alike(asked: dict[str, Any]) -> None:
@@ -226,7 +247,7 @@ def ring(
 
 
 @overload
-def ring(shm_name: str, *, timeout: float | None = ...) -> RingWriter: ...
+def ring(shm_name: str, *, timeout: float | None = ..., any_owner: bool = ...) -> RingWriter: ...
 
 
 def ring(
@@ -235,6 +256,7 @@ def ring(
     shape: Any = None,
     dtype: DTypeLike | None = None,
     timeout: float | None = None,
+    any_owner: bool = False,
 ) -> Ring | RingWriter:
     """A ring of slots in shared memory, through which one program hands frames over to another.
 
@@ -247,16 +269,23 @@ def ring(
         slots: how many frames may wait.
         shape, dtype: those of a frame; by default of float64.
         timeout: seconds that the next frame, or a free slot, may take; None for as long as it takes.
+        any_owner: for the writer: also open a ring that belongs to another user, or that other users can
+            write.
 
     Raises: InvalidType, InvalidValue if the name is in use, or, for the writer, if there is no such
-    ring; SharedMemoryError; NotAvailable without posix_ipc.
+    ring, or if others than this user and root may have written it; SharedMemoryError; NotAvailable
+    without posix_ipc.
     """
     if slots is None and shape is None and dtype is None:
-        return RingWriter(shm_name, timeout)
+        return RingWriter(shm_name, timeout, any_owner)
     if slots is None or shape is None:
         raise InvalidValue(
             "ring() takes slots= and shape= in the program that reads, and neither in the one that "
             "writes."
+        )
+    if any_owner:
+        raise InvalidValue(
+            "any_owner= is for the program that opens a ring: the one that reads makes it, for its user."
         )
     return _made_ring(shm_name, slots, shape, np.float64 if dtype is None else dtype, timeout)
 
@@ -265,7 +294,7 @@ def ring(
 def function(*args: Any, **kwargs: Any) -> Any:
     if here.rank is not None:  # the module is imported by a worker, where functions are plain
         return _plain(*args, **kwargs)
-    return make_function(lambda verb: current_session(verb).functions, *args, **kwargs)
+    return make_function(lambda verb: current_session(verb).services, *args, **kwargs)
 
 
 def _plain(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -296,6 +325,28 @@ summary = _forwarded(Session.summary)
 plot_timeline = _forwarded(Session.plot_timeline)
 
 
+def as_completed(futures: Iterable[Future[R]], timeout: float | None = None) -> Iterator[Future[R]]:
+    """The *futures* of submitted calls, each as soon as its call is over.
+
+    It is ``concurrent.futures.as_completed``, and takes what that takes: futures of several functions
+    and sessions, and of other executors.  What has ended already comes first.
+
+    Args:
+        futures: what ``f.submit(…)`` has returned; several times the same counts once.
+        timeout: seconds that all of them may take; None for as long as they need.
+
+    Raises: InvalidType for what is no future; TimeoutError from the iterator.
+    """
+    several = list(futures) if isinstance(futures, Iterable) else [None]
+    if not all(isinstance(future, Future) for future in several):
+        raise InvalidType(
+            f"as_completed() takes a list of the futures that submit() returns; got "
+            f"{shortened(futures)}."
+        )
+    seconds = None if timeout is None else checked_seconds(timeout, "timeout")
+    return concurrent.futures.as_completed(several, seconds)
+
+
 @contextlib.contextmanager
 @_taking(Session.trace)
 def trace(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -321,7 +372,7 @@ def _in_two_places(method: Callable[..., Any], inside: Callable[..., Any]) -> Ca
             return method(current_session(name), *args, **kwargs)
         except (TypeError, NotForked):
             place = int(group is not None)
-            _check_arguments(name, signatures[place], args, kwargs, where[place])
+            check_arguments(name, signatures[place], args, kwargs, where[place])
             raise
 
     collective.__name__ = collective.__qualname__ = name
@@ -376,10 +427,10 @@ def local_size() -> int:
     return 1 if here_on is None else len(here_on.host)
 
 
-def _worker(verb: str) -> Rank | None:
+def _worker(verb: str) -> Workspace | None:
     """The worker that runs the function; None in ``as_serial``.  Raises: UsageError outside of both."""
     current_group(verb)
-    return here.rank
+    return cast("Workspace | None", here.rank)
 
 
 def rng() -> np.random.Generator:
@@ -466,15 +517,16 @@ def barrier() -> None:
 
 def _group() -> Group | None:
     """The ranks of the running call, inside a function; None in the main program."""
-    if here.rank is None:
-        return here.group.get()
+    rank = cast("Workspace | None", here.rank)
+    if rank is None:
+        return cast("Group | None", here.group.get())
     in_function = threading.current_thread() is threading.main_thread() or in_backward()
-    if not in_function or os.getpid() != here.rank.pid:
+    if not in_function or os.getpid() != rank.pid:
         raise UsageError(
             "a collective, or rng(), was called from a thread, or a process, that the function has "
             "started: call it from the function itself."
         )
-    return here.rank.group
+    return rank.group
 
 
 def current_group(verb: str) -> Group:

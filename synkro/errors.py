@@ -32,9 +32,11 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 HOME = str(Path(__file__).resolve().parent) + os.sep
 """The folder of the package."""
@@ -186,7 +188,7 @@ class WorkerDied(SynkroError):
 
 
 class HostLost(WorkerDied):
-    """A host is gone, or nothing is heard of it any more.
+    """A host is gone, nothing is heard of it any more, or a message from it is not what it has sent.
 
     Attributes:
         host: its name; None if nobody knows which it was.
@@ -314,15 +316,128 @@ def there_are(count: int, noun: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], likeness: float) -> str | None:
-    """The one among *known* names that is most like a *name*; None if none is as like."""
+    """The name among *known* ones that is most like *name*; None if none is as like."""
     import difflib  # noqa: PLC0415  it takes a while, and few programs need it
 
     return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff=likeness)), None)
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Such as "rank 0", and "ranks 0, 1"."""
+    """*ranks* in words, such as "rank 0", and "ranks 0, 1"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+A_LINE = 300
+"""Characters of a text of somebody else's that a message shows."""
+
+_SHOWN = 60  # … and of a value, or a name
+
+
+def cut(text: str, most: int = A_LINE) -> str:
+    """*text* in one line, of at most so many characters."""
+    begun = " ".join(text[: 4 * most].split())  # blanks may go
+    return begun if len(begun) <= most and len(text) <= 4 * most else f"{begun[:most]}…"
+
+
+def reason(error: BaseException) -> str:
+    """The class of *error*, and a line of what it says, without the full stop, in a sentence."""
+    return f"{type(error).__name__}: {cut(str(error)).rstrip('.')}"
+
+
+class LongName(str):
+    """A name of the user's that is long, of which messages show the beginning."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(cut(self, _SHOWN))
+
+
+def named(name: T) -> T | LongName:
+    """*name*, as messages are to show it."""
+    return LongName(name) if isinstance(name, str) and len(name) > _SHOWN else name
+
+
+_AN = ("a", "e", "i", "o", "un", "up")
+_YET_A = ("eu", "one", "uni")  # as they sound
+
+
+def with_article(noun: str) -> str:
+    """``with_article("list") == "a list"``, and ``with_article("int") == "an int"``."""
+    sound = noun.lstrip("_").lower()
+    return f"{'an' if sound.startswith(_AN) and not sound.startswith(_YET_A) else 'a'} {noun}"
+
+
+def shortened(value: Any) -> str:
+    """*value* and its type, in a sentence."""
+    kind = with_article(cut(type(value).__name__, _SHOWN))
+    try:
+        text = line_of(value, _SHOWN)
+    except Exception:  # it is the user's, or nested too deeply
+        return kind
+    return "None" if value is None else f"{text}, {kind}"
+
+
+def shown(value: Any, most: int = _SHOWN) -> str:
+    """*value* in a sentence; its type where its ``__repr__`` fails."""
+    try:
+        return line_of(value, most)
+    except Exception:
+        return with_article(cut(type(value).__name__, _SHOWN))
+
+
+def line_of(value: Any, most: int) -> str:
+    """At most *most* characters of ``repr(value)``, in one line; no more of a long *value* is looked at.
+
+    Raises: what a ``__repr__`` of the user's does.
+    """
+    begun = _begun(value, 4 * most)  # blanks may go
+    text = " ".join(begun.split())
+    return text if len(text) <= most and len(begun) <= 4 * most else f"{text[:most]}…"
+
+
+_BRACKETS: dict[type, tuple[str, str]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("{", "}"),
+    dict: ("{", "}"),
+}
+
+
+def _begun(value: Any, most: int) -> str:
+    """``repr(value)``, or more than *most* characters of it."""
+    kind = type(value)
+    if kind in (str, bytes, bytearray):
+        return repr(value[: max(most, 0) + 1])
+    if kind not in _BRACKETS or not value:
+        return repr(value)
+    text, end = _BRACKETS[kind]
+    if most < 1:
+        return f"{text}…"
+    for each in value:
+        text += _begun(each, most - len(text))
+        if kind is dict:
+            text += f": {_begun(value[each], most - len(text))}"
+        text += ", "
+        if len(text) > most + 2:
+            return text
+    alone = kind is tuple and len(value) == 1
+    return text.removesuffix(" " if alone else ", ") + end
+
+
+def how_to_await(*values: Any) -> str:
+    """What to do about *values* that have to be awaited first, in a sentence; empty if none has."""
+    if any(isinstance(value, AsyncIterable) for value in values):
+        return "Collect what it yields first, in a coroutine: [x async for x in …]."
+    return "Await it first." if any(isinstance(value, Awaitable) for value in values) else ""
+
+
+def too_deep(called: str, kind: type[UsageError] = InvalidValue) -> UsageError:
+    """The error, of a *kind*, for what is *called* so, and nested deeper than Python can follow."""
+    return kind(
+        f"{called} is nested too deeply to be pickled, or holds itself: give what it is made of, as "
+        f"arrays or in a flat list."
+    )
 
 
 def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form: str = "") -> None:
@@ -333,9 +448,11 @@ def check_keywords(called: str, given: Iterable[str], known: Iterable[str], form
     known = list(known)
     for name in given:
         if name not in known:
-            near = nearest(name, known, 0.75)
+            near = nearest(name, known, 0.75) if len(name) <= _SHOWN else None
             instead = f"did you mean {near}=?" if near else f"it knows {', '.join(known) or 'none'}."
-            raise InvalidType(f"{called} got the unknown keyword {name}=: {form or instead}")
+            raise InvalidType(
+                f"{called} got the unknown keyword {cut(name, _SHOWN)}=: {form or instead}"
+            )
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

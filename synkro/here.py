@@ -11,22 +11,50 @@ Elsewhere they are None.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .errors import InvalidType
 
-if TYPE_CHECKING:
-    from .controller.session import Session
-    from .worker.group import Group
-    from .worker.rank import Rank
 
-session: Session | None = None
+class Ranks(Protocol):
+    """What is asked of the ranks of a call, from rooms below that of the workers."""
+
+    @property
+    def in_task(self) -> bool: ...
+
+    def send(self, value: Any, to: int) -> None: ...
+
+    def recv(self, source: int) -> Any: ...
+
+    def stand_in(self, variable: Any) -> Any: ...
+
+    def assign(self, pairs: Any) -> None: ...
+
+
+class ThisRank(Protocol):
+    """What is asked of the rank that this process is, from rooms below that of the workers."""
+
+    number: int
+    verbose: bool
+    token: str
+
+    @property
+    def item(self) -> int | None: ...
+
+    @property
+    def group(self) -> Ranks: ...
+
+    @property
+    def variables(self) -> Any: ...
+
+
+session: Any = None
 
 asked: dict[str, Any] = {}
 
-rank: Rank | None = None
+rank: ThisRank | None = None
 
-group: ContextVar[Group | None] = ContextVar("group", default=None)
+group: ContextVar[Ranks | None] = ContextVar("group", default=None)
 
 
 def replica(number: int, token: str, name: str | None, ranks: tuple[int, ...]) -> Any:

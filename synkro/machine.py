@@ -1,15 +1,20 @@
-"""Usable cores and memory, names of processor and machine, time, and more interpreters like this one."""
+"""Cores, memory, names of processor and machine, new files, and more interpreters like this one."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
+
+from .errors import InvalidType, InvalidValue, NotAvailable
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -114,13 +119,114 @@ def announcing(say: Callable[[str], None], text: str, seconds: float = 2.0) -> I
         timer.cancel()
 
 
+class _Chosen(NamedTuple):
+    """The Python that ``fork(python=…)`` has named, and where it finds modules."""
+
+    path: str
+    finds: list[str]
+
+
+_chosen: _Chosen | None = None
+
+_WAY = (
+    f"give fork(python=…) the path of a Python {sys.version_info[0]}.{sys.version_info[1]} that has "
+    f"Synkro, and what your functions import"
+)
+_SAYS = """
+import importlib.util, json, sys
+finds = [*filter(None, sys.path)]
+sys.path += sys.argv[1:]
+needed = "synkro", "numpy", "cloudpickle"
+lacks = [name for name in needed if importlib.util.find_spec(name) is None]
+print(json.dumps([sys.version_info[:2], finds, lacks]))
+"""
+_SAYING = 60.0  # seconds
+
+
+def choose_python(path: Any) -> None:
+    """Start all interpreters from *path* from now on; where it is None, from this program's own.
+
+    Raises: InvalidType, InvalidValue if it is none; NotAvailable if this program has none.
+    """
+    global _chosen  # noqa: PLW0603  this process starts interpreters from one Python
+    if path is None:
+        _own()
+        _chosen = None
+    elif isinstance(path, str | os.PathLike):
+        _chosen = _asked(os.path.abspath(path))
+    else:
+        raise InvalidType(f"python= is the path of a Python; got a {type(path).__name__}.")
+
+
+def _asked(path: str) -> _Chosen:
+    asked = f"python={path!r}"
+    try:
+        done = subprocess.run(
+            [path, "-c", _SAYS, *_absolute(sys.path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SAYING,
+            check=True,
+        )
+        version, finds, lacks = json.loads(done.stdout)
+        if not all(isinstance(each, str) for each in [*finds, *lacks]) or len(version) != 2:
+            raise ValueError
+    except OSError as error:
+        raise InvalidValue(f"{asked} cannot be started ({error.strerror}): {_WAY}.") from None
+    except (subprocess.SubprocessError, ValueError, TypeError):
+        raise InvalidValue(f"{asked} does not answer as a Python does: {_WAY}.") from None
+    if tuple(version) != sys.version_info[:2]:
+        found = ".".join(map(str, version))
+        raise InvalidValue(f"{asked} is of version {found}, and functions travel within one: {_WAY}.")
+    if lacks:
+        raise InvalidValue(f"{asked} has no {' and no '.join(lacks)}: {_WAY}.")
+    return _Chosen(path, finds)
+
+
+def python() -> str:
+    """The path of the program from which interpreters are started.
+
+    Raises: NotAvailable where that would be no Python, as in a frozen program, which would begin again.
+    """
+    return _own() if _chosen is None else _chosen.path
+
+
+def _own() -> str:
+    path = sys.executable
+    if getattr(sys, "frozen", False):
+        raise NotAvailable(
+            f"this program is frozen, and would start itself, {path}, in the place of workers: {_WAY}."
+        )
+    if path and any(map(_PYTHON.search, map(os.path.basename, (path, os.path.realpath(path))))):
+        if os.access(path, os.X_OK):
+            return path
+        why = "is not there, or cannot be started"
+    else:
+        why = "is not called as a Python is"
+    raise NotAvailable(f"workers are started from sys.executable, and {path!r} {why}: {_WAY}.")
+
+
+_PYTHON = re.compile("python|pypy|graalpy", re.IGNORECASE)
+
+
 def search_path() -> list[str]:
-    """``sys.path``, absolute; of a working directory that was deleted nothing can be imported."""
+    """``sys.path``, absolute; of a working directory that was deleted nothing can be imported.
+
+    What another Python finds by itself comes first.
+    """
+    first = [] if _chosen is None else _chosen.finds
+    return [*first, *_absolute([entry for entry in sys.path if entry not in first])]
+
+
+def _absolute(paths: Sequence[str]) -> list[str]:
     try:
         folder = Path.cwd()
     except OSError:
-        return [entry for entry in sys.path if Path(entry).is_absolute()]
-    return [str(folder / entry) for entry in sys.path]
+        return [path for path in paths if Path(path).is_absolute()]
+    return [str(folder / path) for path in paths]
+
+
+_OPENED = 7  # descriptors that Popen opens: an input, two pipes, and one for errors of the start
 
 
 def start(
@@ -136,11 +242,18 @@ def start(
     It has the same flags and ``sys.path``; the code finds *argument* under this name.  It inherits the
     descriptors *fds*, and *environment* in place of this one.  Ctrl-C at the terminal does not reach
     what runs *alone*.
+
+    Raises: NotAvailable; OSError.
     """
+    with (
+        contextlib.ExitStack() as room
+    ):  # where too few are left, Popen does not close those it has opened
+        for _ in range(_OPENED):
+            room.enter_context(open(os.devnull, "rb"))
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …
     begin = "import sys; argument, *sys.path = sys.argv[1:]; del sys.argv[1:]; "
     return subprocess.Popen(
-        [sys.executable, *flags, "-c", begin + code, argument, *search_path()],
+        [python(), *flags, "-c", begin + code, argument, *search_path()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -148,6 +261,14 @@ def start(
         env=environment,
         start_new_session=alone,
     )
+
+
+def unlinked(path: str, flags: int) -> int:
+    """An opener of files in folders that others write to: no link is followed, and nobody else reads it.
+
+    With mode ``"x"`` the file is a new one: what somebody has put there is an error.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def importing(frame: FrameType | None) -> bool:

@@ -239,7 +239,7 @@ def test_options_of_fork(options, error, message):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"fn": 3}, InvalidType, "takes a callable, got 3, a int"),
+        ({"fn": 3}, InvalidType, "takes a callable, got 3, an int"),
         ({"fn": "total"}, InvalidType, "takes a callable, got 'total'"),
         ({"fn": two, "bcast_inputs": "z"}, InvalidValue, r"'two' has no parameter 'z'.*\(x, y\)"),
         ({"fn": two, "inputs": ["x", "x"]}, InvalidValue, "'x' is listed twice"),

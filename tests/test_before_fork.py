@@ -1,10 +1,14 @@
 """Functions before workers, and after them: a function belongs to the session that is current."""
 
+import functools
+
 import numpy as np
 import pytest
 
 import synkro as synk
+from support.leftovers import children
 from support.sessions import running
+from support.together import good, together
 from synkro import NotForked, SessionClosed, UsageError
 
 pytestmark = [pytest.mark.long, pytest.mark.quick]
@@ -110,6 +114,27 @@ def test_fork_again_is_the_running_session():
         synk.fork(1, verbose=False)
     with pytest.raises(UsageError, match=r"already, with another timeout="):
         synk.fork(2, timeout=5, verbose=False)
+
+
+def test_fork_in_several_threads_makes_one_session():
+    def fork():
+        return synk.fork(2, devices="cpu", verbose=False), synk.here.session
+
+    outcomes = good(together(*[fork] * 6))
+    assert outcomes == [(2, synk.here.session)] * 6
+    assert children() == set(synk.here.session.pids)
+
+
+def test_forks_of_several_threads_that_differ_are_one_and_errors():
+    forks = [functools.partial(synk.fork, n, devices="cpu", verbose=False) for n in (1, 2, 3)]
+    outcomes = together(*forks)
+    (made,) = [outcome for outcome in outcomes if isinstance(outcome, int)]
+    assert children() == set(synk.here.session.pids)
+    assert len(synk.here.session.pids) == made
+    others = [outcome for outcome in outcomes if not isinstance(outcome, int)]
+    assert [type(other) for other in others] == [synk.UsageError] * 2
+    assert all("fork() was called already, with another n_parallel=" in str(other) for other in others)
+    synk.close()
 
 
 def test_fork_again_with_a_seed_seeds_anew():

@@ -52,6 +52,7 @@ def leaves_a_record(question, run_python, tmp_path):
     out = tmp_path / "records.json"
     # the first compilation of a graph on a machine takes long
     done = run_python(str(RUN), question, "--smoke", "--out", str(out), timeout=240)
+    assert "Traceback" not in done.stderr
     assert list(json.loads(out.read_text())) == [question]
     record = json.loads(out.read_text())[question]
     assert record["scale"] == "smoke"
@@ -82,7 +83,7 @@ def test_a_question_that_is_ended_removes_its_files(tmp_path, by):
 
 
 def test_two_versions_take_turns(run_python, tmp_path):
-    out, kinds = tmp_path / "record.json", ["empty", "new number"]
+    out, kinds = tmp_path / "record.json", ["empty", "new number", "two tasks", "start"]
     few = ["--starts", "2", "--runs", "1", "--calls", "3", "--neighbours", "0", "1", "--json", str(out)]
     done = run_python("-m", "benchmarks.against", str(ROOT), *few, "--kinds", *kinds)
     record = json.loads(out.read_text())["kinds"]
@@ -90,6 +91,8 @@ def test_two_versions_take_turns(run_python, tmp_path):
     for kind, found in record.items():
         assert kind in done.stdout
         assert all(0 < found[side]["median"] < math.inf for side in ("this checkout", "the other"))
+    late = run_python("-m", "benchmarks.against", str(ROOT), *few, "--limit", "0.001", check=False)
+    assert (late.returncode, "slower than 0.001 x: empty, reduced" in late.stderr) == (1, True)
     refused = run_python("-m", "benchmarks.against", str(tmp_path), check=False)
     assert (refused.returncode, "synkro/" in refused.stderr) == (2, True)
 

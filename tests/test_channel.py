@@ -19,12 +19,13 @@ from synkro.ipc.block import AREA, MARKS, block_bytes
 from synkro.ipc.channel import Controller
 from synkro.ipc.descriptors import Descriptors, send_descriptors
 from synkro.ipc.listener import Listener
-from synkro.ipc.waiting import Fence
+from synkro.ipc.waiting import new_fence
 
 pytestmark = pytest.mark.quick
 
 PATIENCE = 20.0  # seconds after which a test has failed
 END = b"the end"
+LOCK = threading.Lock
 
 
 class Wire:
@@ -167,25 +168,39 @@ def test_a_command_wakes_whoever_sleeps(wired, idle):
 
 @pytest.mark.parametrize("idle", [0.0, 0.005])
 @pytest.mark.parametrize("late", [0.0, 0.0005, 0.02])
-def test_roused_workers_also_get_a_command_that_comes_late_or_not_at_once(wired, idle, late):
+def test_workers_that_were_woken_early_also_get_a_command_that_comes_late_or_not_at_once(
+    wired, idle, late
+):
     wire = wired(3, echo)
     for turn in range(5):
         time.sleep(idle)
         for _ in range(turn):
-            wire.controller.rouse()
+            wire.controller.wake_early()
         time.sleep(late)  # after half a millisecond they sleep again
         assert wire.ask(b"%d" % turn) == [b"%d|%d|" % (rank, turn) for rank in range(3)]
 
 
-def test_a_fence_holds_nobody_up_after_an_interrupt_between_its_steps(monkeypatch):
-    def interrupt():
+class InterruptedLock:
+    """A lock whose first release Ctrl-C comes before."""
+
+    def __init__(self):
+        self.lock = LOCK()
+        self.acquire = self.lock.acquire
+        self.steps = iter([self.interrupt])
+
+    def interrupt(self):
         raise KeyboardInterrupt
 
-    fence = Fence()
+    def release(self):
+        next(self.steps, self.lock.release)()
+
+
+def test_a_fence_holds_nobody_up_after_an_interrupt_between_its_steps(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(fence, "_release", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            fence()
+        patch.setattr(threading, "Lock", InterruptedLock)
+        fence = new_fence()
+    with pytest.raises(KeyboardInterrupt):
+        fence()
     assert good(together(fence, fence, seconds=PATIENCE)) == [None, None]
 
 
@@ -264,7 +279,7 @@ def test_who_has_not_begun_hears_that_nobody_wants_the_answer(wired):
     for unwanted in (True, False, True):
         wire.lane.send(b"do", b"")
         if unwanted:
-            wire.lane.disclaim()
+            wire.lane.give_up()
         assert listener.receive(0) == (b"do", b"")
         assert listener.unwanted() == unwanted
         listener.reply(b"done", 0)
@@ -304,6 +319,7 @@ def test_marks_are_left_while_somebody_traces(wired):
     before = time.perf_counter_ns()
     listener.report(2, 6)
     listener.mark(3)
+    assert controller.whereabouts(1) == (2, 6)
     after = time.perf_counter_ns()
     controller.trace(False)
     listener.report(4, 8)

@@ -407,7 +407,5 @@ def test_what_is_no_step_is_refused_in_words(n):
 def test_get_n_gpu_needs_no_workers(monkeypatch):
     monkeypatch.setattr(synk.here, "session", None)
     assert synk.get_n_gpu() == 0
-    with pytest.raises(
-        InvalidValue, match=r"use_gpu=False asks for CPUs, and devices='cuda': give one\."
-    ):
+    with pytest.raises(InvalidValue, match=r"use_gpu=False asks for CPUs; devices='cuda': give one\."):
         synk.fork(2, False, devices="cuda")

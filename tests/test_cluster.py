@@ -248,16 +248,18 @@ def test_the_files_that_mpiexec_makes_for_others_are_gone(hosts, tmp_path):
         program.kill()
 
 
-def test_the_key_is_in_no_command_line(hosts, tmp_path):
+def test_the_key_and_the_environment_are_in_no_command_line(hosts, tmp_path):
     with sleeping(hosts) as program:
         program.stdout.readline()
-        (key,) = tmp_path.glob("synkro-*/key")
-        secret = key.read_text().strip()
+        (told,) = tmp_path.glob("synkro-*/told")
+        secret, environment = told.read_text().split()
         assert len(secret) == 64
-        assert key.stat().st_mode & 0o77 == 0
-        assert key.parent.stat().st_mode & 0o77 == 0
+        for path in (told.parent, told, told.parent / "environment"):
+            assert path.stat().st_mode & 0o77 == 0
         for pid in processes_of(tmp_path):
-            assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            assert secret not in command
+            assert environment not in command
         program.kill()
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.hosts import OPEN_MPI, processes_of
+from support.hosts import OPEN_MPI, processes_of, run
 from support.programs import ROOT
 from support.waiting import wait_until
 
@@ -39,7 +40,7 @@ def told(**what):
 
 
 synk.fork(**options)
-cluster = here.session._engine._crew._cluster
+cluster = here.session._engine._pool._cluster
 told(worker=here.session.pids[1], leader=cluster.said[1].pid, gateway=cluster.said[0].pid,
      mpiexec=cluster._process.pid)
 data = synk.data(np.ones((1 << 13, 1 << 9)))
@@ -189,6 +190,80 @@ def test_a_network_that_breaks_is_told(hosts, tmp_path, phase):
     assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
 
 
+SLOW = """
+import sys
+import numpy as np, synkro as synk
+options = dict(devices="cpu", launcher=sys.argv[1], verbose=False, host_timeout=SILENCE)
+synk.fork(hosts=["h1:1", "h2:1"], trusted_network=sys.argv[2] == "trusted", **options)
+total = synk.function(lambda x: x.sum(), outputs="sum")
+print(total(np.ones(3 << 20)) == 3 << 20)  # of which h2 gets 12 MB
+""".replace("SILENCE", str(SILENCE))
+
+
+@pytest.mark.skipif(OPEN_MPI, reason="it sends pieces at the same time, and all come late")
+@pytest.mark.parametrize("network", ["trusted", "other"])
+def test_a_slow_network_loses_no_host(hosts, tmp_path, network):
+    """On it beats come later than host_timeout: behind what is on its way, which is heard."""
+    slow = ["dev", "eth0", "root", "tbf", "rate", "20mbit", "burst", "32kb", "latency", "400ms"]
+    if shutil.which("tc") is None:
+        pytest.skip("needs tc, of iproute2")
+    run(*hosts.on("h1", "tc", "qdisc", "add", *slow))
+    try:
+        done = subprocess.run(
+            hosts.on("h1", sys.executable, "-c", SLOW, hosts.launcher, network),
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    finally:
+        run(*hosts.on("h1", "tc", "qdisc", "delete", "dev", "eth0", "root"))
+    assert done.stdout == "True\n", done.stderr
+    assert wait_until(lambda: not any(left(hosts, tmp_path)), seconds=10), left(hosts, tmp_path)
+
+
+APART = """
+import sys
+import numpy as np, synkro as synk
+options = dict(devices="cpu", launcher=sys.argv[1], verbose=False, host_timeout=SILENCE)
+synk.fork(hosts=["h1:1", "h2:1", "h3:1"], **options)
+collective = synk.function(lambda: synk.all_reduce(np.ones(3)), outputs=[])
+collective()
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    collective()
+except synk.HostLost as error:
+    print(error.host, error)
+""".replace("SILENCE", str(SILENCE))
+
+
+def test_hosts_that_do_not_hear_each_other_are_told(hosts, tmp_path):
+    """Where the main process's hears both."""
+    away = {"h2": "10.77.0.3", "h3": "10.77.0.2"}
+    with subprocess.Popen(
+        hosts.on("h1", sys.executable, "-c", APART, hosts.launcher),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout.readline() == "ready\n"
+        for name, address in away.items():
+            run(*hosts.on(name, "ip", "route", "add", "blackhole", address))
+        try:
+            out, _ = program.communicate("\n", timeout=60)
+        finally:
+            for name, address in away.items():
+                run(*hosts.on(name, "ip", "route", "delete", "blackhole", address))
+    one, other = ("h2", "h3") if out.startswith("h2") else ("h3", "h2")
+    rank = {"h2": 1, "h3": 2}[one]
+    silent = f"nothing was heard of it for {SILENCE} s (host_timeout=) on {other}"
+    assert out.startswith(f"{one} the host {one} (rank {rank}) is lost: {silent}. Call close()"), out
+    assert wait_until(lambda: not (processes_of(tmp_path) or hosts.shared_files()), seconds=10)
+
+
 @pytest.mark.parametrize("phase", phases_of("main"))
 def test_a_main_program_that_is_killed_leaves_nothing(hosts, tmp_path, phase):
     with Program(hosts, tmp_path, phase) as program:
@@ -290,8 +365,8 @@ def test_the_error_names_a_log_that_stays_until_a_session_ends_well(hosts, tmp_p
 BEGINNING = """
 import os, signal, socket, sys
 if socket.gethostname() == "h2" and "synkro.cluster.process" in sys.orig_argv and os.path.exists(FLAG):
-    from synkro.cluster import crew, janitor
-    def watched(*arguments, watch=janitor.watch):
+    from synkro.cluster import cleanup, pool
+    def watched(*arguments, watch=cleanup.watch):
         watch(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
     def stopped(*_):
@@ -317,8 +392,8 @@ print(synk.function(lambda: 1, outputs="sum")())
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("janitor.watch = watched", "SessionError .* on h2 ended before MPI had begun"),
-        ("crew.LeaderCrew.start = stopped", "HostLost the host h2 .*nothing was heard of it for 2 s"),
+        ("cleanup.watch = watched", "SessionError .* on h2 ended before MPI had begun"),
+        ("pool.LeaderPool.start = stopped", "HostLost the host h2 .*nothing was heard of it for 2 s"),
     ],
     ids=["killed", "stopped"],
 )
@@ -344,7 +419,7 @@ def test_a_process_that_ends_or_stops_at_the_start_is_told(hosts, tmp_path, what
 MADE_EARLY = """
 import os, subprocess, sys
 open(sys.argv[1], "w").close()
-code = "from synkro.cluster.janitor import watch; watch(ours=False)"
+code = "from synkro.cluster.cleanup import watch; watch(ours=False)"
 subprocess.run([sys.executable, "-c", code], check=True)
 """
 
@@ -365,6 +440,66 @@ def test_files_go_that_mpi_has_made_for_one_process_before_the_other_began(tmp_p
     finally:
         old.unlink()
         new.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("ends", ["told", "killed"])
+def test_a_process_that_is_stopped_does_not_stay_where_its_network_breaks(hosts, tmp_path, ends):
+    """Also if the main program is killed before it is told."""
+    with Program(hosts, tmp_path, "call") as program:
+        os.kill(program.pids["leader"], signal.SIGSTOP)
+        hosts.link("h2", up=False)
+        try:
+            if ends == "told":
+                told = program.hear()
+                assert (told["error"], told["host"]) == ("HostLost", "h2"), told
+                assert program.hear()["closed"] < 10
+            else:
+                program.process.kill()
+                program.process.wait()
+            main = {program.process.pid} if ends == "told" else set()
+            assert wait_until(lambda: processes_of(tmp_path) == main, seconds=10)
+        finally:
+            hosts.link("h2", up=True)
+    assert wait_until(lambda: not processes_of(tmp_path), seconds=10)
+    assert not hosts.shared_files()
+
+
+STOPPED = """
+import subprocess, sys
+code = "import math, os, signal, time; from synkro.cluster.cleanup import tell, watch; held = watch()"
+code += "; print(flush=True); " + sys.argv[1]
+process = subprocess.Popen(
+    [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+)
+process.stdout.readline()  # it knows now who has started it
+if sys.argv[2] != "starter":
+    print(process.wait(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "victim"),
+    [
+        ("tell(held, 0.2); os.kill(os.getpid(), signal.SIGSTOP)", "process"),
+        ("tell(held, 0.2); tell(held, math.inf); time.sleep(2); os._exit(7)", "nobody"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "starter"),
+        ("[(tell(held, 60), time.sleep(0.1)) for _ in range(600)]", "starter"),
+    ],
+    ids=["silent", "need not say so", "stopped", "without a starter"],
+)
+def test_a_process_that_stands_still_or_has_no_starter_is_ended(tmp_path, code, victim):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, code, victim],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert wait_until(lambda: not processes_of(tmp_path), seconds=10)
+    if victim != "starter":
+        assert int(done.stdout) == (7 if victim == "nobody" else -signal.SIGKILL)
 
 
 LATE = """

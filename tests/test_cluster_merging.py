@@ -4,8 +4,8 @@ import numpy as np
 
 from support.examples import given, st
 from synkro.cluster.merging import HERE, Merging
-from synkro.cluster.traffic import Partial
 from synkro.plan.call import Region
+from synkro.plan.extents import Partial
 
 SIZE = 1000
 

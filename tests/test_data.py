@@ -559,7 +559,7 @@ def test_its_copies_on_gpus_are_renewed_only_where_a_view_lived(
         array = np.load(tmp_path / "x.npy", mmap_mode="r")
     x = session.data(array)
     touched = []
-    monkeypatch.setattr(session.functions.engine, "touch", touched.append)
+    monkeypatch.setattr(session.services.engine, "touch", touched.append)
 
     def renewed():
         touched.clear()

@@ -670,7 +670,7 @@ def test_what_is_of_h5py_is_no_global(session, tmp_path):
 # ── threads, descriptors and memory of a worker ──────────────────────────────────────────────────────
 
 
-def belongings_of(session):
+def objects_of(session):
     """The threads and the descriptors of each worker."""
     count = session.function(
         lambda: (threading.active_count(), len(os.listdir("/proc/self/fd"))), outputs=None
@@ -689,11 +689,11 @@ def test_no_thread_and_no_descriptor_stays(session, path, slices):
 
     f = session.function(f, bcast_inputs="fail", outputs="sum")
     f(x, False, num_slices=slices)
-    before = belongings_of(session)
+    before = objects_of(session)
     f(x, False, num_slices=slices)
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         f(x, True, num_slices=slices)
-    assert belongings_of(session) == before
+    assert objects_of(session) == before
 
 
 CTRL_C = """

@@ -188,7 +188,7 @@ def test_submitted_calls_see_what_was_there_when_they_were_submitted(session):
     g = session.function(lambda x: x.sum() * scale, outputs="sum")
     g(X)
     gate = threading.Event()
-    hold = session.functions.submit((0, 1), gate.wait)
+    hold = session.services.background.submit((0, 1), gate.wait)
     futures = []
     for value in (1.0, 2.0, 3.0):
         set_global("scale", value)

@@ -1,11 +1,13 @@
 """What GPU workers need that can be checked without a GPU: tables, bookkeeping, arithmetic."""
 
 import contextlib
+import functools
 import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,13 +15,13 @@ from hypothesis.extra import numpy as hnp
 
 from support.examples import examples, given, st
 from support.leftovers import children
-from synkro.cluster.hello import unlike_gpus
+from synkro.cluster.compare import unlike_gpus
+from synkro.comms.direct import CARRIED, REDUCTIONS, carrier, decode, encode
 from synkro.comms.ops import OPERATIONS, Operation
-from synkro.comms.wire import CARRIED, REDUCTIONS, carrier, decode, encode
 from synkro.controller.placement.choice import Assignment, Room, choose
 from synkro.controller.placement.nccl import SOCKETS, nccl_environment, why_not_nccl
 from synkro.controller.placement.placement import Placement
-from synkro.devices import gpus
+from synkro.devices import gpus, pins
 from synkro.devices.base import Source
 from synkro.devices.gpus import Gpu, Visible
 from synkro.devices.pins import PINNED_FROM, Pins
@@ -92,72 +94,143 @@ class TestWire:
 
 
 class TestPins:
-    def make(self, refuses=()):
+    def make(self, refuses=(), limit=None):
         calls = []
 
-        def register(address, nbytes):
-            calls.append(("pin", address, nbytes))
+        def register(address, nbytes, read_only):
+            calls.append(("pin", address, nbytes, read_only))
             return address not in refuses
 
-        return Pins(register, lambda address: calls.append(("unpin", address))), calls
+        made = Pins(
+            register, lambda address: calls.append(("unpin", address)), lambda: calls.append(("wait",))
+        )
+        if limit is not None:
+            made._limit = limit
+        return made, calls
 
-    def test_a_segment_is_pinned_whole_when_it_is_first_copied_and_once(self):
-        pins, calls = self.make()
+    @staticmethod
+    def file(nbytes):
+        memory = np.zeros(nbytes, np.uint8)
+        memory.flags.writeable = False
+        return memory
+
+    def test_a_segment_is_pinned_when_it_is_first_copied_and_once(self):
+        made, calls = self.make()
         memory = np.zeros(PINNED_FROM + 64, np.uint8)
-        pins.mapped(7, memory)
+        made.mapped(7, memory)
         assert calls == []
-        assert pins.pinned(memory[64:128])
-        assert pins.pinned(memory[:64])
-        assert calls == [("pin", memory.ctypes.data, memory.nbytes)]
-        pins.forget(7)
+        assert made.missing(memory[:64]) == memory.nbytes
+        assert made.pinned(memory[64:128])
+        assert made.pinned(memory[:64])
+        assert made.missing(memory) == 0
+        assert calls == [("pin", memory.ctypes.data, memory.nbytes, False)]
+        made.forget(7)
         assert calls[1:] == [("unpin", memory.ctypes.data)]
-        assert not pins.pinned(memory[:64])
-        pins.forget(7)
+        assert not made.pinned(memory[:64])
+        made.forget(7)
         assert len(calls) == 2
 
     def test_threads_that_ask_at_once_pin_once(self):
         both, asked = threading.Barrier(2), []
 
-        def register(address, nbytes):
+        def register(address, nbytes, read_only):
             asked.append(address)
             with contextlib.suppress(threading.BrokenBarrierError):
                 both.wait(0.3)  # for the other thread, if it comes this far
             return True
 
         memory = np.zeros(PINNED_FROM, np.uint8)
-        pins = Pins(register, lambda address: None)
-        pins.mapped(1, memory)
+        made = Pins(register, lambda address: None, lambda: None)
+        made.mapped(1, memory)
         with ThreadPoolExecutor(2) as threads:
-            assert all(threads.map(pins.pinned, [memory[:8], memory[8:]]))
+            assert all(threads.map(made.pinned, [memory[:8], memory[8:]]))
         assert asked == [memory.ctypes.data]
 
     def test_what_cannot_be_pinned_is_tried_once_and_never_undone(self):
         memory = np.zeros(PINNED_FROM, np.uint8)
-        pins, calls = self.make(refuses=[memory.ctypes.data])
-        pins.mapped(1, memory)
-        assert not pins.pinned(memory)
-        assert not pins.pinned(memory)
-        pins.forget(1)
+        made, calls = self.make(refuses=[memory.ctypes.data])
+        made.mapped(1, memory)
+        assert not made.pinned(memory)
+        assert not made.pinned(memory)
+        assert list(made.blocks(memory)) == []
+        assert made.missing(memory) is None
+        made.forget(1)
         assert len(calls) == 1
 
-    def test_files_small_segments_and_foreign_memory_are_not_pinned(self):
-        pins, calls = self.make()
-        file = np.zeros(PINNED_FROM, np.uint8)
-        file.flags.writeable = False
-        pins.mapped(1, file)
-        pins.mapped(2, small := np.zeros(PINNED_FROM - 1, np.uint8))
-        assert not pins.pinned(file)
-        assert not pins.pinned(small)
-        assert not pins.pinned(np.zeros(PINNED_FROM, np.uint8))
+    def test_small_segments_and_foreign_memory_are_not_pinned(self):
+        made, calls = self.make()
+        made.mapped(2, small := np.zeros(PINNED_FROM - 1, np.uint8))
+        for array in (small, np.zeros(PINNED_FROM, np.uint8)):
+            assert not made.pinned(array)
+            assert made.missing(array) is None
+            assert list(made.blocks(array)) == []
         assert calls == []
 
     def test_an_array_that_reaches_beyond_its_segment_is_not_in_it(self):
-        pins, _ = self.make()
+        made, _ = self.make()
         memory = np.zeros(4 * PINNED_FROM, np.uint8)
-        pins.mapped(1, memory[: 2 * PINNED_FROM])
-        pins.mapped(2, memory[2 * PINNED_FROM :])
-        assert pins.pinned(memory[2 * PINNED_FROM :])
-        assert not pins.pinned(memory[PINNED_FROM : 3 * PINNED_FROM])
+        made.mapped(1, memory[: 2 * PINNED_FROM])
+        made.mapped(2, memory[2 * PINNED_FROM :])
+        assert made.pinned(memory[2 * PINNED_FROM :])
+        assert not made.pinned(memory[PINNED_FROM : 3 * PINNED_FROM])
+
+    @pytest.mark.parametrize("is_file", [False, True])
+    @examples(40)
+    @given(data=st.data())
+    def test_blocks_are_all_of_an_array_in_order_each_in_one_part(self, is_file, data):
+        with mock.patch.multiple(pins, PART=1 << 17, FILE_PART=1 << 16):
+            made, calls = self.make()
+            memory = (self.file if is_file else functools.partial(np.zeros, dtype="u1"))(700_001)
+            made.mapped(1, memory)
+        begin = data.draw(st.integers(0, memory.nbytes))
+        array = memory[begin : data.draw(st.integers(begin, memory.nbytes))]
+        part, at = 1 << 16 if is_file else 1 << 17, array.ctypes.data
+        for address, nbytes in made.blocks(array):
+            assert address == at
+            assert nbytes > 0
+            inside = address - memory.ctypes.data
+            assert inside // part == (inside + nbytes - 1) // part
+            assert any(low <= address and at + nbytes <= low + size for _, low, size, _ in calls)
+            at += nbytes
+        assert at == array.ctypes.data + array.nbytes
+        assert made.missing(array) == 0
+        assert made.pinned(array)
+        assert len(calls) == len({low for _, low, *_ in calls})
+        assert {read_only for *_, read_only in calls} <= {is_file}
+        before = len(calls)
+        made.forget(1)
+        assert sorted(calls[before:]) == sorted(("unpin", low) for _, low, *_ in calls[:before])
+
+    def test_a_part_that_cannot_be_pinned_ends_the_blocks(self):
+        memory = np.zeros(3 << 17, np.uint8)
+        with mock.patch.object(pins, "PART", 1 << 17):
+            made, calls = self.make(refuses=[memory.ctypes.data + (1 << 17)])
+            made.mapped(1, memory)
+        assert list(made.blocks(memory)) == [(memory.ctypes.data, 1 << 17)]
+        assert not made.pinned(memory)
+        assert made.missing(memory) is None
+        assert made.pinned(memory[: 1 << 17])
+        made.forget(1)
+        assert calls[-1] == ("unpin", memory.ctypes.data)
+
+    def test_files_take_turns_in_what_may_be_pinned_at_once(self):
+        one, other = self.file(3 << 16), self.file(2 << 16)
+        with mock.patch.object(pins, "FILE_PART", 1 << 16):
+            made, calls = self.make(limit=2 << 16)
+            made.mapped(1, one)
+            made.mapped(2, other)
+        first, second, third = (one.ctypes.data + (part << 16) for part in range(3))
+        assert [address for address, _ in made.blocks(one)] == [first, second, third]
+        assert calls[2:] == [("wait",), ("unpin", first), ("pin", third, 1 << 16, True)]
+        assert not made.pinned(one)  # more than there may be at once
+        assert made.pinned(one[1 << 16 :])
+        calls.clear()
+        assert made.pinned(one[1 << 16 : 2 << 16])  # which is used, so that the third gives way
+        assert made.pinned(other[:9])
+        assert calls == [("wait",), ("unpin", third), ("pin", other.ctypes.data, 1 << 16, True)]
+        for number in (1, 2):
+            made.forget(number)
+        assert calls[3:] == [("unpin", second), ("unpin", other.ctypes.data)]
 
 
 @st.composite
@@ -182,22 +255,12 @@ class TestPortions:
     def test_together_they_are_the_rows_in_their_order(self, source, limit):
         rows = source.array if source.indices is None else source.array[source.indices]
         made = b""
-        with ThreadPoolExecutor(2) as threads:
-            for portion in portions(source, limit):
-                assert 0 < portion.nbytes <= limit
-                buffer = np.zeros(limit, np.uint8)
-                fill(buffer, portion, threads, 2)
-                made += buffer[: portion.nbytes].tobytes()
+        for portion in portions(source, limit):
+            assert 0 < portion.nbytes <= limit
+            buffer = np.zeros(limit, np.uint8)
+            fill(buffer, portion)
+            made += buffer[: portion.nbytes].tobytes()
         assert made == rows.tobytes()
-
-    def test_threads_share_a_large_portion(self):
-        array = np.random.default_rng(0).integers(0, 256, (5000, 1000), np.uint8)
-        indices = np.random.default_rng(1).permutation(5000)
-        buffer = np.zeros(array.nbytes, np.uint8)
-        (portion,) = portions(Source(array, indices), array.nbytes)
-        with ThreadPoolExecutor(3) as threads:
-            fill(buffer, portion, threads, 3)
-        np.testing.assert_array_equal(buffer.reshape(array.shape), array[indices])
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@
 
 import os
 import re
+import sys
 
 import numpy as np
 import pytest
 
 from support.examples import given, st
-from synkro.cluster.launch import is_here
+from synkro.cluster.launch import is_here, reached
 from synkro.cluster.mpiexec import best_launcher, clean, found_mpiexec, launcher_of
-from synkro.cluster.reached import reached
 from synkro.controller.session import Session
 from synkro.errors import InvalidType, InvalidValue, NotAvailable
 from synkro.plan.hosts import Host, copies, expanded, named, ranks_of
@@ -158,6 +158,8 @@ def programs(tmp_path, monkeypatch):
 
     def programs(*names, says=""):
         monkeypatch.setenv("PATH", str(tmp_path))
+        if not (tmp_path / "python").exists():
+            (tmp_path / "python").symlink_to(sys.executable)
         monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
         for name in names:
             (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
@@ -197,12 +199,13 @@ def test_what_is_there_and_is_no_launcher(tmp_path, name, says):
         launcher_of(path, {})
 
 
-def test_the_key_is_in_no_agent(programs):
+def test_the_key_and_the_environment_are_in_no_agent(programs):
     programs("srun", "ssh", "pbs_tmrsh")
     for name in ("slurm", "ssh", "pbs_tmrsh"):
         launcher = launcher_of(name, {"SLURM_JOB_ID": "7"})
-        handed_over = "< '/the folder'/key" in launcher.agent("/the folder")
-        assert handed_over == launcher.secret == (name != "pbs_tmrsh")
+        agent = launcher.agent("/the folder")
+        assert ("< '/the folder'/told" in agent) == launcher.secret == (name != "pbs_tmrsh")
+        assert "\n. '/the folder'/environment\n" in agent
 
 
 @pytest.mark.parametrize(
@@ -292,6 +295,8 @@ def test_numbers_that_contradict_each_other(hosts, wanted, says):
         ({"devices": "gpu"}, InvalidValue),
         ({"devices": "a->cpu;a->cpu"}, InvalidValue),
         ({"host_timeout": True}, InvalidType),
+        ({"trusted_network": 1}, InvalidType),
+        ({"trusted_network": "yes"}, InvalidType),
     ],
 )
 def test_what_cannot_be_is_refused_before_hosts_are_asked(options, error):

@@ -161,3 +161,14 @@ def test_one_rank_beyond_the_integers_of_the_others_is_told_what_to_do(two, op, 
     f = synk.function(lambda: synk.all_reduce(edge if synk.rank() else 1, op), outputs=None)
     with pytest.raises(WorkerError, match=r"reduce float\(…\).*op\(a, b\).*operator.add"):
         f()
+
+
+def test_integers_beside_floats_in_a_list_are_not_rounded(three_forked):
+    first = three_forked.function(lambda x, m: int(m[0]), bcast_inputs=["m"], outputs="max")
+    for numbers in ([2**53 + 1, 0.5], (2**53 + 1, 1.0), [2**63, -1], [2**53 + 1, 3], [2**53, 0.5]):
+        assert first(np.arange(3), numbers) == numbers[0]
+    total = three_forked.function(lambda x: x.sum(), outputs="sum")
+    for rows in ([2**53 + 1, 0.5, 1.0], [[2**53 + 1, 0.5]] * 3):
+        with pytest.raises(synk.InvalidType, match="would be rounded"):
+            total(rows)
+    assert total([2**53, 0.5, 0.0]) == float(2**53)

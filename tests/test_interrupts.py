@@ -279,7 +279,7 @@ armed = threading.Event()  # one interrupt at a time: the next only after this o
 def shoot():
     while not stop.wait(0.004):
         if who != os.getpid():  # as the main process does
-            session._engine.everyone.disclaim()
+            session._engine.everyone.give_up()
             os.kill(who, signal.SIGINT)
         elif armed.is_set():
             armed.clear()
@@ -394,7 +394,7 @@ def test_a_training_step_is_made_on_all_ranks_or_on_none(session, tmp_path):
             time.sleep(0.3)
 
     definition = Definition(np.sum, None, "sum", None, None, None, None, finish=finish)
-    f = synk.Function(lambda verb: session.functions, definition)
+    f = synk.Function(lambda verb: session.services, definition)
     ctrl_c(marker.exists, lambda: [f(np.ones(4)), time.sleep(SOON)])
     first, second = session.gather(w)
     np.testing.assert_array_equal(first, second)
@@ -604,6 +604,6 @@ def test_no_call_can_be_submitted_while_the_session_is_closed(own):
     f = own.function(lambda x: x.sum(), outputs="sum")
     f(np.ones(4))
     f.submit(np.ones(4)).result()
-    own.functions.cancel()  # the first thing that close() does
+    own.services.background.cancel()  # the first thing that close() does
     with pytest.raises(synk.SessionClosed, match="submitted"):
         f.submit(np.ones(4))

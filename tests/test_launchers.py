@@ -221,6 +221,13 @@ def test_modules_and_code(started):
 
 
 @ONE
+def test_it_is_told_that_the_key_goes_over_mpi(started):
+    code = "import os, synkro as synk; synk.fork(hosts='mpi', devices='cpu'); print(synk.size())"
+    done = finished(started("-c", code))
+    assert "Synkro: the key of their digests went over MPI, in the clear" in done.stderr, done.stdout
+
+
+@ONE
 def test_an_exception_in_it(started, program):
     done = finished(started(program('synk.fork(hosts="mpi", verbose=False)\nraise KeyError("mine")')))
     assert done.returncode == 1

@@ -1,5 +1,7 @@
 """Functions that use JAX, PyTorch or numba: their arrays come out, their settings go in."""
 
+import dataclasses
+import gc
 import threading
 import warnings
 from typing import NamedTuple
@@ -21,6 +23,45 @@ pytestmark = [
 ROWS = np.random.default_rng(0).standard_normal((101, 5))
 
 session = lasting(2)
+
+
+class TestPytrees:
+    def test_classes_registered_with_jax_are_so_on_the_workers(self, session):
+        jax = pytest.importorskip("jax", reason="needs JAX (the extra jax)")
+
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass
+        class Line:
+            slope: jax.Array
+            power: int = dataclasses.field(default=1, metadata={"static": True})
+
+        @jax.tree_util.register_pytree_node_class
+        class Pair:
+            def __init__(self, one, other):
+                self.one, self.other = one, other
+
+            def tree_flatten(self):
+                return (self.one, self.other), None
+
+            @classmethod
+            def tree_unflatten(cls, _, children):
+                return cls(*children)
+
+        def loss(line, x):
+            return (x @ line.slope**line.power).sum()
+
+        slopes = session.function(
+            lambda line, x: jax.grad(loss)(line, x).slope, bcast_inputs=["line"], outputs="sum"
+        )
+        x = np.arange(12, dtype="f4").reshape(4, 3)
+        for _ in range(2):
+            assert slopes(Line(jax.numpy.ones(3)), x).tolist() == x.sum(axis=0).tolist()
+        pair = Pair(jax.numpy.arange(3.0), 2.0)
+        total = session.function(lambda: jax.jit(lambda p: p.one.sum() * p.other)(pair), outputs=None)
+        assert [float(each) for each in total()] == [6, 6]
+        doubled = session.map(lambda k: jax.tree.map(lambda leaf: leaf * k, pair), [1, 2])
+        assert [type(each) for each in doubled] == [Pair, Pair]
+        assert doubled[1].one.tolist() == [0, 2, 4]
 
 
 class TestJax:
@@ -138,6 +179,7 @@ class TestJax:
     def test_executables_are_refused_with_advice(self, session):
         import jax
 
+        gc.collect()  # functions that were refused before are not to be sent with this one
         compiled = jax.jit(lambda x: x + 1).lower(ROWS).compile()
         f = session.function(compiled)
         with pytest.raises(InvalidType, match=r"Send the function that jax\.jit has made"):
@@ -164,8 +206,21 @@ def test_nested_arguments(session):
         f(([np.ones((5, 2)), threading.Lock(), ROWS], 0.5), {"x": ROWS})
     endless = [ROWS]
     endless.append(endless)
-    with pytest.raises(InvalidValue, match=r"'params' .*nested endlessly"):
+    with pytest.raises(InvalidValue, match=r"'params' .*nested too deeply .*, or holds itself"):
         f(endless, {"x": ROWS})
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "dok"])
+def test_sparse_matrices_of_scipy(session, form):
+    sparse = pytest.importorskip("scipy.sparse")
+    for made in (sparse.eye_array(4).asformat(form), sparse.eye(4, format=form)):
+        for taking in (session.function(lambda x: x.sum(), outputs="sum"), session.data, session.shared):
+            with pytest.raises(InvalidType, match=r"x\.toarray\(\), or list\(x\.tocsr\(\)\)"):
+                taking(made)
+        whole = session.function(lambda x: type(x).__name__, bcast_inputs="x", outputs=None)
+        assert whole(made) == [type(made).__name__] * 2
+        total = session.function(lambda rows: sum(row.sum() for row in rows), outputs="sum")
+        assert total(list(made.tocsr())) == total(made.toarray()) == 4
 
 
 @pytest.mark.parametrize(
@@ -333,11 +388,14 @@ class TestTorch:
         "made",
         [
             lambda torch: torch.eye(4).to_sparse(),
+            lambda torch: torch.eye(4).to_sparse_csr(),
+            lambda torch: torch.eye(4).to_sparse_csc(),
             lambda torch: torch.ones(4, device="meta"),
             lambda torch: torch.ones(4).to(torch.float8_e4m3fn),
         ],
-        ids=["sparse", "meta", "float8"],
+        ids=["coo", "csr", "csc", "meta", "float8"],
     )
+    @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # that they are in beta state
     def test_tensors_that_numpy_has_no_array_for(self, session, made):
         import torch
 
@@ -683,3 +741,37 @@ def test_settings_of_pytensor_that_were_changed_at_run_time(session):
 
     with pytensor.config.change_flags(floatX="float32"):
         assert session.function(seen, outputs=None)() == [True, True]
+
+
+class TestKernelsOfNumba:
+    """Kernels for GPUs are compiled where they are launched; they travel to every worker."""
+
+    def test_a_kernel_travels_with_what_it_uses(self, session):
+        numba = pytest.importorskip("numba")
+        cuda = pytest.importorskip("numba.cuda")
+        step = 3
+
+        @numba.cuda.jit(device=True)
+        def more(value):
+            return value + step
+
+        @numba.cuda.jit
+        def kernel(x):
+            place = cuda.grid(1)
+            if place < x.size:
+                x[place] = more(x[place])
+
+        def f():
+            inner = kernel.py_func.__closure__ or ()
+            names = [type(cell.cell_contents).__name__ for cell in inner]
+            return type(kernel).__name__, kernel.py_func.__name__, names
+
+        for found in session.function(f, outputs=None)():
+            assert found[:2] == (type(kernel).__name__, "kernel")
+            assert type(more).__name__ in found[2]
+
+
+def test_sparse_tensors_that_tasks_read(session):
+    torch = pytest.importorskip("torch", reason="needs PyTorch (the extra torch)")
+    sparse = torch.eye(2).to_sparse()
+    assert session.map(lambda k: float(sparse.to_dense().sum()) * k, [1, 2]) == [2, 4]

@@ -30,7 +30,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 HEAD = """
 import os, signal, sys, threading, time
 import numpy as np, synkro as synk
-from support.inside import whereabouts
+from support.inside import say_ties, whereabouts
 from synkro.messages import Phase
 
 for each in (signal.SIGHUP, signal.SIGQUIT):  # nohup, or a shell with "&", may let them be ignored
@@ -147,22 +147,33 @@ print("total", f(np.ones(5)) + g(np.ones(2)), flush=True)
     assert program.process.wait(timeout=30) == 0
 
 
-def test_killing_the_main_process_while_it_forks(start, tmp_path):
+BEGINNINGS = {  # what hangs, and what makes it hang in the workers
+    "the interpreter": ("sitecustomize.py", "os.environ['PYTHONPATH'] = {folder!r}"),
+    "the import of NumPy": ("numpy.py", "sys.path.insert(0, {folder!r})"),
+}
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_killing_the_main_process_while_it_forks(beginning, start, tmp_path):
     """Its second session: those workers hang, and have not yet said that they are there."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        f"import os, time\nopen({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'w')\ntime.sleep(2)\n"
+    folder = tmp_path / "hangs"
+    folder.mkdir()
+    file, how = BEGINNINGS[beginning]
+    (folder / file).write_text(
+        f"import os, time\nopen({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'w')\ntime.sleep(60)\n"
     )
     program = start(
-        f"os.environ['PYTHONPATH'] = {str(tmp_path / 'site')!r}\n"
+        f"{how.format(folder=str(folder))}\n"
+        "say_ties()\n"
         "threading.Thread(target=synk.Session, args=(2,), daemon=True).start()\n"
         "time.sleep(60)\n"
     )
+    for _ in range(2):
+        assert program.line("tied")
     assert wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
     pids = [int(file.stem) for file in tmp_path.glob("*.pid")]
     program.process.kill()
-    assert wait_until(lambda: all(map(gone, program.pids)), SOON)
-    assert wait_until(lambda: all(map(gone, pids)), 2 + SOON)
+    assert wait_until(lambda: all(map(gone, [*program.pids, *pids])), SOON)
 
 
 def test_a_forked_child_does_not_keep_the_workers(start):

@@ -144,7 +144,9 @@ def test_an_interrupt_after_a_result_was_taken_loses_none_silently(two, monkeypa
 def test_nothing_comes_after_close(two):
     results = synk.imap(double, range(100))
     assert next(results) == 0
-    assert wait_until(lambda: len(results._map._results) > 1 or next(results) is None)
+    assert wait_until(
+        lambda: sum(len(run) for run, _ in results._map._runs.values()) > 1 or next(results) is None
+    )
     results.close()
     assert list(results) == []
 

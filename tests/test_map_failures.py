@@ -1,14 +1,15 @@
 """Maps that fail, are interrupted, take too long, or lose a worker: at any moment."""
 
 import contextlib
+import errno
 import fcntl
+import functools
 import gc
 import io
 import itertools
 import mmap
 import os
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ import pytest
 import synkro as synk
 from support.inside import controller, in_phase, main_thread_in, whereabouts
 from support.leftovers import nothing_left
+from support.limits import descriptors
 from support.sessions import running
 from support.waiting import SOON, Watch, wait_until
 from synkro import (
@@ -418,21 +420,20 @@ def test_a_result_that_cannot_be_unpickled_is_the_maps_error(own):
 
 
 def test_without_descriptors_there_is_an_error_and_nothing_is_left(own):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 9, hard))
-    taken = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        for _ in range(3):
-            os.close(taken.pop())
-        with pytest.raises(synk.SessionError, match="queue of tasks could not be made"):
-            synk.map(double, [1])
-    finally:
-        for fd in taken:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    told = pytest.raises(synk.SharedMemoryError, match=r"queue of tasks could not be made .*ulimit -n")
+    with descriptors(3), told:
+        synk.map(double, [1])
+    assert fine()
+
+
+def test_another_error_of_the_queue_is_told_as_it_is(own, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "pipe2", refuse)
+    with pytest.raises(SessionError, match=r"could not be made \(\[Errno 13\] Permission denied\)\.$"):
+        synk.map(double, [1])
+    monkeypatch.undo()
     assert fine()
 
 
@@ -515,6 +516,29 @@ def test_a_map_is_a_call_in_a_trace(own, capsys):
     table = capsys.readouterr().out
     assert "double" in table
     assert "sleep" in table
+
+
+def test_prints_of_tasks_without_an_end_of_line_stay_apart(own, capsys):
+    """Those of calls, too; within one of them they run together."""
+
+    def speak(item):
+        import sys
+
+        print("a", end="")
+        print("b", item, end="")
+        sys.stderr.write(f"error {item}")
+        sys.stdout.write("")
+
+    assert synk.map(speak, range(4)) == [None] * 4
+    for item in (4, 5):
+        synk.function(speak, bcast_inputs="item", outputs=[], target=0)(item)
+    synk.function(lambda: print("whole"), outputs=[], target=0)()
+    synk.function(lambda: None, outputs=[])()
+    synk.close()
+    out, err = capsys.readouterr()
+    assert sorted(line[9:] for line in out.splitlines()) == [*(f"ab {n}" for n in range(6)), "whole"]
+    assert sorted(line[9:] for line in err.splitlines()) == [f"error {n}" for n in range(6)]
+    assert all(line.startswith("[rank ") for line in (out + err).splitlines())
 
 
 def test_prints_of_tasks_have_their_rank(own, capsys):
@@ -733,11 +757,26 @@ def test_functions_that_return_no_result_are_refused(own):
     def several(x):
         yield x
 
-    for verb in (synk.map, synk.imap):
-        with pytest.raises(InvalidType, match="'later' is async"):
-            verb(later, [1])
-        with pytest.raises(InvalidType, match="'several' is a generator function"):
-            verb(several, [1])
+    async def both(x):
+        yield x
+
+    class Later:
+        async def __call__(self, x):
+            return x
+
+    def mapped(fn):
+        return synk.map(fn, [1])
+
+    def lazily(fn):
+        return synk.imap(fn, [1])
+
+    for verb in (mapped, lazily, synk.function):
+        for fn, name in ((later, "later"), (functools.partial(later), "later"), (Later(), "Later")):
+            with pytest.raises(InvalidType, match=rf"\(\) takes a function .*'{name}' is async"):
+                verb(fn)
+        for fn in (several, both):
+            with pytest.raises(InvalidType, match=f"'{fn.__name__}' is a generator function"):
+                verb(fn)
 
 
 def test_results_that_are_nested_too_deeply_are_named(own):
@@ -747,7 +786,7 @@ def test_results_that_are_nested_too_deeply_are_named(own):
             result = [result]
         return result
 
-    with pytest.raises(OutputError, match="the result of the function 'deep' for item 0, a list, c"):
+    with pytest.raises(OutputError, match="function 'deep' for item 0 is nested too deeply"):
         synk.map(deep, [1])
 
 

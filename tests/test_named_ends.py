@@ -69,7 +69,20 @@ def begun(*arguments):
     return program, child, workers
 
 
-@pytest.mark.parametrize("how", ["", "synk.close()", "raise SystemExit(3)", "os.abort()", "os._exit(1)"])
+NOT_ALLOWED = """
+def not_allowed(path):
+    raise PermissionError(1, "Operation not permitted", path)
+
+os.unlink = not_allowed
+"""
+ANOTHER_USER = "if not os.geteuid(): os.setuid(65534)\n"  # who may not remove what root has made
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["", "synk.close()", "raise SystemExit(3)", "os.abort()", "os._exit(1)"]
+    + [first + then for first in (NOT_ALLOWED, ANOTHER_USER) for then in ("", "synk.close()")],
+)
 def test_a_program_that_ends_takes_its_names_along(name, how):
     program = start(OWNER + how, name)
     with Watch():

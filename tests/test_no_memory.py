@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
+from support.limits import descriptors
 from support.sessions import LARGE, rank, rows, total
 from support.waiting import Watch
 from synkro.memory.segment import Segment
@@ -115,15 +116,8 @@ def test_more_than_the_machine_has_is_an_error_at_once(session):
 def test_no_descriptor_left_is_an_error_and_the_session_goes_on(session):
     f = session.function(lambda x: x.sum(), outputs="sum")
     kept = []
-    lowest = os.dup(0)
-    os.close(lowest)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 9, hard))
-    try:
-        with pytest.raises(synk.SharedMemoryError, match="ulimit -n"):
-            kept.extend(session.data(np.ones(3)) for _ in range(100))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with descriptors(9), pytest.raises(synk.SharedMemoryError, match="ulimit -n"):
+        kept.extend(session.data(np.ones(3)) for _ in range(100))
     assert [f(x) for x in kept] == [3] * len(kept)
     assert total(session) == 7
 
@@ -174,17 +168,35 @@ def test_inputs_outlive_a_worker_s_shortage_of_descriptors(session):
         while held:
             os.close(held.pop())
 
+    def opens():
+        import os
+
+        os.close(os.open(os.devnull, os.O_RDONLY))
+
     hogging = session.function(hog, bcast_inputs="on", outputs=[])
     f = session.function(lambda x: x.sum(), outputs="sum")
+    g = session.function(opens, outputs=[])
     f(np.ones(3))
+    g()
     hogging(False)
     hogging(True)
     x = session.data(np.ones(5))
-    for _ in range(2):
-        with pytest.raises(synk.WorkerError, match=r"rank . failed: .*too many open files to map"):
-            f(x)
+    for call in (
+        lambda: f(x),
+        lambda: f(x),
+        lambda: f(session.data(np.ones(5))),
+        lambda: f(session.data(np.ones(5))),  # the workers hear that the last one is gone
+        lambda: session.function(lambda x: x.max(), outputs="max")(x),
+        lambda: session.map(abs, [1]),
+        g,
+    ):
+        with pytest.raises(
+            OSError, match=r"Too many open files.*the worker has no descriptor left: .*ulimit -n"
+        ):
+            call()
     hogging(False)
     assert f(x) == 5
+    assert session.map(abs, [-1]) == [1]
 
 
 @pytest.mark.parametrize("leave", ["pass", "sys.exit(3)"])

@@ -16,7 +16,8 @@ from support.inside import everyone
 from support.sessions import current, lasting, running
 from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue
-from synkro.controller.objects.walk import Known, NumbersById
+from synkro.controller.objects.known import Known
+from synkro.controller.objects.registry import NumbersById
 from synkro.packing.kinds import DICT
 
 pytestmark = pytest.mark.quick
@@ -171,7 +172,7 @@ def test_a_thousand_objects_are_dropped(session):
     del f
     gc.collect()
     g = session.function(lambda: 1, outputs="sum")
-    wait_until(lambda: g() == 2 and not session.functions.engine.directory.gone)
+    wait_until(lambda: g() == 2 and not session.services.engine.directory.gone)
 
 
 # ── changed ──────────────────────────────────────────────────────────────────────────────────────
@@ -405,7 +406,7 @@ def test_fetch_gets_long_objects(session):
 @pytest.mark.parametrize("verb", ["push", "fetch"])
 def test_what_cannot_be_pushed_or_fetched(session, verb):
     call = getattr(session, verb)
-    with pytest.raises(InvalidType, match=rf"{verb}\(\) takes an object that .* got 5, a int"):
+    with pytest.raises(InvalidType, match=rf"{verb}\(\) takes an object that .* got 5, an int"):
         call(5)
     with pytest.raises(
         InvalidValue, match=rf"{verb}\(\) .*they know no list like this one: .*distribute"

@@ -184,7 +184,7 @@ def test_subclasses_of_arrays_come_back_as_arrays(session):
 
 
 def test_memory_for_stages_is_freed_before_more_is_asked_for(session, monkeypatch):
-    engine = session.functions.engine
+    engine = session.services.engine
     outputs, allocate = Outputs(engine, np.empty((2, 0), np.uint8), False), engine.allocate
     small, lived = weakref.ref(outputs.stage(1, 100)), []
 

@@ -292,6 +292,88 @@ def test_values_of_contexts_and_of_threads_are_those_of_the_program(run):
     ) == ["helpers is imported", "5 1", "7 1", "7 4", "8 4", "7 4"]
 
 
+WAITING = """
+import queue, threading, weakref
+
+stop, gate, jobs = threading.Event(), threading.Semaphore(3), queue.Queue()
+
+class Registered:
+    table = "sensor"
+    listeners = threading.local()
+    back = weakref.ref(stop)
+
+def state(k):
+    return stop.is_set(), gate._value, jobs.qsize()
+
+def table(k):
+    return Registered.table * k
+
+def other(k):
+    return k
+"""
+
+
+def test_events_and_queues_of_a_module_are_as_they_are_in_the_program(run):
+    assert run(
+        """
+        print(synk.map(helpers.state, [1]))
+        helpers.gate.acquire()
+        helpers.stop.set()
+        helpers.jobs.put(3)
+        print(synk.map(helpers.state, [1, 2]), helpers.state(0))
+        """,
+        helpers=WAITING,
+        start=START.replace("helpers import net, decorated", "helpers import state"),
+    ) == ["[(False, 3, 0)]", "[(True, 2, 1), (True, 2, 1)] (True, 2, 1)"]
+
+
+def test_an_event_that_was_set_before_the_first_call_is_so_there_too(run):
+    assert run(
+        """
+        helpers.stop.set()
+        print(synk.map(helpers.state, [1]))
+        """,
+        helpers=WAITING,
+        start=START.replace("helpers import net, decorated", "helpers import state"),
+    ) == ["[(True, 3, 0)]"]
+
+
+def test_what_an_import_has_made_is_there_for_the_next_function_too(run):
+    assert run(
+        """
+        for _ in range(3):
+            print(synk.map(helpers.table, [1]), synk.map(helpers.other, [2]))
+        helpers.Registered.table = "other"
+        named = synk.function(lambda: helpers.Registered.table, outputs=None)
+        print(synk.map(helpers.table, [2]), named())
+        """,
+        helpers=WAITING,
+        start=START.replace("helpers import net, decorated", "helpers import state"),
+    ) == [*["['sensor'] [2]"] * 3, "['otherother'] ['other', 'other']"]
+
+
+def test_a_part_of_a_package_is_imported_when_a_function_asks_for_it(run, tmp_path):
+    package = tmp_path / "parts"
+    package.mkdir()
+    (package / "__init__.py").write_text("def here(x): return x\n")
+    (package / "late.py").write_text("from . import here\ndef twice(x): return 2 * here(x)\n")
+    assert run(
+        """
+        import parts
+
+        def late(x):
+            from parts.late import twice
+            return twice(x) + parts.here(x)
+
+        def later(x):
+            import importlib
+            return importlib.import_module("parts.late").twice(x) + parts.here(x)
+
+        print(synk.map(late, [1, 2]), synk.map(later, [1, 2]))
+        """
+    ) == ["[3, 6] [3, 6]"]
+
+
 def test_what_an_import_does_not_make_is_refused_by_name(run, tmp_path):
     (tmp_path / "bad.py").write_text(
         "import threading\nimport synkro as synk\nlock = threading.Lock()\n"
@@ -365,3 +447,187 @@ def test_a_decorated_function_of_an_installed_module(run_python, tmp_path):
         "print(synk.function(installed.inner, outputs='sum')(np.arange(4.0)))\n"
     )
     assert done.stdout.split() == ["6.0", "6.0"]
+
+
+WEAK = """
+import threading, weakref
+
+net = decorated = None
+
+class Target:
+    pass
+
+target = Target()
+
+class Base:
+    own = weakref.ref(target)
+    _kept = [own]
+
+class Sensor(Base):
+    name = "sensor"
+    link = weakref.ref(target)
+
+    @classmethod
+    def size(cls):
+        return len(cls.name)
+
+stop = threading.Event()
+free = threading.Semaphore(3)
+
+class Service:
+    def __init__(self):
+        self.stop = threading.Event()
+
+service = Service()
+
+def total(k):
+    return Sensor.size() * k
+
+def other(k):
+    return k
+
+def state(k):
+    return stop.is_set(), service.stop.is_set(), free._value
+"""
+
+
+def test_what_an_import_has_made_comes_again_after_another_function(run):
+    """With another map in between no function uses it for a while."""
+    assert run(
+        """
+        def show(*names):
+            for name in names:
+                print(name, synk.map(getattr(helpers, name), [1, 2]))
+
+        show("total", "other", "total")
+        helpers.Sensor.name = "ab"
+        show("total", "other")
+        helpers.Sensor.name = "abc"
+        show("other", "total")
+        f = synk.function(lambda x: helpers.total(1), outputs="max")
+        print(f(x), f(x))
+        helpers.Sensor.name = "a"
+        print(f(x), f(x))
+        synk.push(helpers.Sensor)
+        show("other", "total")
+        print(f(x))
+        """,
+        helpers=WEAK,
+    ) == [
+        *("total [6, 12]", "other [1, 2]", "total [6, 12]", "total [2, 4]", "other [1, 2]"),
+        *("other [1, 2]", "total [3, 6]", "3 3", "1 1", "other [1, 2]", "total [1, 2]", "1"),
+    ]
+
+
+def test_events_and_semaphores_are_as_they_are_in_the_program(run):
+    assert run(
+        """
+        f = synk.function(lambda x: helpers.state(0), outputs=None)
+        helpers.stop.set()
+        helpers.free.acquire()
+        print(synk.map(helpers.state, [1]), f(x)[0])
+        helpers.stop.clear()
+        helpers.service.stop.set()
+        print(f(x)[1], synk.map(helpers.state, [1]))
+        helpers.free.release()
+        print(f(x)[1], synk.map(helpers.state, [1]))
+        """,
+        helpers=WEAK,
+    ) == [
+        "[(True, False, 2)] (True, False, 2)",
+        "(False, True, 2) [(False, True, 2)]",
+        "(False, True, 3) [(False, True, 3)]",
+    ]
+
+
+MODELS = """
+net = decorated = None
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+class Base(DeclarativeBase):
+    pass
+
+class Sensor(Base):
+    __tablename__ = "sensor"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+OFFSET = 0
+
+def total(k):
+    return len(Sensor.__tablename__) * k + OFFSET
+
+def other(k):
+    return k
+
+def made(k):
+    return Sensor(id=k).id
+"""
+
+
+@pytest.mark.libraries
+def test_models_of_sqlalchemy_come_again(run):
+    pytest.importorskip("sqlalchemy", reason="needs SQLAlchemy")
+    assert run(
+        """
+        for name in ("total", "other", "total", "made", "other", "made"):
+            print(synk.map(getattr(helpers, name), [1, 2]))
+            helpers.OFFSET += 1
+        """,
+        helpers=MODELS,
+    ) == ["[6, 12]", "[1, 2]", "[8, 14]", "[1, 2]", "[1, 2]", "[1, 2]"]
+
+
+def test_a_module_of_a_package_that_only_a_function_imports(run, tmp_path):
+    package = tmp_path / "pkg5"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("K = 1\ndef here(x):\n    return x * K\n")
+    (package / "late.py").write_text(
+        "from . import K, here\nN = 2\ndef h(x):\n    return here(x) + K + N\n"
+    )
+    (package / "more.py").write_text("def m(x):\n    return 10 * x\n")
+    (package / "gone.py").write_text("raise OSError('there is none')\n")
+    (package / "deep" / "__init__.py").write_text("")
+    (package / "deep" / "end.py").write_text("from ..more import m\ndef d(x):\n    return m(x) + 1\n")
+    assert run(
+        """
+        import sys, pkg5
+
+        def submodule(x):
+            from pkg5.late import h
+            return h(x) + pkg5.here(x)
+
+        def attribute(x):
+            from pkg5 import more, here
+            return more.m(x) + here(x)
+
+        def whole(x):
+            import pkg5.deep.end
+            return pkg5.deep.end.d(x)
+
+        def gone(x):
+            try:
+                import pkg5.gone
+            except OSError as error:
+                return str(error)
+
+        class Plotter:
+            def go(self, x):
+                return self.late(x)
+            def late(self, x):
+                from pkg5.more import m
+                return m(x)
+
+        ways = submodule, attribute, whole, gone, Plotter().go
+        for _ in range(2):
+            print([synk.map(way, [1, 2]) for way in ways], "pkg5.gone" in sys.modules)
+        serial = lambda: [[way(each) for each in (1, 2)] for way in ways]
+        assert serial() == [synk.map(way, [1, 2]) for way in ways]
+        pkg5.K, sys.modules["pkg5.late"].N = 2, 5
+        assert serial() == [synk.map(way, [1, 2]) for way in ways]
+        f = synk.function(lambda x: submodule(1), outputs="max")
+        print(f(x), submodule(1))
+        """
+    ) == [
+        *["[[5, 7], [11, 22], [11, 21], ['there is none', 'there is none'], [10, 20]] False"] * 2,
+        "10 10",
+    ]

@@ -271,7 +271,7 @@ def test_avg_means_mean_everywhere():
     [
         ("median", InvalidValue, r"unknown operation 'median': expected 'mean', 'sum'"),
         (["sum", ["Mean"]], InvalidValue, r"unknown operation 'Mean'"),
-        (3, InvalidType, r"got 3, a int"),
+        (3, InvalidType, r"got 3, an int"),
         ({"a": np.sum}, InvalidType, r"outputs= takes 'mean'"),
         ({"sum"}, InvalidType, r"a set"),
     ],

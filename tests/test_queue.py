@@ -1,11 +1,11 @@
-"""The queue of tasks, at the end for workers of other hosts, and where items are taken back."""
+"""The queue of tasks, without workers: batches, tickets in part, results in blocks and in the pipe."""
 
 import pickle
 
 import numpy as np
 import pytest
 
-from synkro.ipc.queue import CAPACITY, GROUP, UNDONE, Dispatcher, RemoteTaker, Taker
+from synkro.ipc.queue import ALONE, EACH, TOGETHER, Dispatcher, Pickles, Taker, Ticket, fits
 
 pytestmark = pytest.mark.quick
 
@@ -18,139 +18,177 @@ def queue():
 
 
 @pytest.fixture
-def remote(queue):
-    """The end for other hosts, after the queue was opened."""
+def taker(queue):
+    """A worker's end, after the queue was opened."""
     queue.open(None)
-    taker = RemoteTaker(1, queue.descriptors)
+    taker = Taker(1, queue.descriptors)
     taker.begin(0)
     return taker
 
 
-def put(queue, *numbers):
-    """Publish items that are their numbers."""
-    for number in numbers:
-        queue.put(number, queue.stored((pickle.dumps(number), (), False)))
-    queue.publish()
+def put(queue, first, values, kind=EACH):
+    """Publish a batch, and let workers draw it; returns its slot, and what holds it there."""
+    parts = [pickle.dumps(values)] if kind == TOGETHER else [pickle.dumps(value) for value in values]
+    stored = queue.stored(Pickles(kind, parts))
+    slot = queue.put(first, stored)
+    queue.issue([Ticket(slot, 0, len(values))])
+    return slot, stored
 
 
-def drained(taker):
-    """All items that there are now, as (number, value)."""
-    found = []
-    while (item := taker.take_now()) is not None:
-        number, (stream, buffers, _), place = item
-        value = pickle.loads(stream, buffers=buffers)
-        found.append((number, value if place < 0 else value[place]))
-    return found
+def drawn(taker, most=1 << 20):
+    """What one ticket is for, as (number, value)."""
+    ticket, (first, pickles), _ = taker.take_now(most)
+    if pickles.kind == TOGETHER:
+        values = pickle.loads(pickles.parts[0])
+    else:
+        values = [pickle.loads(part) for part in pickles.parts]
+    return [(first + place, values[place]) for place in range(ticket.start, ticket.stop)]
 
 
-def test_nothing_waits_for_items(queue, remote):
-    assert drained(remote) == []
-    put(queue, 0, 1, 2)
-    assert drained(remote) == [(0, 0), (1, 1), (2, 2)]
-    assert drained(remote) == []
-    put(queue, 3)
-    assert remote.take_now()[0] == 3
-
-
-def test_items_of_a_group_come_with_their_places(queue, remote):
-    values = [k * k for k in range(GROUP)]
-    assert queue.put_group(100, GROUP, pickle.dumps(values))
-    queue.publish()
-    assert drained(remote) == [(100 + k, k * k) for k in range(GROUP)]
-
-
-def test_large_items_come_as_they_are(queue, remote):
-    array = np.arange(100_000.0)
-    buffers = []
-    stream = pickle.dumps(array, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
-    queue.put(7, kept := queue.stored((stream, buffers, False)))
-    queue.publish()
-    ((number, value),) = drained(remote)
-    assert number == 7
-    assert np.array_equal(value, array)
+@pytest.mark.parametrize("kind", [TOGETHER, EACH])
+@pytest.mark.parametrize("count", [1, 3, 1000])
+def test_a_batch_comes_as_it_was_put(queue, taker, kind, count):
+    values = [k * k for k in range(count)]
+    kept = put(queue, 7, values, kind)
+    assert drawn(taker) == [(7 + k, k * k) for k in range(count)]
+    assert taker.take_now(1) is None
     del kept
 
 
-def test_it_says_how_many_items_others_may_take(queue, remote):
-    put(queue, *range(5))
-    remote.take_now()
-    assert remote.waiting == 4
-    drained(remote)
-    assert remote.waiting == 0
+def test_nobody_waits_who_looks_for_what_is_there_now(queue, taker):
+    assert taker.take_now(9) is None
+    kept = put(queue, 0, "ab")
+    assert drawn(taker) == [(0, "a"), (1, "b")]
+    del kept
 
 
-def test_the_end_is_seen(queue, remote):
-    put(queue, 0)
-    queue.end()
-    assert not remote.ended
-    assert drained(remote) == [(0, 0)]
-    assert remote.ended
-    assert not remote.withdrawn
+def test_large_buffers_come_aligned_and_writable(queue, taker):
+    array = np.arange(100_000.0)
+    buffers = []
+    stream = pickle.dumps(array, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
+    stored = queue.stored(Pickles(ALONE, [stream, *buffers], True))
+    queue.issue([Ticket(queue.put(3, stored), 0, 1)])
+    _, (first, pickles), _ = taker.take_now(1)
+    assert (first, pickles.kind, pickles.by_us) == (3, ALONE, True)
+    value = pickle.loads(pickles.parts[0], buffers=pickles.parts[1:])
+    assert np.array_equal(value, array)
+    assert value.flags.aligned
+    assert value.flags.writeable
 
 
-def test_what_was_withdrawn_is_nobodys(queue, remote):
-    put(queue, *range(5))
-    remote.take_now()
-    assert queue.withdraw() == [1, 2, 3, 4]
-    assert drained(remote) == []
-    assert remote.withdrawn
+def test_a_ticket_goes_back_in_part(queue, taker):
+    other = Taker(2, queue.descriptors)
+    slot, kept = put(queue, 0, range(5))
+    assert drawn(taker, most=2) == [(0, 0), (1, 1)]
+    assert other.take_now(9)[0] == (slot, 2, 5)
+    assert other.is_dry
+    assert other.put_back(Ticket(slot, 4, 5))
+    assert not taker.is_dry
+    assert drawn(taker) == [(4, 4)]
+    del kept
+
+
+def test_a_worker_that_waits_is_told_of_tickets_and_of_the_end(queue, taker):
+    slots = []
+
+    def wait(condition):
+        assert not condition()
+        slots.append(put(queue, 0, "x"))
+        assert condition()
+
+    assert taker.take(wait)[0] == (slots[0][0], 0, 1)
+    ends = []
+
+    def wait_for_the_end(condition):
+        assert not condition()
+        queue.end()
+        ends.append(condition())
+
+    assert taker.take(wait_for_the_end) is None
+    assert ends == [True]
+    assert not taker.withdrawn
+
+
+def test_what_was_withdrawn_is_nobodys_until_the_queue_is_opened_again(queue, taker):
+    slot, kept = put(queue, 0, range(5))
+    drawn(taker, most=1)
+    assert queue.withdraw() == [(slot, 1, 5)]
+    assert taker.withdrawn
+    assert taker.take(None) is None
+    assert taker.put_back(Ticket(slot, 0, 1))  # by a worker that had not begun
+    assert queue.withdraw() == [(slot, 0, 1)]
     queue.open(None)
-    remote.begin(0)
-    assert not remote.withdrawn
-    put(queue, 9)
-    assert drained(remote) == [(9, 9)]
+    taker.begin(0)
+    assert not taker.withdrawn
+    again = put(queue, 9, "a")
+    assert drawn(taker) == [(9, "a")]
+    del kept, again
 
 
-def test_results_that_do_not_fit_the_pipe_wait(queue, remote):
-    text = b"x" * 3000
+def test_another_batch_in_a_slot_is_not_taken_for_the_one_before(queue, taker):
+    for number in range(3):
+        slot, kept = put(queue, number, [f"batch {number}"])
+        assert drawn(taker) == [(number, f"batch {number}")]
+        queue.free(slot)
+        del kept
+
+
+def test_there_are_so_many_slots(queue, taker):
+    kept = []
+    while queue.has_room:
+        kept.append(put(queue, len(kept), [0]))
+    assert len({slot for slot, _ in kept}) == len(kept) > 500
+    queue.free(kept[3][0])
+    assert put(queue, 9999, [1])[0] == kept[3][0]
+
+
+def test_nobody_takes_what_is_not_wanted(queue, taker):
+    kept = put(queue, 0, range(5))
+    queue.stop()
+    assert not taker.wanted
+    assert taker.take(None) is None
+    del kept
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_results_come_in_their_order_and_with_what_they_are_for(queue, taker):
+    small, large = Pickles(EACH, [b"abc", b"", b"d"]), Pickles(EACH, [b"y" * 9000], True)
+    for first in range(3):
+        taker.give(5, first, 3, small, lambda: 0, None)
+        taker.give(6, first, 1, large, lambda: 0, None)
+    found = []
+    while len(found) < 6:
+        found += queue.collect()
+    for first in range(3):
+        one, other = found[2 * first : 2 * first + 2]
+        assert one[:4] == (5, first, 3, -1)
+        assert list(map(bytes, one.pickles.parts)) == [b"abc", b"", b"d"]
+        assert other[:4] == (6, first, 1, 1)  # it lay in a block of rank 1
+        assert (bytes(other.pickles.parts[0]), other.pickles.by_us) == (b"y" * 9000, True)
+    assert queue.collect() == []
+
+
+def test_results_that_do_not_fit_the_pipe_wait(queue, taker):
+    text = Pickles(EACH, [b"x" * 3000])
+    assert fits(text)
     given = 0
-    while remote.give_now(given, (text, (), False), 0):
+    while taker.write(taker.record(0, given, 1, text, 0)):
         given += 1
     assert given > 3
     found = queue.collect()
-    assert remote.give_now(given, (text, (), False), 0)
-    found += queue.collect()
+    assert taker.write(taker.record(0, given, 1, text, 0))
     while len(found) <= given:
         found += queue.collect()
-    assert found == [(number, -1, (text, (), False)) for number in range(given + 1)]
+    assert [run.first for run in found] == list(range(given + 1))
 
 
-def test_large_results_wait_until_those_before_are_read(queue, remote):
-    large = np.zeros(40 << 20, np.uint8).data
-    assert remote.give_now(0, (b"", [large], False), 0)
-    assert not remote.give_now(1, (b"", [large], False), 0)
-    ((number, rank, _),) = queue.collect()
-    assert (number, rank) == (0, 1)
-    assert remote.give_now(1, (b"", [large], False), 1)
-
-
-def test_items_are_told_that_have_not_begun(queue, remote):
-    assert remote.give_now(UNDONE, (pickle.dumps([3, 4]), (), False), 0)
-    ((number, _, (stream, _, _)),) = queue.collect()
-    assert (number, pickle.loads(stream)) == (UNDONE, [3, 4])
-
-
-def test_items_are_taken_back_that_no_worker_has_drawn(queue):
-    queue.open(None)
-    worker = Taker(0, queue.descriptors)
-    put(queue, *range(4))
-    assert worker.take(None)[0] == 0
-    assert queue.take_back() == [1, 2, 3]
-    assert queue.take_back() == []  # it holds the next ticket
-    put(queue, 4, 5)
-    assert queue.taken() == [4]
-    assert queue.taken() == []
-    assert worker.take(None)[0] == 5
-    assert queue.take_back() == []
-
-
-def test_taking_back_goes_on_around_the_slots(queue):
-    queue.open(None)
-    worker = Taker(0, queue.descriptors)
-    expected = []
-    for start in range(0, 2 * CAPACITY, 50):
-        put(queue, *range(start, start + 50))
-        back = queue.taken()
-        expected.append(worker.take(None)[0])
-        back += queue.take_back()
-        assert sorted([*back, expected[-1]]) == list(range(start, start + 50))
+def test_large_results_wait_until_those_before_are_read(queue, taker):
+    large = Pickles(ALONE, [b"", np.zeros(40 << 20, np.uint8).data])
+    assert not fits(large)
+    assert taker.write(taker.record(0, 0, 1, large, 0))
+    assert taker.record(0, 1, 1, large, 0) is None
+    ((_, first, _, rank, _),) = queue.collect()
+    assert (first, rank) == (0, 1)
+    assert taker.record(0, 1, 1, large, 1) is not None

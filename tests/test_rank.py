@@ -8,7 +8,7 @@ import pytest
 
 from support.homes import Home
 from support.leftovers import descriptors
-from synkro.controller.objects.walk import Registry
+from synkro.controller.objects.registry import Registry
 from synkro.errors import InternalError
 from synkro.memory.segment import Segment
 from synkro.messages import (
@@ -31,7 +31,6 @@ from synkro.messages import (
     Write,
 )
 from synkro.packing import place
-from synkro.packing.pickles import Writer
 from synkro.plan.batch import Strided
 from synkro.plan.call import Access, Region
 
@@ -94,9 +93,9 @@ def test_what_cannot_be_mapped_can_be_tried_again(home, monkeypatch):
 
 def distribute(functions):
     registry = Registry(count(1000).__next__, lambda owner, number: None)
-    writer = Writer({}, registry.space, registry.current, lambda fn: NotImplemented)
-    for value in (len(functions), *functions.items(), [], [], [], []):
-        writer.write(value)
+    writer = registry.writer(lambda fn: NotImplemented)
+    for value in (len(functions), *functions.items(), [], ([], []), [], []):
+        writer.dump(value)
     return Distribute(*place.found(), {}, Parcel(writer.stream, None, ()))
 
 

@@ -42,14 +42,15 @@ ROOTS = {"cupy": "cupy", "runtime": "cupy.cuda.runtime", "nccl": "cupy.cuda.nccl
 HELD = {
     "self._comm": "cupy.cuda.nccl.NcclCommunicator()",
     "stream": "cupy.cuda.get_current_stream()",
-    "self.inputs": "cupy.cuda.get_current_stream()",
+    "self.stream": "cupy.cuda.get_current_stream()",
     "comm": "cupy.cuda.nccl.NcclCommunicator()",
     "event": "cupy.cuda.Event()",
     "copied": "cupy.cuda.Event()",
 }
-"""What variables hold in the two files that are full of them."""
+"""What variables hold in the files that are full of them."""
 
-FULL = {ROOT / "synkro" / "devices" / "cuda.py", ROOT / "synkro" / "comms" / "nccl.py"}
+FULL = {ROOT / "synkro" / "devices" / f"{name}.py" for name in ("cuda", "inputs", "buffers")}
+FULL |= {ROOT / "synkro" / "comms" / "nccl.py"}
 
 
 def printed(python, script, *arguments, **environment):

@@ -93,7 +93,7 @@ def test_of_equal_replicas_one_comes_here(tmp_path):
 def test_replicas_are_compared_where_they_are():
     synk.fork(2, verbose=False, timeout=60)
     one = synk.shared(np.arange(3.0))
-    collectives = here.session.functions.variables.collectives
+    collectives = here.session.services.variables.collectives
     assert collectives.are_alike(one)
     synk.set_value(1, one, np.array([-0.0, 1.0, 2.0]))
     assert not collectives.are_alike(one)

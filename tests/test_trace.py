@@ -3,11 +3,13 @@
 import json
 import os
 import pstats
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -499,13 +501,34 @@ def test_profiles_of_the_workers(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with synk.Session(devices=["cpu", "cpu"], timeout=60, profile_workers=True) as session:
         session.function(much_called, outputs="sum")(ROWS)
-        names = [f"synkro-{pid}-rank{rank}.prof" for rank, pid in enumerate(session.pids)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
-    told = capfd.readouterr().err
-    for name in names:
-        assert str(tmp_path / name) in told
-        functions = {function for _, _, function in pstats.Stats(name).stats}
+    paths = profiles_told(capfd)
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    for path, pid in zip(paths, session.pids, strict=True):
+        assert f"-{pid}-" in path.name
+        assert path.stat().st_mode & 0o777 == 0o600
+        functions = {function for _, _, function in pstats.Stats(str(path)).stats}
         assert "much_called" in functions
+
+
+def profiles_told(capfd):
+    return [Path(found) for found in re.findall(r"[^ ,]+\.prof", capfd.readouterr().err)]
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to none"])
+def test_a_profile_does_not_follow_a_link(tmp_path, monkeypatch, capfd, there):
+    precious, folder = tmp_path / "precious", tmp_path / "shared"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with synk.Session(devices=["cpu"], timeout=60, profile_workers=True) as session:
+        (path,) = profiles_told(capfd)
+        path.symlink_to(precious)
+        if there:
+            precious.write_text("kept")
+        session.function(lambda x: x)(ROWS)
+    assert precious.exists() == there
+    if there:
+        assert precious.read_text() == "kept"
+    assert f"{path} could not be written: File exists" in capfd.readouterr().err
 
 
 def test_who_polls_is_soon_awake(current, tmp_path):

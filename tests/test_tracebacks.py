@@ -261,6 +261,18 @@ def test_what_would_ask_in_a_worker_says_what_to_do(ask, what, workers):
     assert workers.function(np.sum, outputs="sum")(np.ones(3)) == 3
 
 
+def test_a_plain_function_in_a_task_is_called_itself(own):
+    def ask(item):
+        breakpoint()
+
+    words = r"in a worker, .*: call the function itself, without map\(\), with the item: it runs in your"
+    with pytest.raises(synk.WorkerError, match=words) as caught:
+        own.map(ask, [1])
+    assert "as_serial" not in str(caught.value)
+    with pytest.raises(synk.WorkerError, match=r"as f\.as_serial"):
+        own.function(lambda: breakpoint(), outputs=[])()
+
+
 DEBUGGED = """
 import numpy as np, synkro as synk
 

@@ -68,10 +68,10 @@ def test_an_operation_on_all_ranks_waits_for_the_turns_and_lets_none_begin(turns
         going.wait(10)
         with lock:
             assert turns.go_on
-            turns.land()
+            turns.wait_for_all()
             seen.append("all")
             assert wait_until(lambda: len(turns.line) == 1)  # the second turn
-            turns.land()  # it is a part of this operation
+            turns.wait_for_all()  # it is a part of this operation
             seen.append("all")
 
     def another():
@@ -102,7 +102,7 @@ def test_a_stream_of_turns_does_not_keep_the_others_waiting(turns, lock):
             for _ in range(20):
                 turns.run(BOTH, lambda: None)
                 with lock:
-                    turns.land()
+                    turns.wait_for_all()
         finally:
             over.set()
 
@@ -115,7 +115,7 @@ def test_who_waits_gives_up_in_time(turns, lock):
     def all_ranks():
         going.wait(10)
         with lock:
-            assert not turns.land(time.monotonic() + 0.02)
+            assert not turns.wait_for_all(time.monotonic() + 0.02)
         go.set()
 
     hold = lambda: turns.released(lambda: (going.set(), go.wait(10)))  # noqa: E731
@@ -131,7 +131,7 @@ def test_a_turn_ends_with_an_exception(turns, lock):
     with pytest.raises(KeyboardInterrupt):
         turns.run(ZERO, lambda: turns.released(fail))
     with lock:
-        assert turns.land(time.monotonic() + 5)
+        assert turns.wait_for_all(time.monotonic() + 5)
     assert turns.line == []
 
 

@@ -343,6 +343,7 @@ class TestSections:
             "b_bad": "raise ValueError('this one')\n",
             "c_lacks": "import no_such_library\n",
             "d_long": "import time\ntime.sleep(99)\n",
+            "e_of_cpus": 'import synkro\nsynkro.fork(2, devices="cpu")\n',
         }.items():
             (tmp_path / "demos" / f"demo_{name}.py").write_text(text)
         monkeypatch.setattr(sections, "ROOT", tmp_path)

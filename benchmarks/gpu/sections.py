@@ -10,6 +10,7 @@ import glob
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,9 @@ STAND_IN: dict[str, dict[str, Any]] = {
 
 DEMO_SECONDS = 90.0
 """That one demo may take."""
+
+SHORT = 60.0
+"""Seconds within which networks are trained in small, as in a quick run."""
 
 FEW = 20
 """Failed tests of a file that are tried again."""
@@ -230,7 +234,7 @@ def tests(section: Section, alone: str, together: str, options: list[str]) -> No
         section.note("pytest-timeout is missing: a test that hangs takes the time of its file")
     files = [file for file in sorted(glob.glob(str(ROOT / together))) if file != str(ROOT / alone)]
     runs = [_Run(section, str(ROOT / alone), [], options)] if (ROOT / alone).is_file() else []
-    with ThreadPoolExecutor(min(4, max(2, available_cores() // 4))) as threads:
+    with ThreadPoolExecutor(min(6, max(2, available_cores() // 3))) as threads:
         others = list(threads.map(lambda file: _Run(section, file, [], options), files))
     runs += others
     recovered: list[str] = []
@@ -303,13 +307,12 @@ def pytest_configure(config: Any) -> None:
 
 
 def demos(section: Section, pattern: str) -> None:
-    """Do the demos run on GPUs?  Several ranks: one a GPU, or two on the only one.
-
-    The last one trains a network, and compares the parameters with those of a serial run.
-    """
+    """Do the demos that do not ask for CPUs run on GPUs?  Two ranks or more, two on the only GPU."""
     devices = ",".join(f"cuda:{index}" for index in range(section.gpus))
     devices = devices if section.gpus > 1 else "cuda:0,cuda:0"
     for demo in sorted((ROOT / "demos").glob(pattern)):
+        if re.search(r'devices="[^"]*cpu', demo.read_text()):  # whatever there is
+            continue
         limit = min(section.left(), DEMO_SECONDS)
         if section.left() < 5:
             section.miss(demo.stem, "its section had no time left")
@@ -343,6 +346,8 @@ def training(section: Section, options: list[str]) -> None:
         file = Path(folder, "record.json")
         command = [sys.executable, "-m", "benchmarks.multi_gpu", "--only", "resnet", *options]
         command += ["--seconds", str(max(20, section.left() - 15)), "--out", str(file)]
+        if section.left() < SHORT and "--quick" not in options:
+            command.append("--quick")
         if section.gpus == 1:
             command += ["--ranks", "1"]
         status, output = run_program(command, section.left())

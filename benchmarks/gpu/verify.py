@@ -14,6 +14,8 @@ the reason.  A short table comes last, and a record as JSON: a full run on a GPU
 ``benchmarks/results/gpu.json``, others what ``--out`` says.  The record is there from the first section
 on, so that a run that is ended leaves what it found.
 
+``--against FILE`` compares each figure with that of an earlier record of the same GPU.
+
 Exit status 1: a test, a demo or a comparison failed, a section broke, or a process could not be ended.
 A target of speed that is missed is no failure.  On the tests' stand-in for CuPy all of it runs as well,
 tiny, to show that it works; the record and the table say that this was no GPU, and judge no figure.
@@ -222,6 +224,9 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help="how long all may take; 500, with --quick 150")
     parser.add_argument("--only", type=_sections, metavar="SECTION,…", help=",".join(MODULES))
     parser.add_argument("--quick", action="store_true", help="smaller inputs, fewer repetitions")
+    parser.add_argument(
+        "--against", type=_record, metavar="FILE", help="compare the figures with those of this record"
+    )
     parser.add_argument("--cycles", type=int, help="of fork and close, however long they take")
     parser.add_argument(
         "--memory",
@@ -237,6 +242,33 @@ def _sections(text: str) -> list[str]:
     if unknown := set(chosen) - MODULES.keys():
         raise argparse.ArgumentTypeError(f"no section {sorted(unknown)}; there are {list(MODULES)}")
     return [section for section in MODULES if section in chosen]
+
+
+def _record(text: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(Path(text).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no record: {error}") from None
+    if not isinstance(found, dict) or not {"machine", "sections", "environment"} <= found.keys():
+        raise argparse.ArgumentTypeError(f"{text} is no record of this program")
+    return found
+
+
+def compared(record: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """A line for each figure of both records: its value now, before, and their ratio."""
+    ours, theirs = record["machine"]["gpus"], earlier["machine"]["gpus"]
+    if ours[:1] != theirs[:1]:
+        return ["", f"not compared: the record is of {theirs[:1]}, this GPU is {ours[:1]}"]
+    lines = ["", f"compared with commit {str(earlier['environment']['commit'])[:12]}:"]
+    for name, section in record["sections"].items():
+        before = earlier["sections"].get(name, {"figures": []})["figures"]
+        known = {figure["name"]: figure["value"] for figure in before}
+        for figure in section["figures"]:
+            if known.get(figure["name"]) and figure["unit"]:
+                value, was = figure["value"], known[figure["name"]]
+                now = f"{readable(value, figure['unit'])}, was {readable(was, figure['unit'])}"
+                lines.append(f"{name:11} {figure['name'][:80]}: {now}, {value / was:.2f} ×")
+    return lines
 
 
 def settings_of(section: str, options: argparse.Namespace, is_gpu: bool) -> dict[str, Any]:
@@ -322,6 +354,8 @@ def main() -> int:
     if out:
         print(f"\nrecord: {out}")
     print("\n".join(table(record)), flush=True)
+    if options.against is not None:
+        print("\n".join(compared(record, options.against)), flush=True)
     checks = [check for section in record["sections"].values() for check in section["checks"]]
     return 0 if all(check["ok"] for check in checks) and not stuck else 1
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..controller.progress import Progress
+from ..errors import shown
 from . import doctor, hosts, info
 
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -111,5 +112,7 @@ def _size(text: str) -> int:
     except (ValueError, OverflowError):
         size = -1
     if size < 0:
-        raise argparse.ArgumentTypeError(f"a size is a number of bytes, or such as 8G; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"a size is a number of bytes, or such as 8G; got {shown(text)}"
+        )
     return size

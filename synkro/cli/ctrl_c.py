@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 STATUS = 128 + signal.SIGINT
 """The exit status of a command that was interrupted, as a shell reports it."""
 
+_came: list[int] = []  # the first Ctrl-C, if there was one
+
 _SOON = 0.01  # seconds until an interrupt comes again
 
 
@@ -29,7 +31,10 @@ def status_of(command: Callable[[], int]) -> Any:
         except SystemExit as left:
             status = left.code
         end_at_once()
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not (_came or isinstance(error, KeyboardInterrupt)):
+            raise
+        # NumPy's import in C makes an ImportError of one
         exec("")  # Python would die of one that came in an exec(), as of a dataclass: this forgets it
         return STATUS
     return status
@@ -53,6 +58,7 @@ def _handle(handler: Any) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _came.append(number)
     raise KeyboardInterrupt
 
 

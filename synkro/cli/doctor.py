@@ -19,8 +19,9 @@ from ..controller.session import Session
 from ..devices import gpus
 from ..errors import SharedMemoryError, SynkroError, counted, there_are
 from ..machine import available_cores, readable_bytes
+from ..memory.keeper import SHM_FOLDER
 from ..memory.named import sweep
-from ..memory.segment import SHM_FOLDER, Segment
+from ..memory.segment import Segment
 
 _DESCRIPTORS = 1024  # a program with many arrays needs so many
 _REDUCED = 1 << 24  # elements of float32 that are reduced

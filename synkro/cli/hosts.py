@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
-from ..cluster.cluster import Cluster
-from ..cluster.hello import gpu_versions
-from ..cluster.questions import Distance, Distances, Reach
-from ..cluster.reached import reached
+from ..cluster.compare import gpu_versions
+from ..cluster.launch import reached
+from ..cluster.pool import Cluster
+from ..cluster.protocol import Distance, Distances, Reach
 from ..errors import SynkroError
 from .doctor import Finding
 
@@ -61,7 +61,7 @@ def _file() -> Iterator[str]:
 
 
 def _gpus(launch: Cluster) -> Finding:
-    """Which each host has, and by what it uses them."""
+    """The GPUs that each host has, and by what it uses them."""
     name = "GPUs"
     try:
         seen = launch.look()

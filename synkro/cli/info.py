@@ -14,7 +14,7 @@ from pathlib import Path
 from ..devices import gpus
 from ..devices.cpu import THREAD_VARIABLES
 from ..machine import available_cores, available_memory, cpu_name, readable_bytes, start
-from ..memory.segment import SHM_FOLDER
+from ..memory.keeper import SHM_FOLDER
 
 _NEEDED = ("numpy", "cloudpickle")
 _EXTRAS = (

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..plan.hosts import copies
-from .janitor import temporary, watch
+from .cleanup import temporary, watch
 from .joined import GATEWAY
 from .mpiexec import clean
 from .process import meet, work
+from .seals import ForgedError
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # a handler, which unlike SIG_IGN no child inherits
         signal.signal(number, lambda *_: None)
     status = [0]
-    work(None, copies(os.environ), held, lambda gateway: status.append(_run(gateway, arguments, folder)))
+    work(None, copies(os.environ), held, lambda gate: status.append(_run(gate, arguments, folder)), {})
     return status[-1]
 
 
@@ -78,7 +79,9 @@ def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
                 if ready:
                     connected, _ = server.accept()
                     meet(gateway, connected)
-        except SilenceError:
+        except (SilenceError, ForgedError) as error:
+            if isinstance(error, ForgedError):
+                print(f"Synkro: {error}", file=sys.stderr, flush=True)
             server.close()  # there can be no other session
             program.wait()
             os._exit(_status(program))  # MPI would wait for the host
@@ -92,7 +95,7 @@ def _bound(program: subprocess.Popen[bytes]) -> None:
 
 
 def _status(program: subprocess.Popen[bytes]) -> int:
-    """As a shell tells it."""
+    """The exit status of a program, as a shell tells it, after its end."""
     code = program.wait()
     return code if code >= 0 else 128 - code
 

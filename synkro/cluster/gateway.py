@@ -1,26 +1,415 @@
-"""The process of MPI's beside the main process, which stays outside of MPI."""
+"""The process of MPI's beside the main process, which stays outside of MPI.
+
+In a session it brings commands to the leaders, and their answers back.  In the block of the main process
+it stands in for the ranks of the other hosts.  Before a command it sends each host what its ranks read
+and the host does not have yet; after it what they have written is here before the main process sees that
+they have answered.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import mmap
+import os
+import pickle
 import select
 import statistics
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..ipc.descriptors import Descriptors
-from .dispatch import Dispatch
-from .hello import Hello, hello
-from .orders import Begin, Begun, Silent
-from .questions import Clock, Distance, Distances, Echo, End, Hail, Leave, Look, Reach, Sees
-from .wire import BEAT, SilenceError, Wire, library
+from ..errors import InternalError
+from ..ipc.descriptors import Descriptors, Inherited
+from ..ipc.proxy import Order, Proxy
+from ..ipc.waiting import spin
+from ..memory.files import Likeness, likeness
+from ..memory.mapping import map_file
+from ..memory.table import SegmentTable
+from ..messages import Attach, Command, Housekeeping, Phase, Start, Work
+from ..plan.call import Access
+from ..plan.extents import Partial, View
+from ..values.arrays import Array
+from ..values.cache import Unpickled
+from . import protocol
+from .compare import hello
+from .loads import Load
+from .merging import HERE, Merging
+from .mirrors import CurrentBytes
+from .parcels import Piece, pack, size_of, unpack
+from .relay import WireRelay
+from .seals import ForgedError
+from .tasks import RemoteTasks
+from .wire import BEAT, SilenceError, Wire, library, news_of
 
+_PATIENCE = 5e-3  # seconds in which this host can come before others, whose parts then need no memory
+_LONG = 2.0  # seconds after which the user hears that inputs are on their way
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
+_KEPT = 20  # looks that are compared: the quickest tells best, and clocks drift
+
+
+class Clocks:
+    """How far the clocks of other hosts are ahead of this one's, in ns."""
+
+    def __init__(self) -> None:
+        self._looks: dict[int, deque[tuple[int, int]]] = {}  # by host: how long it took, how far ahead
+
+    def heard(self, host: int, sent: int, now: int) -> bool:
+        """A host's clock said *now*, when it was asked at *sent* on this one's.
+
+        Returns whether it should be asked again at once.
+        """
+        took = time.perf_counter_ns() - sent
+        self._looks.setdefault(host, deque(maxlen=_KEPT)).append((took, now - sent - took // 2))
+        return len(self._looks[host]) < _KEPT
+
+    def ahead(self, host: int) -> int:
+        """How far a host's clock is ahead: right to half of the quickest look; 0 without one."""
+        return min(self._looks.get(host, [(0, 0)]))[1]
+
+
+class _Pending:
+    """A command that some ranks of other hosts have not answered.
+
+    Attributes:
+        waiting: these ranks.
+        replies: of ranks whose answer waits until partial results are merged.
+        merging: of each target, by where it lies: the parts of the hosts.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.waiting = set(ranks)
+        self.replies: dict[int, bytes] = {}
+        self.merging: dict[tuple[int, int], Merging] = {}
+
+    def take(self, replies: dict[int, bytes]) -> None:
+        """Ranks have answered with these *replies*."""
+        self.waiting -= replies.keys()
+        self.replies |= replies
+
+    def hand_over(self) -> dict[int, bytes]:
+        """The replies until now."""
+        replies, self.replies = self.replies, {}
+        return replies
+
+
+class _Route:
+    """Where a command goes, which may come again.
+
+    Attributes:
+        edition: of the command.
+        parts: the hosts, each with those of its ranks that are to do it.
+        work: the command itself, if it is a map.
+        versions: by host, those of all segments of which it has what its ranks read.
+    """
+
+    def __init__(
+        self, edition: int, command: Command, parts: list[tuple[int, tuple[int, ...]]], work: Work | None
+    ) -> None:
+        self.edition, self.command, self.parts, self.work = edition, command, parts, work
+        self.versions: dict[int, dict[int, int]] = {}
+
+
+class GatewaySession:
+    """The gateway's part of a session, from ``Begin`` to its end."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        main: Connection,
+        printed: Connection,
+        descriptors: Descriptors,
+        begin: protocol.Begin,
+    ) -> None:
+        self._wire = wire
+        self._main = main
+        self._printed = printed
+        self._hosts = begin.hosts
+        self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
+        places = range(Inherited.count(begin.size))
+        inherited = Inherited.of([descriptors.take(-1 - place) for place in places])
+        remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
+        memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
+        wakes = inherited.wakes_main, inherited.wake_workers
+        self._proxy = Proxy(memory, begin.size, remote, *wakes)
+        self._relay = WireRelay(wire, begin.hosts, inherited, self._proxy.answered)
+        self._segments = SegmentTable(self._mapped, descriptors.release)
+        self._files: dict[int, Likeness] = {}  # of segments that are files of the user's
+        self._versions: Array = np.zeros(1, np.uint64)  # until the session has some
+        self._current = [CurrentBytes(self._version) for _ in begin.hosts]
+        self._view = View(self._segments.array, begin.trusted)
+        self._known = Unpickled[Command]()
+        self._routes: dict[tuple[int, ...], _Route] = {}  # the last ones, by the ranks of the order
+        self._pending: dict[int, _Pending] = {}
+        self._last: dict[int, bytes] = {}  # replies, by rank
+        self._traced = False
+        self._unknown = itertools.count(-1, -1)  # versions that were never there
+        self._clocks = Clocks()
+        self._descriptors = descriptors
+        self._tasks: dict[int, RemoteTasks] = {}  # by host, from the first map on
+        self._queue: list[int] = []  # its descriptors
+        # by host, the last one: when it began, whether it goes on, and what it carries
+        self._pushes: dict[int, tuple[float, Callable[[], bool], list[Piece]]] = {}
+        self._told: set[tuple[int, int]] = set()  # which segments take long to which host
+
+    def _mapped(self, number: int, attach: Attach) -> NDArray[np.uint8]:
+        """The memory of a segment of the main process's."""
+        access = Access.WRITE if attach.access is Access.WRITE else Access.READ
+        return map_file(self._descriptors.descriptor(number), attach.nbytes, access)
+
+    def _version(self, segment: int) -> int:
+        if segment in self._files:
+            return next(self._unknown)
+        return int(self._versions[segment % len(self._versions)])
+
+    # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    def called(self) -> bool:
+        """Whether a command has come, perhaps for others, or ranks here show others something."""
+        return self._proxy.called() or self._relay.called()
+
+    def step(self) -> bool:
+        """Send the commands that have come to their hosts, and what maps need; returns whether there
+        was something."""
+        commands = list(self._proxy.hear())
+        if self._proxy.traced != self._traced:
+            self._traced = not self._traced
+            for host in range(1, len(self._hosts)):
+                self._wire.send(host, protocol.Traced(self._traced))
+        for order in commands:
+            self._send(order)
+        news = self._relay.step(lambda: self._proxy.busy(self._hosts[0])) or bool(commands)
+        for tasks in self._tasks.values():
+            news |= tasks.step()
+            if replies := tasks.replies():
+                self._take(tasks.number, replies)
+        for number, pending in tuple(self._pending.items()):
+            if not pending.waiting and self._reduced_here(number):
+                for merging in pending.merging.values():
+                    merging.here()
+                self._answer(number, pending)
+        return news
+
+    def _send(self, order: Order) -> None:
+        route = self._routes.get(order.ranks)
+        again = route is not None and route.edition == order.edition
+        if route is None or not again:
+            route = self._routes[order.ranks] = self._routed(order)
+        self._pending[order.number] = _Pending(order.ranks)
+        payload = None if again else order.command
+        for host, ranks in route.parts:
+            pieces = self._lacking(route, host, ranks)
+            parcel, loads = pack(pieces, self._segments.memory)
+            ordered = protocol.Ordered(order.number, ranks, payload, order.housekeeping, parcel)
+            sending = self._wire.send(host, ordered, *loads)
+            if sending is not None:
+                self._pushes[host] = time.monotonic(), sending, pieces
+        if route.work is not None:
+            self._begin_map(order.number, [host for host, _ in route.parts], route.work)
+
+    def _routed(self, order: Order) -> _Route:
+        """The way of a command that is not the last one once more."""
+        hosts = sorted({self._host_of[rank] for rank in order.ranks})
+        if order.housekeeping:
+            self._keep_house(pickle.loads(order.housekeeping), hosts)
+        command = self._known[order.command]
+        if isinstance(command, Start):
+            self._view.begin(command.outbox, command.versions if command.gpus else None)
+            self._segments.keep(command.outbox.segment)
+            if command.versions is not None:
+                self._versions = self._segments.array(command.versions)
+        parts = [(host, tuple([r for r in order.ranks if self._host_of[r] == host])) for host in hosts]
+        work = command.inner(self._view)
+        return _Route(order.edition, command, parts, work if isinstance(work, Work) else None)
+
+    def _lacking(self, route: _Route, host: int, ranks: tuple[int, ...]) -> list[Piece]:
+        """What *host* does not have yet of what *ranks*, which are there, read."""
+        versions = route.versions.get(host)
+        if versions is not None and all(self._version(at) == old for at, old in versions.items()):
+            return []
+        read, current = self._view.reads(route.command, ranks), self._current[host]
+        segments = {piece.segment for piece in read if not current.shares(piece.segment)}
+        route.versions[host] = {segment: self._version(segment) for segment in segments}
+        return [lacking for piece in read for lacking in current.lacks(piece)]
+
+    def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
+        if not self._tasks:
+            queue = self._queue = [self._descriptors.take(number) for number in work.queue]
+            size = len(self._host_of)
+            for host in hosts:
+                ranks = self._hosts[host]
+                self._tasks[host] = RemoteTasks(self._wire, host, ranks, size, self._proxy, queue)
+        for host in hosts:
+            self._tasks[host].begin(number)
+
+    def _keep_house(self, news: Housekeeping, hosts: Sequence[int]) -> None:
+        if news.drop:
+            self._routes.clear()
+        for number in news.drop:
+            if self._segments.drop(number):
+                self._files.pop(number, None)
+            for current in self._current:
+                current.drop(number)
+        for attach in news.attach:
+            new = self._segments.attach(attach.segment, attach)
+            if new and attach.file:
+                self._files[attach.segment] = likeness(self._descriptors.descriptor(attach.segment))
+            file = self._files.get(attach.segment)
+            if file is not None:
+                asked = [host for host in hosts if not self._current[host].knows(attach.segment)]
+                self._look_for(protocol.Wanted(attach.segment, attach.nbytes, file), asked)
+
+    def _look_for(self, wanted: protocol.Wanted, hosts: Sequence[int]) -> None:
+        """Ask *hosts* whether they have a file: nothing has to go there then."""
+        for host in hosts:
+            self._wire.send(host, wanted)
+        while not all(self._current[host].knows(wanted.segment) for host in hosts):
+            self.hear(*self._wire.next())
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, host: int, message: object) -> None:
+        """A message of a leader's has come."""
+        match message:
+            case protocol.Answered():
+                self._answered(host, message)
+            case protocol.Returned():
+                self._tasks[host].hear(message, partial(self._wire.fill, host))
+            case protocol.Undone():
+                self._tasks[host].regain(message)
+            case protocol.Shown():
+                self._relay.take(host, message)
+            case protocol.Looked(segment, there):
+                self._current[host].share(segment, there)
+                if not there:
+                    self._printed.send(protocol.Missing(host, segment))
+            case protocol.Ended():  # of which the answers tell, too
+                return
+            case _:
+                self._hear_of_workers(host, message)
+
+    def _hear_of_workers(self, host: int, message: object) -> None:
+        """Hear from a host what its workers do, have done, print; or what its clock says."""
+        match message:
+            case protocol.Standing(doing):
+                for rank, phase, count in doing:
+                    self._proxy.report(rank, phase, count)
+            case protocol.Marks(rank, marks):
+                ahead = self._clocks.ahead(host)
+                self._proxy.mark(rank, [(at - ahead, phase, n) for at, phase, n in marks])
+            case protocol.Tock(sent, now):
+                if self._clocks.heard(host, sent, now):
+                    self._wire.send(host, protocol.Tick(time.perf_counter_ns()))
+            case protocol.Printed():
+                self._printed.send(message)
+            case protocol.Died():
+                self._main.send(message)
+            case _:
+                raise InternalError(f"host {host} says {message!r}.")
+
+    def hear_late(self, message: object) -> None:
+        """A message of a leader's has come that is at its end."""
+        if isinstance(message, protocol.Printed):
+            with contextlib.suppress(OSError):  # the main process is gone
+                self._printed.send(message)
+
+    def _answered(self, host: int, answered: protocol.Answered) -> None:
+        pending = self._pending[answered.number]
+        unpack(answered.parcel, self._segments.memory, partial(self._wire.fill, host))
+        for part in answered.partials:
+            merging = self._merging(pending, part)
+            if spin(lambda: self._reduced_here(answered.number), _PATIENCE):
+                merging.here()
+            merging.take(host, self._wire.stream(host, merging.nbytes, sealed=not part.bare))
+        for rank, payload in answered.replies.items():
+            self._last[rank] = self._last[rank] if payload is None else payload
+        replies = {rank: self._last[rank] for rank in answered.replies}
+        tasks = self._tasks.get(host)
+        if tasks is not None and tasks.number == answered.number:
+            tasks.answered(replies)
+        else:
+            self._take(answered.number, replies)
+
+    def _merging(self, pending: _Pending, part: Partial) -> Merging:
+        """Where the parts of all hosts are merged."""
+        place = part.target.segment, part.target.offset
+        if place not in pending.merging:
+            hosts = {self._host_of[rank] for rank in part.owners}
+            order = sorted(hosts, key=lambda host: self._hosts[host].start)
+            target = self._segments.array(part.target)
+            pending.merging[place] = Merging(part, target, order)
+        return pending.merging[place]
+
+    def _reduced_here(self, number: int) -> bool:
+        """Whether all ranks of this host have answered command *number*."""
+        local = [rank for rank in self._proxy.lane(number) if self._host_of[rank] == HERE]
+        return all(self._proxy.answered(rank) == number for rank in local)
+
+    def _take(self, number: int, replies: dict[int, bytes]) -> None:
+        """Ranks have answered command *number*, and what they have written is here."""
+        pending = self._pending[number]
+        pending.take(replies)
+        for rank in replies:
+            self._proxy.report(rank, Phase.WAITING, 0)
+        if not pending.merging:
+            self._answer(number, pending)
+
+    def _answer(self, number: int, pending: _Pending) -> None:
+        """Hand the replies that there are to the main process."""
+        self._proxy.answer(number, pending.hand_over())
+        if not pending.waiting:
+            del self._pending[number]
+
+    # ── the main process ─────────────────────────────────────────────────────────────────────────
+
+    def heed(self) -> bool:
+        """Do what the main process says; returns whether the session goes on."""
+        said = self._main.recv()
+        if isinstance(said, protocol.Interrupt):
+            self.step()  # what is to be interrupted has been sent before
+            given_up: dict[tuple[int, int], list[int]] = {}
+            for rank in filter(self._proxy.unwanted, said.ranks):  # it may have a new command by now
+                key = self._host_of[rank], self._proxy.number(rank)
+                given_up.setdefault(key, []).append(rank)
+            for (host, number), ranks in given_up.items():
+                self._wire.send(host, protocol.GiveUp(number, tuple(ranks)))
+        return not isinstance(said, protocol.End)
+
+    def tick(self, hosts: Sequence[int]) -> None:
+        """Look at the clocks of other *hosts*, and at what takes long to get there."""
+        for host in hosts:
+            self._wire.send(host, protocol.Tick(time.perf_counter_ns()))
+        for host, (since, sending, pieces) in tuple(self._pushes.items()):
+            if not sending():
+                del self._pushes[host]
+            elif time.monotonic() - since > _LONG:
+                del self._pushes[host]
+                largest = max(pieces, key=size_of).segment
+                if (host, largest) not in self._told:
+                    self._told.add((host, largest))
+                    nbytes = sum(map(size_of, pieces))
+                    self._printed.send(protocol.Pushing(host, largest, nbytes))
+
+    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+        """Do *nap*, which ends when one of the descriptors that it gets is readable: the main process
+        has something to say."""
+        main = self._main.fileno()
+        self._relay.sleeping(lambda wakes: self._proxy.sleeping(lambda more: nap([main, *wakes, *more])))
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._proxy.close()
+        self._relay.close()
+        for fd in self._queue:
+            os.close(fd)
 
 
 class Gateway:
@@ -35,7 +424,7 @@ class Gateway:
 
         *printed* is where it hears what workers print, *descriptors* where it sends those of its memory.
 
-        Raises: SilenceError if a host is lost: the main process knows that, and has hung up.
+        Raises: SilenceError, ForgedError if a host is lost: the main process knows, and has hung up.
         """
         with (
             contextlib.closing(descriptors),
@@ -43,9 +432,9 @@ class Gateway:
             main,
             contextlib.suppress(EOFError, ConnectionError),
         ):
-            while not isinstance(question := self._heard(main), End):
-                if isinstance(question, Begin):
-                    self._work_until_silence(question, main, printed, descriptors)
+            while not isinstance(question := self._heard(main), protocol.End):
+                if isinstance(question, protocol.Begin):
+                    self._work(question, main, printed, descriptors)
                     break
                 main.send(self._answer(question))
         gc.collect()  # the main process's memory, which is mapped here
@@ -63,41 +452,36 @@ class Gateway:
     def end(self) -> None:
         """End the leaders."""
         for leader in self._leaders:
-            self._wire.send(leader, Leave())
+            self._wire.send(leader, protocol.Leave())
         self._wire.leave()
 
     # ── a session ────────────────────────────────────────────────────────────────────────────────
 
-    def _work_until_silence(
-        self, begin: Begin, main: Connection, printed: Connection, descriptors: Descriptors
+    def _work(
+        self, begin: protocol.Begin, main: Connection, printed: Connection, descriptors: Descriptors
     ) -> None:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
-            self._work(begin, main, printed, descriptors)
-        except SilenceError as error:
+            session = GatewaySession(self._wire, main, printed, descriptors, begin)
+            with contextlib.closing(session):
+                for leader in self._leaders:
+                    self._wire.send(leader, begin)
+                with contextlib.suppress(EOFError, ConnectionError):
+                    self._pass_on(begin, main, session)
+                for leader in self._leaders:
+                    self._wire.send(leader, protocol.End())
+                self._wire.part(session.hear_late)
+        except (SilenceError, ForgedError) as error:
             with contextlib.suppress(EOFError, OSError):
-                main.send(Silent(error.host))
+                main.send(news_of(error))
                 main.recv()
             raise
 
-    def _work(
-        self, begin: Begin, main: Connection, printed: Connection, descriptors: Descriptors
-    ) -> None:
-        """Serve a session until its end."""
-        with contextlib.closing(Dispatch(self._wire, main, printed, descriptors, begin)) as dispatch:
-            for leader in self._leaders:
-                self._wire.send(leader, begin)
-            with contextlib.suppress(EOFError, ConnectionError):
-                self._pass_on(begin, main, dispatch)
-            for leader in self._leaders:
-                self._wire.send(leader, End())
-            self._wire.part(dispatch.hear_late)
-
-    def _pass_on(self, begin: Begin, main: Connection, dispatch: Dispatch) -> None:
+    def _pass_on(self, begin: protocol.Begin, main: Connection, session: GatewaySession) -> None:
         def step() -> bool:
-            return dispatch.step() or bool(asked.poll(0))
+            return session.step() or bool(asked.poll(0))
 
-        begun: dict[int, Begun] = {}
+        begun: dict[int, protocol.Begun] = {}
         asked = select.poll()  # which takes less than main.poll()
         asked.register(main.fileno(), select.POLLIN)
         if not self._leaders:
@@ -106,55 +490,52 @@ class Gateway:
         while True:
             while (message := self._wire.receive()) is not None:
                 source, said = message
-                if isinstance(said, Begun):
+                if isinstance(said, protocol.Begun):
                     begun[source] = said
-                    dispatch.tick([source])
+                    session.tick([source])
                     if len(begun) == len(self._leaders):
                         main.send([begun[leader] for leader in self._leaders])
                 else:
-                    dispatch.hear(source, said)
-            if asked.poll(0) and not dispatch.heed():
+                    session.hear(source, said)
+            if asked.poll(0) and not session.heed():
                 return
-            if self._wire.rest(dispatch.called, step, dispatch.dozing):
-                dispatch.tick(list(begun))
+            if self._wire.rest(session.called, step, session.sleeping):
+                session.tick(list(begun))
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     def _answer(self, question: Any) -> Any:
         match question:
-            case Hail():
-                return self._hellos(question)
-            case Look():
+            case protocol.Hail():
+                return [hello(question, library()), *self._asked_all(question)]
+            case protocol.AskGpus():
                 return self._asked_all(question)
-            case Distances(path):
+            case protocol.Distances(path):
                 return [self._distance(leader, path) for leader in self._leaders]
-            case Reach(leader):
+            case protocol.Reach(leader):
                 return self._asked(leader, question)
 
-    def _hellos(self, hail: Hail) -> list[Hello]:
-        return [hello(hail, library()), *self._asked_all(hail)]
-
     def _asked_all(self, question: Any) -> list[Any]:
-        """What each leader answers."""
+        """What each leader answers to a *question*."""
         for leader in self._leaders:
             self._wire.send(leader, question)
         said = dict(self._wire.next() for _ in self._leaders)
         return [said[leader] for leader in self._leaders]
 
-    def _distance(self, leader: int, path: str) -> Distance:
+    def _distance(self, leader: int, path: str) -> protocol.Distance:
         """What lies between here and a host."""
         times, leads = [], []
         for _ in range(_ROUNDS):
             start, before = time.perf_counter(), time.time()
-            then = self._asked(leader, Clock())
+            then = self._asked(leader, protocol.Clock())
             times.append(time.perf_counter() - start)
             leads.append((times[-1], then - (before + times[-1] / 2)))
         _, ahead = min(leads)  # the quickest answer tells the time best
-        return Distance(
+        return protocol.Distance(
             statistics.median(times) / 2,
             max(self._bandwidth(leader) for _ in range(3)),
             ahead,
-            self._asked(leader, Sees(path)),
+            self._asked(leader, protocol.Sees(path)),
         )
 
     def _asked(self, leader: int, question: Any) -> Any:
@@ -164,7 +545,7 @@ class Gateway:
     def _bandwidth(self, leader: int) -> float:
         there, back = np.zeros(_BULK, np.uint8), np.empty(_BULK, np.uint8)
         start = time.perf_counter()
-        self._wire.send(leader, Echo(_BULK), [there])
+        self._wire.send(leader, protocol.Echo(_BULK), Load([there], sealed=False))
         self._wire.next()
-        self._wire.fill(leader, [back])
+        self._wire.fill(leader, [back], sealed=False)
         return 2 * _BULK / (time.perf_counter() - start)

@@ -11,11 +11,12 @@ import struct
 import time
 
 from ..errors import InvalidValue, SessionError
-from .cluster import PATIENCE, Cluster
-from .questions import End
+from ..machine import unlinked
+from .pool import PATIENCE, Cluster
+from .protocol import End
 
 GATEWAY = "SYNKRO_GATEWAY"
-"""The environment variable that tells such a program where its gateway listens."""
+"""The environment variable that tells a program on several hosts where its gateway listens."""
 
 _PARTING = 10.0  # seconds in which all hosts have to end their workers
 _CREDENTIALS = struct.Struct("3i")
@@ -24,13 +25,14 @@ _CREDENTIALS = struct.Struct("3i")
 class Joined(Cluster):
     """A session with a gateway that is there before, and stays."""
 
-    def __init__(self, seconds: float) -> None:
-        """All has to begin within *seconds*.
+    secret = False
 
-        Raises: InvalidValue if there is none; SessionError if it cannot serve.
+    def __init__(self, seconds: float) -> None:
+        """All hosts have to begin within *seconds*.
+
+        Raises: InvalidValue if there is no gateway; SessionError if it cannot serve.
         """
-        start = time.monotonic()
-        self._until = start + seconds
+        super().__init__(seconds)
         path = os.environ.get(GATEWAY, "")
         if not path:
             raise InvalidValue(
@@ -39,9 +41,16 @@ class Joined(Cluster):
                 "srun --ntasks-per-node=1 python -m synkro.cluster prog.py."
             )
         with contextlib.ExitStack() as undo, socket.socket(socket.AF_UNIX) as connected:
-            self._lock = self._locked(f"{path}-lock", undo)
             try:
+                self._lock = unlinked(f"{path}-lock", os.O_RDWR | os.O_CREAT)
+                undo.callback(os.close, self._lock)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 connected.connect(path)
+            except BlockingIOError:
+                raise SessionError(
+                    'hosts="mpi" serves one session at a time, and this program has one: close() it '
+                    "first."
+                ) from None
             except OSError as error:
                 raise SessionError(
                     f"the processes of MPI's have ended ({error}): start the program anew."
@@ -54,27 +63,8 @@ class Joined(Cluster):
             self._meet(connected, undo)
             self.hosts = [said.name for said in self.said]
             self.places = range(len(self.hosts))
-            self._compare()
-            undo.callback(self._leave)
-            self._undo = undo.pop_all()
-        self.seconds = time.monotonic() - start
-
-    @staticmethod
-    def _locked(path: str, undo: contextlib.ExitStack) -> int:
-        """The gateway serves one session at a time."""
-        try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            undo.callback(os.close, file)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SessionError(
-                'hosts="mpi" serves one session at a time, and this program has one: close() it first.'
-            ) from None
-        except OSError as error:
-            raise SessionError(
-                f"the processes of MPI's have ended ({error}): start the program anew."
-            ) from None
-        return file
+            self._settle(undo)
+        self._undo.callback(self._leave)
 
     def _await(self, fd: int) -> None:
         patience = self.left(PATIENCE)
@@ -92,12 +82,8 @@ class Joined(Cluster):
         with contextlib.suppress(OSError):
             self.gateway.send(End())
 
-    def close(self) -> None:
-        self._undo.close()
-
     def _leave(self) -> None:
         """Wait until the workers of all hosts have ended, and the gateway hangs up."""
-        self.kill()
         deadline = time.monotonic() + _PARTING
         with contextlib.suppress(OSError, EOFError):
             while self.gateway.poll(max(0.0, deadline - time.monotonic())):

@@ -1,13 +1,16 @@
 """One process of MPI's on each host: started from the main process, which stays outside of MPI.
 
+``reached`` says which way the hosts of ``fork(hosts=…, launcher=…)`` are reached, and reaches them.
+
 ::
 
     main process ── mpiexec ── launcher (ssh …) ──▶ process 1 on the second host
          │              └────────────────────────▶ process 0 on this host, the gateway
          └── socket, and a lifeline ───────────────────┘
 
-The key of the session goes to the other hosts on the launcher's standard input, and to the gateway in a
-file that nobody else may read: it is in no command line and no environment of mpiexec's.
+The key of the session, and the environment, go to the other hosts on the launcher's standard input, and
+the key to the gateway in a file that nobody else may read: they are in no command line, and mpiexec does
+not know them.
 """
 
 from __future__ import annotations
@@ -20,20 +23,21 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from ..errors import InvalidValue, SessionError
-from ..machine import readable_bytes, search_path
-from ..memory.segment import SHM_FOLDER
-from .cluster import BEGINNING, PATIENCE, Cluster, listed
-from .janitor import HAS_ENDED, temporary
-from .mpiexec import clean, found_mpiexec, held, kept, launcher_of
-from .questions import End
+from ..errors import A_LINE, InvalidType, InvalidValue, SessionError, shown
+from ..machine import python, readable_bytes, search_path, unlinked
+from ..memory.keeper import SHM_FOLDER
+from ..plan.hosts import Host, copies, named
+from . import mpiexec
+from .cleanup import HAS_ENDED, temporary
+from .joined import Joined
+from .pool import BEGINNING, PATIENCE, Cluster, listed
 
 _LAST_WORDS = 2000  # characters of mpiexec's output that an error tells
 _SAID = 1 << 20  # bytes of its end that are kept: it may be endless
@@ -43,6 +47,7 @@ _LOOK = 0.2  # seconds between looks at what processes that begin have printed
 _LACKS = re.compile(rb"(ModuleNotFound|Import)Error")
 _FIRST = 2 / 3  # of the time that is left until then for MPI to begin
 _kept: list[Path] = []  # logs of sessions that have failed, until one ends well
+_REMOVE_AT_END = "trap '' TERM; read -r _; rm -rf \"$1\""  # at the end of standard input
 _THERE = "Synkro is there"
 _ASKED = (
     "import os, sys, mpi4py, synkro.worker.loop; "
@@ -82,17 +87,17 @@ class Launch(Cluster):
     """The processes of MPI's of one session, which are started for it, and end with it."""
 
     def __init__(self, hosts: Sequence[str], launcher: str = "ssh", seconds: float = BEGINNING) -> None:
-        """Start them; *launcher* is "ssh", "slurm", or a program that is called as ssh is.  All has to
-        begin within *seconds*.
+        """Start the processes; *launcher* is "ssh", "slurm", or a program that is called as ssh is.  All
+        has to begin within *seconds*.
 
         Raises: InvalidValue if there is no such program; NotAvailable if there is no MPI; SessionError
         for what is wrong with the hosts: all of it, each with its cure.
         """
-        start = time.monotonic()
-        self._until = start + seconds
+        super().__init__(seconds)
         self.hosts, self.places = gateway_first(hosts)
-        self._mpiexec = found_mpiexec()
-        self._launcher = launcher_of(launcher, os.environ)
+        self._mpiexec = mpiexec.found_mpiexec()
+        self._launcher = mpiexec.launcher_of(launcher, os.environ)
+        self.secret = self._launcher.secret
         with contextlib.ExitStack() as undo:
             lifeline, self._lifeline = os.pipe()
             try:
@@ -106,9 +111,7 @@ class Launch(Cluster):
                 self._meet(self._connected(folder), undo, [lifeline])
             finally:
                 os.close(lifeline)
-            self._compare()
-            self._undo = undo.pop_all()
-        self.seconds = time.monotonic() - start
+            self._settle(undo)
 
     @property
     def way(self) -> str:
@@ -118,7 +121,7 @@ class Launch(Cluster):
         """A new folder, which goes when this process closes its end of the *lifeline*, or ends."""
         folder = os.path.join(temporary(), f"synkro-{os.urandom(8).hex()}")
         keeper = subprocess.Popen(
-            kept(folder),
+            ["sh", "-c", _REMOVE_AT_END, "sh", folder],
             stdin=lifeline,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -130,17 +133,20 @@ class Launch(Cluster):
         return folder
 
     def _start(self, folder: str, lifeline: int, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-        key, agent = Path(folder, "key"), Path(folder, "launcher")
-        key.write_text(os.urandom(32).hex() + "\n")
-        key.chmod(0o600)
-        agent.write_text(self._launcher.agent(folder))
-        agent.chmod(0o700)
-        environment = clean(os.environ) | self._mpiexec.environment(str(agent), folder)
+        agent = os.path.join(folder, "launcher")
+        for path, mode, text in (
+            (os.path.join(folder, "told"), 0o600, mpiexec.told(os.urandom(32), self.environment)),
+            (os.path.join(folder, "environment"), 0o600, mpiexec.exported(self.environment)),
+            (agent, 0o700, self._launcher.agent(folder)),
+        ):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(os.fsencode(text))
+        environment = mpiexec.needed(self.environment) | self._mpiexec.environment(agent, folder)
         environment["PYTHONPATH"] = os.pathsep.join(search_path())
         secret = "secret" if self._launcher.secret else "agreed"
-        program = [sys.executable, "-m", "synkro.cluster.process", folder, str(len(self.hosts)), secret]
+        program = [python(), "-m", "synkro.cluster.process", folder, str(len(self.hosts)), secret]
         process = subprocess.Popen(
-            held(self._mpiexec.command(self.hosts, str(agent), program, environment)),
+            mpiexec.held(self._mpiexec.command(self.hosts, agent, program, environment)),
             stdin=lifeline,
             stdout=self._log,
             stderr=self._log,
@@ -180,12 +186,15 @@ class Launch(Cluster):
         words = self.last_words()
         how = "mpiexec ended" if ready else f"MPI did not begin within {round(patience, 1):g} s"
         self.kill()  # it may go on and on
+        if why := mpiexec.stranger(words):
+            wrong = [f"{why}.{self.log()}"]
         wrong = (
             wrong
             or self._asked_one_by_one()
             or [
                 f"{how}, and each host answers by itself: look at what stands between them (a firewall, "
-                f"names that one of them does not know).{self.log()} The end of its output:\n{words}"
+                f"names that one of them does not know, somebody else who speaks to mpiexec's port)."
+                f"{self.log()} The end of its output:\n{words}"
             ]
         )
         raise SessionError(listed(wrong))
@@ -238,21 +247,21 @@ class Launch(Cluster):
             handle, path = tempfile.mkstemp(prefix="synkro-", suffix=".log")
             os.close(handle)
             self._copy = Path(path)
-            self._copy.write_bytes(self._said())
+            self._write_copy()
         return f" The log of all hosts is {self._copy}." if self._copy else ""
+
+    def _write_copy(self) -> None:
+        assert self._copy is not None
+        with open(self._copy, "wb", opener=unlinked) as file:
+            file.write(self._said())
 
     def _settle_log(self) -> None:
         """At the end: complete the copy of the log; if there is none, all is well: remove older ones."""
         if self._copy is not None:
-            self._copy.write_bytes(self._said())
+            self._write_copy()
             _kept.append(self._copy)
         while self._copy is None and _kept:
             _kept.pop().unlink(missing_ok=True)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.gateway.send(End())
-        self._undo.close()
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -273,7 +282,7 @@ class Launch(Cluster):
     def _asked(self, host: str) -> str:
         name, called = self._launcher.name, self._launcher.called
         paths = f"PYTHONPATH={os.pathsep.join(search_path())}"
-        command = shlex.join(["env", paths, sys.executable, "-c", _ASKED])
+        command = shlex.join(["env", paths, python(), "-c", _ASKED])
         patience = self.left(_ASKING)
         try:
             status, said = _outcome(self._launcher.command(host, command), patience)
@@ -292,9 +301,7 @@ class Launch(Cluster):
         if not status:
             return self._why_not_begun(host, said)
         if status in (126, 127):
-            return (
-                f"{host} has no {sys.executable}: install the same environment in the same place there."
-            )
+            return f"{host} has no {python()}: install the same environment in the same place there."
         if "Error: " in last:
             return f"{host}: {last}: install the same packages there (pip install mpi4py mpich for MPI)."
         check = shlex.join(self._launcher.command(host, "true"))
@@ -338,3 +345,44 @@ def _outcome(command: Sequence[str], patience: float) -> tuple[int | None, str]:
             process.wait()
         start = max(0, os.fstat(errors.fileno()).st_size - _LAST_WORDS)
         return status, os.pread(errors.fileno(), _LAST_WORDS, start).decode(errors="replace")
+
+
+def reached(
+    hosts: Any,
+    launcher: Any,
+    seconds: float = BEGINNING,
+    check: Callable[[Sequence[Host]], None] | None = None,
+) -> tuple[Cluster, tuple[Host, ...]]:
+    """The processes of MPI's on the hosts, which have to begin within *seconds*, and who these are.
+
+    Hosts that are to be started are handed to *check* before.
+
+    Raises: InvalidType, InvalidValue; NotAvailable; SessionError if they cannot work together.
+    """
+    if isinstance(launcher, os.PathLike):
+        launcher = os.path.abspath(launcher)
+    if launcher is not None and not isinstance(launcher, str):
+        raise InvalidType(
+            f"launcher= is 'ssh', 'slurm', or the path of a program that is called as ssh is; got "
+            f"{shown(launcher, A_LINE)}."
+        )
+    if isinstance(hosts, str) and hosts == "mpi":
+        if launcher is not None:
+            raise InvalidValue(
+                f'hosts="mpi" are there already, and launcher={shown(launcher, A_LINE)} would start '
+                f"some: give one."
+            )
+        joined = Joined(seconds)
+        return joined, tuple(map(Host, joined.hosts))
+    if (count := copies(os.environ)) > 1:
+        raise InvalidValue(
+            f"mpiexec, or srun, has started {count} copies of this program, and with "
+            f"hosts={shown(hosts)} each would start workers on all hosts. Start one copy; or the hosts "
+            f"themselves, by mpiexec -n HOSTS -ppn 1 python -m synkro.cluster prog.py, and say "
+            f'hosts="mpi".'
+        )
+    found = named(hosts, os.environ)
+    if check is not None:
+        check(found)
+    names = [host.name for host in found]
+    return Launch(names, mpiexec.best_launcher(hosts) if launcher is None else launcher, seconds), found

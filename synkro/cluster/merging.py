@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..comms.ops import OPERATIONS, reduce_share
+from ..plan.extents import Partial
 from ..values.arrays import Array
-from .traffic import Partial
 
 HERE = 0
 """The main process's host, whose part lies where the result is to be."""
 
 
 class Merging:
-    """Those of one result.  What comes in its turn is merged piece by piece, as it comes.
+    """The parts of one result.  What comes in its turn is merged piece by piece, as it comes.
 
     Attributes:
         nbytes: the bytes of a part.

@@ -3,24 +3,41 @@
 All of it goes the way of ssh: mpiexec calls an *agent*, a script of ours, with the name of a host and a
 command, once for each of the others.  So also where srun starts them: any host can be the first, and
 stands outside of the job if it has to, as when salloc leaves the program on the login node.
+
+mpiexec tells its environment to whoever comes first to its port.  So it gets a few variables only, and
+what it calls finds the rest in files of the session's folder.
 """
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..errors import InvalidValue, NotAvailable
+from ..errors import A_LINE, InvalidValue, NotAvailable, shown
+from ..machine import python
 
-KEY = "SYNKRO_KEY"
-"""The environment variable by which processes on other hosts get the key."""
+LINE = "SYNKRO_LINE_"
+"""How the environment variables begin by which processes on other hosts get the lines of ``told``."""
+
+_NEEDED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_\w+|PYTHON[A-Z0-9]+|"
+    r"(UCX|FI|HWLOC|MPICH|MPIR|OMPI_MCA|PRTE_MCA|PMIX_MCA)_\w+"
+)
+"""The variables that an interpreter needs to start, and those by which users set MPI up."""
+
+_SHELLS_OWN = re.compile(r"_|IFS|ENV|PS\d|OPT\w+|E?UID|PPID|GROUPS|LINENO|SHELLOPTS|BASH\w*")
+"""Variables that a shell may not be told."""
+
+_LONGEST = 1 << 16  # bytes of a line: a variable has at most twice as many
 
 _INHERITED = (  # by a program that mpiexec or srun has started: they would confuse ours
     *("PMI", "PMIX", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "OMPI_", "PRTE_"),
@@ -29,11 +46,15 @@ _INHERITED = (  # by a program that mpiexec or srun has started: they would conf
 _SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")  # a user's, which a launcher sets, too
 _PASSED = ("PYTHON", "UCX_", "FI_")  # what Open MPI does not pass on by itself
 
+_GREETED = "HYD_pmcd_pmiserv_proxy_init_cb"
+"""What hydra names where it does not take a process for one of its own."""
+
 _AGENT = """#!/bin/sh
-# Called as ssh is: starts a command on a host, which finds the key on its standard input.
+# Called as ssh is: starts a command on a host, which finds the lines of told on its standard input.
 while case "$1" in -*) true ;; *) false ;; esac; do shift; done
 host=$1
 shift
+. {folder}/environment
 exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has to close with it
 (  # ends with the main process, see held
     read -r _ < /proc/$PPID/fd/3
@@ -45,17 +66,19 @@ exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-  # mpiexec's port is among them, and has
 {reach}
 """
 _HELD = 'exec 3<&0; (read -r _ <&3; kill -9 0) > /dev/null 2>&1 & exec "$@" < /dev/null'
-_KEPT = "trap '' TERM; read -r _; rm -rf \"$1\""
-_COMMAND = f"IFS= read -r {KEY}; export {KEY}; $*"
+_COMMAND = (
+    "n=0; while IFS= read -r line; do "
+    rf"export {LINE}\$n=\$line; n=\$((n+1)); done; unset n line; $*"
+)
 _SRUN = """\
 export SLURM_OVERLAP=1 SLURM_MPI_TYPE=none SLURM_CPU_BIND=none  # which older ones do not know
 unset SLURM_DISTRIBUTION SLURM_HOSTFILE SLURM_INPUTMODE
 exec {launcher} --nodelist="$host" --nodes=1 --ntasks=1 --ntasks-per-node=1 """
 _REACH = {  # by the name of the launcher
-    "srun": _SRUN + f'sh -c "{_COMMAND}" < {{folder}}/key',
+    "srun": _SRUN + f'sh -c "{_COMMAND}" < {{folder}}/told',
     "pbs_tmrsh": 'exec {launcher} "$host" sh -c "$*"',  # nothing on its standard input gets there
 }
-_SSH = f'exec {{launcher}} "$host" "{_COMMAND}" < {{folder}}/key'
+_SSH = f'exec {{launcher}} "$host" "{_COMMAND}" < {{folder}}/told'
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
@@ -67,15 +90,55 @@ def clean(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def needed(environment: Mapping[str, str]) -> dict[str, str]:
+    """What mpiexec gets of *environment*: no secret, as anybody may ask it."""
+    return {name: value for name, value in environment.items() if _NEEDED.fullmatch(name)}
+
+
+def exported(environment: Mapping[str, str]) -> str:
+    """The lines by which a shell takes *environment* over."""
+    names = [name for name in environment if name.isidentifier() and name.isascii()]
+    return "".join(
+        f"export {name}={shlex.quote(environment[name])}\n"
+        for name in names
+        if not _SHELLS_OWN.fullmatch(name)
+    )
+
+
+def told(key: bytes, environment: Mapping[str, str]) -> str:
+    """The lines that processes on other hosts find on their standard input; ``heard`` reads them."""
+    packed = base64.b64encode(zlib.compress(json.dumps(dict(environment)).encode())).decode()
+    pieces = [packed[at : at + _LONGEST] for at in range(0, len(packed), _LONGEST)]
+    return "".join(f"{line}\n" for line in (key.hex(), *pieces))
+
+
+def heard(lines: Sequence[str]) -> tuple[bytes, dict[str, str]]:
+    """The key and the environment in lines that ``told`` has made."""
+    key, *pieces = lines
+    environment: dict[str, str] = json.loads(zlib.decompress(base64.b64decode("".join(pieces))))
+    return bytes.fromhex(key), environment
+
+
+def handed_over() -> list[str]:
+    """The lines that the launcher has handed to this process, which it then forgets."""
+    names = sorted((n for n in os.environ if n.startswith(LINE)), key=lambda n: int(n[len(LINE) :]))
+    return [os.environ.pop(name) for name in names]
+
+
 def held(command: Sequence[str]) -> list[str]:
     """*command*, in a session of its own, which is killed at the end of what is its standard input; that
     is descriptor 3 then."""
     return ["sh", "-c", _HELD, "sh", *command]
 
 
-def kept(folder: str) -> list[str]:
-    """A command that removes *folder* at the end of its standard input."""
-    return ["sh", "-c", _KEPT, "sh", folder]
+def stranger(words: str) -> str:
+    """Who has ended MPICH's mpiexec, by its last *words*: empty if that was none but its own."""
+    if _GREETED not in words:
+        return ""
+    return (
+        "somebody who is none of its processes has connected to mpiexec's port, and has said what one "
+        "says there (a replayed handshake), which ends mpiexec; look for who is on the network"
+    )
 
 
 class Launcher(NamedTuple):
@@ -91,20 +154,19 @@ class Launcher(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """What messages call the launcher."""
         return os.path.basename(self.path)
 
     @property
     def secret(self) -> bool:
-        """Whether it hands its standard input over, and so the key."""
+        """Whether the launcher hands its standard input over, and so the key and the environment."""
         return self.name != "pbs_tmrsh"
 
     def agent(self, folder: str) -> str:
-        """A script that mpiexec calls as ssh; the key is a file in *folder*."""
-        reach = _REACH.get(self.name, _SSH)
-        return _AGENT.format(
-            reach=reach.format(launcher=shlex.quote(self.path), folder=shlex.quote(folder))
-        )
+        """A script that mpiexec calls as ssh; in *folder* there are the files environment and told."""
+        quoted = shlex.quote(folder)
+        reach = _REACH.get(self.name, _SSH).format(launcher=shlex.quote(self.path), folder=quoted)
+        return _AGENT.format(reach=reach, folder=quoted)
 
     def command(self, host: str, command: str) -> list[str]:
         """A command line that runs *command*, of a shell, on a host."""
@@ -136,13 +198,13 @@ def launcher_of(launcher: str, environment: Mapping[str, str]) -> Launcher:
     if found is None and os.path.exists(program):
         is_what = "a folder" if os.path.isdir(program) else "no program (chmod +x makes it one)"
         raise InvalidValue(
-            f"launcher={launcher!r} is {is_what}: give 'ssh', 'slurm', or the path of a program that is "
-            f"called as ssh is."
+            f"launcher={shown(launcher, A_LINE)} is {is_what}: give 'ssh', 'slurm', or the path of a "
+            f"program that is called as ssh is."
         )
     if found is None:
         raise InvalidValue(
-            f"launcher={launcher!r}: there is no such program. Give 'ssh', 'slurm', or one that is "
-            f"called as ssh is."
+            f"launcher={shown(launcher, A_LINE)}: there is no such program. Give 'ssh', 'slurm', or one "
+            f"that is called as ssh is."
         )
     if os.path.basename(program) == "srun" and "SLURM_JOB_ID" not in environment:
         raise InvalidValue(
@@ -153,7 +215,7 @@ def launcher_of(launcher: str, environment: Mapping[str, str]) -> Launcher:
 
 
 class Mpiexec(NamedTuple):
-    """The one that belongs to the MPI library, as far as one can see.
+    """The mpiexec that belongs to the MPI library, as far as one can see.
 
     Attributes:
         path: where it is.
@@ -184,7 +246,7 @@ class Mpiexec(NamedTuple):
         ]
 
     def environment(self, agent: str, folder: str) -> dict[str, str]:
-        """What it has to find in its environment; files go to *folder*."""
+        """What mpiexec has to find in its environment; files go to *folder*."""
         if not self.open_mpi:
             return {}
         settings = {"plm": "ssh", "plm_ssh_agent": agent, "plm_ssh_no_tree_spawn": "1"}
@@ -198,7 +260,7 @@ class Mpiexec(NamedTuple):
 
 def found_mpiexec() -> Mpiexec:
     """Raises: NotAvailable."""
-    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    beside = os.path.join(os.path.dirname(python()), "mpiexec")
     path = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
     if path is None or importlib.util.find_spec("mpi4py") is None:
         missing = "mpi4py" if path else "mpiexec"
@@ -210,6 +272,6 @@ def found_mpiexec() -> Mpiexec:
         first, *_ = says.strip().splitlines() or ["nothing"]
         raise NotAvailable(
             f"hosts= needs the mpiexec of MPICH, or of Open MPI 5 or later, and {path} is another one: "
-            f"it says {first!r}. pip install mpich."
+            f"it says {shown(first)}. pip install mpich."
         )
     return Mpiexec(path, open_mpi is not None)

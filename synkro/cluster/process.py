@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import SessionError, SharedMemoryError
 from ..ipc.process import hold_on_to
-from .cluster import ENDS
-from .janitor import NO_MEMORY, sweep, watch
-from .mpiexec import KEY
+from .cleanup import NO_MEMORY, sweep, tell, watch
+from .mpiexec import handed_over, heard
+from .pool import ENDS
+from .seals import ForgedError
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -34,30 +35,38 @@ _READING = 1.0  # seconds in which mpiexec can read what a process says last
 def main(folder: str, count: str, key_is: str) -> None:
     """Be the gateway, or the leader of a host, of *count* hosts.
 
-    *key_is* says where the key of the session is: "secret", with each of the processes; or "agreed" on
-    by MPI, as the launcher hands nothing over.
+    *key_is* says where the key of the session is: "secret", with each of the processes, as is the
+    environment; or "agreed" on by MPI, as the launcher hands nothing over.
     """
     held = watch(folder)
     signal.alarm(_BEGINNING)
-    key = None
+    key: bytes | None = None
+    environment: dict[str, str] = {}
     if key_is == "secret":
-        text = os.environ.pop(KEY, "") or Path(folder, "key").read_text(encoding="ascii")
-        key = bytes.fromhex(text.strip())
-    work(key, int(count), held, lambda gateway: _serve(gateway, folder))
+        lines = handed_over() or Path(folder, "told").read_text(encoding="ascii").split()
+        key, environment = heard(lines)
+    work(key, int(count), held, lambda gateway: _serve(gateway, folder), environment)
 
 
-def work(key: bytes | None, count: int, held: int, as_gateway: Callable[[Gateway], None]) -> None:
+def work(
+    key: bytes | None,
+    count: int,
+    held: int,
+    as_gateway: Callable[[Gateway], None],
+    environment: dict[str, str],
+) -> None:
     """Begin MPI, be one of *count* processes, and end MPI.  An error ends all of them.
 
-    *held* is what ``watch`` has returned.  An alarm that is set, by which this process ends, counts
-    until all have begun: MPI waits for hosts that are not there any more.
+    *held* is what ``watch`` has returned, *environment* the main process's, if that has come here.  An
+    alarm that is set, by which this process ends, counts until all have begun: MPI waits for hosts that
+    are not there any more.
     """
     from . import wire  # noqa: PLC0415  which begins MPI
 
     try:
         if wire.count() != count:
             raise SessionError(strangers(count, wire.count(), wire.library()))
-        ends = wire.Wire(key)
+        ends = wire.Wire(key, lambda seconds: tell(held, seconds))
         signal.alarm(0)
         sweep()
         if ends.number == wire.GATEWAY:
@@ -69,7 +78,7 @@ def work(key: bytes | None, count: int, held: int, as_gateway: Callable[[Gateway
         else:
             from .leader import Leader  # noqa: PLC0415
 
-            Leader(ends, held).serve()
+            Leader(ends, held, environment).serve()
         signal.alarm(_ENDING)
         wire.end()
     except BaseException as error:
@@ -78,7 +87,7 @@ def work(key: bytes | None, count: int, held: int, as_gateway: Callable[[Gateway
         if isinstance(error, SharedMemoryError):
             begin = NO_MEMORY.format(pid=os.getpid(), name=socket.gethostname())
             _say(f"{begin}{error}")
-        elif isinstance(error, SessionError):
+        elif isinstance(error, SessionError | ForgedError):
             _say(f"Synkro: {error}")
         else:
             _say(traceback.format_exc())

@@ -1,26 +1,37 @@
 """A host's relay: it passes on what the ranks of its host have written down (``comms.journal``).
 
 It makes *batches* for the other hosts, and does here what theirs say.  The batches from one host to
-another have to come in order; who carries them is not its business.
+another have to come in order; who carries them is not its business.  A ``WireRelay`` sends them by MPI.
+
+Whether a rank has answered a command is not in the journals: it says so in the block of its host.  Ranks
+that wait in a collective have to know.  So the hosts tell each other, when there is something in the
+journals at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..comms.board import LINE, SLEEPS, UNAWAITED, board_bytes
 from ..comms.journal import ALL, ENTRY, FORGET, HOST, SHOW, WHAT, WORD, JournalReader, bed
-from ..ipc.waiting import Fence
+from ..ipc.descriptors import Inherited
+from ..ipc.waiting import new_fence
 from ..memory.arena import Arena
 from ..memory.mapping import give_back, map_file
 from ..memory.segment import explained, require_memory
 from ..plan.call import Access
+from .loads import Load
+from .protocol import Ended, Shown
+
+if TYPE_CHECKING:
+    from .wire import Wire  # which begins MPI
 
 _WORD = 8
 
@@ -37,7 +48,7 @@ class Passed(NamedTuple):
 
 
 class Relay:
-    """One host's.
+    """The relay of one host.
 
     Attributes:
         wake: the eventfd that it sleeps on.
@@ -66,7 +77,7 @@ class Relay:
         self._board = map_file(file, behind, Access.WRITE).data.cast("Q")
         self._journals = [JournalReader(file, behind, rank) for rank in self._ranks]
         self._bed = bed(file, behind)
-        self._fence = Fence()
+        self._fence = new_fence()
 
     # ── what goes out ────────────────────────────────────────────────────────────────────────────
 
@@ -88,13 +99,13 @@ class Relay:
             passed[host] = Passed(mine.tobytes(), [self._bytes(at, n) for _, at, n, _ in shown])
         return passed
 
-    def dozing(self, doze: Callable[[], object]) -> None:
-        """Do *doze*, which ends when ``wake`` is readable: a rank has written something down."""
+    def sleeping(self, nap: Callable[[], object]) -> None:
+        """Do *nap*, which ends when ``wake`` is readable: a rank has written something down."""
         self._bed[0] = 1
         self._fence()  # "it sleeps" is stored before the loads of what was written down
         try:
             if not self.has_news():
-                doze()
+                nap()
         finally:
             self._bed[0] = 0
             with contextlib.suppress(BlockingIOError):  # nobody has woken it
@@ -122,7 +133,7 @@ class Relay:
                 give_back(self._file, at, value)
         if awaited:
             self._fence()  # the words before the loads of who sleeps
-            self._rouse()
+            self._wake()
 
     def _store(self, at: int, value: int) -> None:
         if at < _WORD * len(self._board):
@@ -130,7 +141,7 @@ class Relay:
         else:  # of members, whose lines lie in the arena
             self._bytes(at, _WORD).cast("Q")[0] = value
 
-    def _rouse(self) -> None:
+    def _wake(self) -> None:
         """Wake the ranks of this host that sleep."""
         for rank in self._ranks:
             if self._board[rank * LINE + SLEEPS]:
@@ -143,7 +154,7 @@ class Relay:
         return self._arena.view(start, (stop - start,), np.uint8).data[at - start : at - start + nbytes]
 
     def _reserved(self, at: int, nbytes: int) -> memoryview:
-        """The same, after memory has been reserved where there is none."""
+        """A part of the arena, after memory has been reserved where there is none."""
         try:
             if os.lseek(self._file, at, os.SEEK_HOLE) < at + nbytes:
                 require_memory(nbytes)
@@ -151,3 +162,84 @@ class Relay:
         except OSError as error:
             raise explained(error, nbytes) from None
         return self._bytes(at, nbytes)
+
+
+class WireRelay:
+    """A host's relay, and the wire by which it exchanges batches with the others."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        hosts: Sequence[range],
+        inherited: Inherited,
+        answered: Callable[[int], int],
+    ) -> None:
+        """*hosts* are the ranks of each process of MPI's; *inherited* what the workers of this host
+        inherit, which this object closes; *answered* tells the last command that a rank has answered."""
+        self._wire = wire
+        self._inherited = inherited
+        filled = [number for number, ranks in enumerate(hosts) if ranks]
+        self._numbers = sorted(filled, key=lambda number: hosts[number].start)
+        self._ranks = hosts[wire.number]
+        self._answered = answered
+        self._told: dict[int, int] = {}
+        self._active = False
+        self._relay: Relay | None = None
+        if self._ranks:
+            here = self._numbers.index(wire.number)
+            ranges = [hosts[number] for number in self._numbers]
+            wakes = inherited.wakes, inherited.wake_relay
+            self._relay = Relay(inherited.arena, sum(map(len, hosts)), ranges, here, *wakes)
+
+    def called(self) -> bool:
+        """Whether ranks of this host have shown something, while collectives go on."""
+        return self._active and self._relay is not None and self._relay.has_news()
+
+    def step(self, busy: Callable[[], bool]) -> bool:
+        """Pass on what is new; *busy* says whether a command goes on.  Returns whether something was."""
+        if self._relay is None or not (self._active or self._relay.has_news()):
+            return False
+        # read before the journals are: what a rank has written down comes before its answer
+        answered = {rank: self._answered(rank) for rank in self._ranks} if self._active else {}
+        passed = self._pass_on(self._relay)
+        news = {rank: number for rank, number in answered.items() if self._told.get(rank) != number}
+        if news:
+            self._told |= news
+            for number in self._numbers:
+                if number != self._wire.number:
+                    self._wire.send(number, Ended(news))
+        if not (passed or news or busy()):
+            self._active = False
+        return passed or bool(news)
+
+    def _pass_on(self, relay: Relay) -> bool:
+        """Send what the ranks of this host have shown; returns whether there was something."""
+        passed = relay.outgoing()
+        for host, (entries, shown) in passed.items():
+            self._wire.send(self._numbers[host], Shown(entries), Load(shown))
+            self._active = True
+        return bool(passed)
+
+    def take(self, source: int, shown: Shown) -> None:
+        """What another host has passed on has come.  Raises: SharedMemoryError.
+
+        While it comes, what is shown here goes: both ways at the same time.
+        """
+        self._active = True
+        if (relay := self._relay) is not None:
+            meanwhile = functools.partial(self._pass_on, relay)
+            relay.apply(shown.entries, lambda views: self._wire.fill(source, views, meanwhile=meanwhile))
+
+    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+        """Do *nap*, which ends when one of the descriptors that it gets is readable."""
+        if self._relay is None:
+            nap([])
+        else:
+            wake = self._relay.wake
+            self._relay.sleeping(lambda: nap([wake]))
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._relay = None
+        for fd in self._inherited.listed():
+            os.close(fd)

@@ -1,8 +1,8 @@
 """Messages between hosts, by MPI; no other file imports mpi4py.
 
-A message has a head, an object that is pickled, and bodies: bytes that go from memory to memory.  Each
-head carries a digest under the key of the session, so that nothing is unpickled that came from others.
-MPI keeps the order of messages from one process to another, and loses none.
+A message has a head, an object that is pickled, and loads: bytes that go from memory to memory.  All of
+it carries digests under the key of the session (``seals``), so that nothing is unpickled, or believed,
+that came from others.  MPI keeps the order of messages from one process to another, and loses none.
 
 MPI wakes nobody: it has to be asked whether something has come.  Whoever waits polls for a moment, and
 then sleeps on the sockets that MPI has opened, between looks: those end also where MPI uses no sockets.
@@ -11,8 +11,6 @@ then sleeps on the sockets that MPI has opened, between looks: those end also wh
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import math
 import os
 import pickle
@@ -20,8 +18,10 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,20 +29,20 @@ from numpy.typing import NDArray
 os.environ.setdefault("UCX_TCP_RX_SEG_SIZE", "256k")  # fewer calls of the kernel for large messages
 from mpi4py import MPI  # which begins MPI, and reads that
 
-from ..errors import InternalError
 from ..ipc.waiting import Patience, spin
-from ..plan.split import Span
-from . import orders, questions
+from . import protocol
+from .loads import STREAMED, Conveyor, Load, add, are_apart, buffers, cut, cuts
+from .protocol import Forged, Over, Silent
+from .seals import CUT, DIGEST_BYTES, LEFT_OUT, LONG, Buffer, ForgedError, Seals
 
-_HEAD, _BODY, _BEAT = 1, 2, 3  # tags
-_CHUNK = 1 << 26  # bytes of one message at most
-_PIECE = 1 << 21  # bytes of one of a stream, which stay in a cache until they are used
-_DIGEST_BYTES = 32
+_HEAD, _BODY, _SEAL, _BEAT = 1, 2, 3, 4  # tags
+_POSTED = 64  # pieces that are awaited at the same time
 
 _PARTING = 10.0  # seconds of silence at least, in which the others can end their workers
 _IDLE = 10.0  # seconds of silence of the gateway between two sessions
 _ABSENT = 1.0  # seconds without a look after which nobody knows what has come meanwhile
 _LOOK = 0.1  # and from one look for those of others to the next
+_SLOW = 1e5  # bytes a second that the slowest network brings
 _SPIN = 500e-6  # seconds to poll before the first nap
 _FAST = 1e9  # bytes a second of a network on which naps would take longer than what is awaited
 _SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
@@ -53,8 +53,6 @@ _NAP = 8e-3  # seconds of the longest nap, where sockets may not say that a mess
 _LONG_NAP = 64e-3  # and where they do
 _FDS = 1024  # from here on select() knows no descriptors
 
-Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
-
 GATEWAY = 0
 """The number of the process beside the main process."""
 
@@ -63,111 +61,154 @@ BEAT = 1.0
 
 
 class SilenceError(Exception):
-    """Nothing is heard of a *host* any more."""
+    """Nothing is heard of a *host* any more by process *at*."""
 
-    def __init__(self, host: int) -> None:
-        super().__init__(f"nothing is heard of host {host}")
-        self.host = host
-
-
-class Over(NamedTuple):
-    """Nothing of this session follows."""
+    def __init__(self, host: int, at: int) -> None:
+        super().__init__(f"nothing is heard of host {host} at host {at}")
+        self.host, self.at = host, at
 
 
-_KINDS = [
-    kind
-    for names in (vars(orders), vars(questions), {"Over": Over})
-    for kind in names.values()
-    if isinstance(kind, type) and issubclass(kind, tuple)
-]
+def news_of(error: SilenceError | ForgedError) -> Silent | Forged:
+    """What others are told of a host that is lost."""
+    if isinstance(error, ForgedError):
+        return Forged(error.host, error.at, error.what)
+    return Silent(error.host, error.at)
+
+
+_KINDS = [kind for kind in vars(protocol).values() if isinstance(kind, type) and issubclass(kind, tuple)]
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class Wire:
-    """This process's end.
+    """This process's end of the messages between hosts.
 
     Attributes:
         number, count: which of the processes this is, and how many there are: one a host.
     """
 
-    def __init__(self, key: bytes | None) -> None:
-        """*key* is None if the processes have no other way to agree on one than MPI."""
+    def __init__(self, key: bytes | None, alive: Callable[[float], object]) -> None:
+        """*key* is None if the processes have no other way to agree on one than MPI.
+
+        With each beat of another process than the gateway ``alive(seconds)`` is told when the next comes
+        at the latest: while a session lives.  All hear all then, and else the gateway and the others.
+        """
         self._comm = MPI.COMM_WORLD
-        self._key = self._agreed() if key is None else key
-        self._sending: list[tuple[Any, Any]] = []  # requests, and what they send
+        self._alive = alive
         self.number, self.count = self._comm.rank, self._comm.size
-        others = range(1, self.count) if self.number == GATEWAY else [GATEWAY]
-        self._heard = dict.fromkeys(others, time.monotonic())  # when those that beat were heard last
+        if key is None:
+            agreed = bytearray(os.urandom(DIGEST_BYTES))
+            self._comm.Bcast([agreed, MPI.BYTE], GATEWAY)
+            key = bytes(agreed)
+        self._seals = Seals(key, self.number, self.count)
+        self._sending: list[tuple[Any, Any]] = []  # requests, and the heads and beats that they send
+        self._conveyors: dict[int, Conveyor] = {}  # loads, by process
+        self._spare: list[NDArray[np.uint8]] = []
+        self._filling = False  # whether loads are on their way
+        self._others = set(range(self.count)) - {self.number}
+        self._steady = self._others if self.number == GATEWAY else {GATEWAY}  # also without a session
+        self._heard = dict.fromkeys(self._steady, time.monotonic())  # when those were heard last
+        self._awaited: dict[int, float] = {}  # whose piece is awaited, and until when it has to come
         self._beaten = self._looked = 0.0
         self._idle = math.inf if self.number == GATEWAY else _IDLE
         self._limit = self._idle
+        self._told = math.inf
         self._over: set[int] = set()  # those that are
         self._patience = Patience(_SPIN)
         self._busy = 0.0  # when there was something to do last
         self._eager = 0.0  # until when bytes on their way are polled for
         self._sleep = _Sleep()
-        self._pieces: NDArray[np.uint8] = np.empty((0, 0), np.uint8)
+        self._buffers: NDArray[np.uint8] = np.empty((0, 0), np.uint8)
         self._wait_until(self._comm.Ibarrier().Test)  # a host that cannot be reached shows here
 
-    def _agreed(self) -> bytes:
-        key = bytearray(os.urandom(_DIGEST_BYTES))
-        self._comm.Bcast([key, MPI.BYTE], GATEWAY)
-        return bytes(key)
+    def send(self, to: int, head: Any, *loads: Load) -> Callable[[], bool] | None:
+        """Send a message; its loads are to stay until ``flush`` says that all is sent.
 
-    def send(self, to: int, head: Any, bodies: Sequence[Buffer] = ()) -> list[Any]:
-        """Send a message; *bodies* must not change before ``flush`` says that all is sent.
-
-        Returns what is true as long as a part of the bodies is on its way, for each part.
+        Returns what says whether a part of the loads is on its way, if there are any.
         """
         self.sent()  # lets go of what is
-        payload = pickle.dumps(_plain(head), 5)
-        sealed = self._digest(payload) + payload
-        self._begin(sealed, to, _HEAD)
-        return [self._begin(piece, to, _BODY) for body in bodies for piece in _pieces(body)]
+        self._begin(self._seals.head(to, pickle.dumps(_plain(head), 5)), to, _HEAD)
+        filled = [load for load in loads if any(map(len, load.bodies))]
+        if not filled:
+            return None
+        if to not in self._conveyors:
+            self._conveyors[to] = Conveyor(partial(self._begin_piece, to), self._look, self._spare)
+        self._filling = True
+        digested = [(load, self._seals.load_to(to) if load.sealed else None) for load in filled]
+        return self._conveyors[to].add(digested)
 
-    def _digest(self, payload: bytes) -> bytes:
-        return hashlib.blake2b(payload, key=self._key, digest_size=_DIGEST_BYTES).digest()
+    def send_last(self, head: Any) -> None:
+        """Have the gateway get a message, however the others do.  Raises: SilenceError, ForgedError."""
+        self._listen(self._steady, self._limit)
+        self.send(GATEWAY, head)
+        request, _ = self._sending[-1]
+        self._wait_until(request.Test)
 
-    def _begin(self, piece: Buffer, to: int, tag: int) -> Any:
+    def _begin(self, message: Buffer, to: int, tag: int) -> None:
+        self._expect(len(message))
+        self._sending.append((self._comm.Isend([message, MPI.BYTE], to, tag), message))
+
+    def _begin_piece(self, to: int, piece: Buffer, is_digest: bool) -> Any:
         self._expect(len(piece))
-        request = self._comm.Isend([piece, MPI.BYTE], to, tag)
-        self._sending.append((request, piece))
-        return request  # which is false when it has been seen to be done
+        return self._comm.Isend([piece, MPI.BYTE], to, _SEAL if is_digest else _BODY)
+
+    def _look(self) -> None:
+        """Have MPI go on with what travels."""
+        self._comm.Iprobe(MPI.ANY_SOURCE, _BEAT)
 
     def _expect(self, nbytes: int) -> None:
-        """So many bytes are on their way: poll for them as long as a fast network takes."""
+        """*nbytes* are on their way: poll for them as long as a fast network takes."""
         self._eager = max(time.perf_counter(), self._eager) + nbytes / _FAST
 
     def sent(self) -> bool:
         """Whether all messages are sent, so that what they were made of may change."""
         self._sending = [each for each in self._sending if not each[0].Test()]
-        return not self._sending
+        return not self._push() and not self._sending
+
+    def _push(self) -> bool:
+        """Have loads go on; returns whether some are on their way."""
+        if self._filling:
+            self._filling = any([not each.push() for each in self._conveyors.values()])  # noqa: C419  of all
+        return self._filling
 
     def receive(self, of: int = MPI.ANY_SOURCE) -> tuple[int, Any] | None:
-        """The head of the next message, *of* a process if given, and who sent it; None if there is none.
+        """Who sent the next message, *of* a process if given, and its head; None if there is none.
 
-        Its bodies have to be received next, by ``fill``.
+        Its loads have to be received next, by ``fill`` and ``stream``.  Raises: ForgedError; also, and
+        SilenceError, if that is what it says.
         """
-        status = MPI.Status()
-        if not self._comm.Iprobe(of, _HEAD, status):
+        found = self._taken(of, _HEAD)
+        if found is None:
             return None
-        source = status.Get_source()
-        sealed = bytearray(status.Get_count(MPI.BYTE))
-        self._comm.Recv([sealed, MPI.BYTE], source, _HEAD)
-        digest, payload = bytes(sealed[:_DIGEST_BYTES]), bytes(sealed[_DIGEST_BYTES:])
-        if not hmac.compare_digest(digest, self._digest(payload)):
-            raise InternalError(f"a message that came as from host {source} is not from this session.")
-        head = _named(*pickle.loads(payload))
+        source, message = found
+        head = _named(*pickle.loads(self._seals.opened(source, message)))
         if isinstance(head, Over):  # perhaps before this process knows that the session ends
             self._over.add(source)
+        if isinstance(head, Forged):
+            raise ForgedError(*head)
+        if isinstance(head, Silent):
+            raise SilenceError(*head)
         return source, head
 
+    def _taken(self, of: int, tag: int) -> tuple[int, memoryview] | None:
+        """Who sent the next message with this *tag*, and its bytes; None if there is none."""
+        status = MPI.Status()
+        if not self._comm.Iprobe(of, tag, status):
+            return None
+        source = status.Get_source()
+        message = memoryview(bytearray(status.Get_count(MPI.BYTE)))
+        self._comm.Recv([message, MPI.BYTE], source, tag)
+        return source, message
+
     def live(self, limit: float) -> None:
-        """From now on all that waits raises SilenceError if one of those that this process talks to is
-        not heard for *limit* seconds.
+        """A session lives: from now on all that waits raises SilenceError if one of the others is not
+        heard for *limit* seconds.
         """
-        self._heard = dict.fromkeys(self._heard, time.monotonic())
-        self._limit = limit
+        self._listen(self._others, limit)
+
+    def _listen(self, others: Iterable[int], limit: float) -> None:
+        self._heard = dict.fromkeys(others, time.monotonic())
+        self._limit = self._told = limit
+        self._tell()
         self._sleep.look_for_sockets()
 
     def part(self, hear: Callable[[Any], None] | None = None) -> None:
@@ -178,9 +219,11 @@ class Wire:
 
         Raises: SilenceError.
         """
-        self.live(max(self._limit, _PARTING))
-        self._part(set(range(self.count)) - {self.number}, hear)
-        self.live(self._idle)
+        self._listen(self._steady, max(self._limit, _PARTING))
+        self._part(self._others, hear)
+        self._listen(self._steady, self._idle)
+        self._told = math.inf
+        self._tell()
 
     def leave(self) -> None:
         """There will be no other session: the gateway and the leaders have nothing more to say."""
@@ -190,17 +233,21 @@ class Wire:
             self._discard(source, _BEAT)
 
     def _part(self, others: set[int], hear: Callable[[Any], None] | None) -> None:
-        for other in others:
-            self.send(other, Over())
+        silent = set(others)  # those that have not been told
 
         def parted() -> bool:
             self.beat()
+            for other in tuple(silent):
+                if other not in self._conveyors or self._conveyors[other].push():  # loads come before it
+                    self.send(other, Over())
+                    silent.remove(other)
             for source in others - self._over:  # the rest may say what belongs to the next session
                 while source not in self._over and (message := self.receive(source)) is not None:
                     if hear is not None:
                         hear(message[1])
                 self._discard(source, _BODY)
-            return others <= self._over
+                self._discard(source, _SEAL)
+            return not silent and others <= self._over
 
         self._wait_until(parted)
         self._over -= others
@@ -208,16 +255,16 @@ class Wire:
 
     def _discard(self, source: int, tag: int) -> None:
         """Forget what has come from *source* with this *tag*."""
-        status = MPI.Status()
-        while self._comm.Iprobe(source, tag, status):
-            lost = bytearray(status.Get_count(MPI.BYTE))
-            self._comm.Recv([lost, MPI.BYTE], source, tag)
+        while self._taken(source, tag) is not None:
+            pass
 
     def beat(self) -> bool:
-        """Let them hear of this process, and hear of them; returns whether a second has passed.
+        """Have loads go on, let the others hear of this process, and hear of them; returns whether a
+        second has passed.
 
-        Raises: SilenceError.
+        Raises: SilenceError, ForgedError.
         """
+        self._push()
         now = time.monotonic()
         absent = now - self._looked
         if absent < _LOOK:
@@ -225,57 +272,111 @@ class Wire:
         self._looked = now
         if absent > _ABSENT:
             self._heard = dict.fromkeys(self._heard, now)
-        status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, _BEAT, status):
-            source = status.Get_source()
-            self._comm.Recv([bytearray(), MPI.BYTE], source, _BEAT)
-            self._heard[source] = now
+            self._awaited = {source: until + absent for source, until in self._awaited.items()}
+        while (found := self._taken(MPI.ANY_SOURCE, _BEAT)) is not None:
+            source, beat = found
+            if self._seals.check_beat(source, beat) and not self._comm.Iprobe(source, _HEAD):
+                raise ForgedError(source, self.number, LEFT_OUT)
+            if source in self._heard:
+                self._heard[source] = now
         for other, heard in self._heard.items():
             if now - heard > self._limit:
-                raise SilenceError(other)
+                raise SilenceError(other, self.number)
+            if now > self._awaited.get(other, now) and now - heard < self._limit / 2:
+                raise ForgedError(other, self.number, LEFT_OUT)
         if now - self._beaten < BEAT:
             return False
         self._beaten = now
+        self._tell()
         self.sent()
         for other in self._heard:
-            self._begin(memoryview(b""), other, _BEAT)
+            self._begin(self._seals.beat(other), other, _BEAT)
         return True
 
+    def _tell(self) -> None:
+        if self.number != GATEWAY:  # whom the main process ends
+            self._alive(self._told)
+
     def fill(
-        self, source: int, bodies: Sequence[Buffer], meanwhile: Callable[[], object] = tuple
+        self,
+        source: int,
+        bodies: Sequence[Buffer],
+        sealed: bool = True,
+        meanwhile: Callable[[], object] = tuple,
     ) -> None:
-        """Receive the bodies of the last message from *source* into memory of their sizes.
+        """Receive a load of the last message from *source* into memory of its sizes.
 
-        *meanwhile* is done again and again until all are here; it may send.
+        *meanwhile* is done again and again until all is here; it may send.  Raises: ForgedError.
         """
-        pieces = [piece for body in bodies for piece in _pieces(body)]
+        pieces = cut(Load(bodies, sealed))
+        ahead = _POSTED if are_apart(pieces) else 1  # what was shown twice comes twice
+        for _ in self._arriving(source, pieces, sealed, ahead, meanwhile):
+            pass
+
+    def stream(self, source: int, nbytes: int, sealed: bool = True) -> Iterator[NDArray[np.uint8]]:
+        """Receive a load that is streamed: each piece is there until the next one is asked for.
+
+        Meanwhile the next one is on its way.  After the last one: raises ForgedError.
+        """
+        if not len(self._buffers):
+            self._buffers = buffers()  # kept, as fresh pages take as long as bytes
+        room, spans = self._buffers, enumerate(cuts(nbytes))
+        pieces = [room[number % STREAMED, : stop - start] for number, (start, stop) in spans]
+        yield from self._arriving(source, pieces, sealed, STREAMED)
+
+    def _arriving(
+        self,
+        source: int,
+        pieces: Sequence[Any],
+        sealed: bool,
+        ahead: int,
+        meanwhile: Callable[[], object] = tuple,
+    ) -> Iterator[Any]:
+        """Receive a load, *ahead* pieces at the same time, and check its digest."""
+        if not pieces:
+            return
+        digest = self._seals.load_from(source) if sealed else None
         self._expect(sum(map(len, pieces)))
-        requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces]
-
-        def filled() -> bool:
-            meanwhile()
-            return bool(MPI.Request.Testall(requests))
-
-        self._wait_until(filled)
-
-    def stream(self, source: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
-        """Receive what ``in_pieces`` has cut: each piece is there until the next one is asked for.
-
-        Meanwhile the next one is on its way.
-        """
-        if not len(self._pieces):
-            self._pieces = np.empty((2, _PIECE), np.uint8)  # kept, as fresh pages take as long as bytes
-        pieces = [self._pieces[n % 2, : stop - start] for n, (start, stop) in enumerate(cuts(nbytes))]
-        self._expect(nbytes)
-        requests = [self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces[:2]]
+        requests = deque(self._comm.Irecv([piece, MPI.BYTE], source, _BODY) for piece in pieces[:ahead])
         for number, piece in enumerate(pieces):
-            self._wait_until(requests[number].Test)
+            self._await(requests.popleft(), source, len(piece), meanwhile)
+            if digest is not None:
+                add(digest, piece, self._look)
             yield piece
-            if number + 2 < len(pieces):
-                requests.append(self._comm.Irecv([pieces[number + 2], MPI.BYTE], source, _BODY))
+            if number + ahead < len(pieces):
+                requests.append(self._comm.Irecv([pieces[number + ahead], MPI.BYTE], source, _BODY))
+        if digest is not None:
+            said = bytearray(DIGEST_BYTES)
+            self._await(self._comm.Irecv([said, MPI.BYTE], source, _SEAL), source, len(said), meanwhile)
+            self._seals.check_load(source, digest, said)
+
+    def _await(self, request: Any, source: int, nbytes: int, meanwhile: Callable[[], object]) -> None:
+        """Wait until a piece of so many bytes is here.
+
+        Raises: ForgedError if it has others, or does not come while its sender is heard.
+        """
+        status = MPI.Status()
+
+        def here() -> bool:
+            meanwhile()
+            return bool(request.Test(status))
+
+        self._awaited = {source: time.monotonic() + self._limit + nbytes / _SLOW}
+        try:
+            self._wait_until(here)
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            raise ForgedError(source, self.number, LONG) from None
+        finally:
+            self._awaited = {}
+        if source in self._heard:  # beats come behind what is on its way
+            self._heard[source] = time.monotonic()
+        if status.Get_count(MPI.BYTE) != nbytes:
+            raise ForgedError(source, self.number, CUT)
 
     def next(self) -> tuple[int, Any]:
-        """As ``receive``, after waiting for a message."""
+        """Wait for the next message; returns who sent it, and its head."""
         found: list[tuple[int, Any]] = []
 
         def came() -> bool:
@@ -294,11 +395,11 @@ class Wire:
         self,
         called: Callable[[], bool],
         step: Callable[[], bool],
-        dozing: Callable[[Callable[[list[int]], object]], object],
+        sleeping: Callable[[Callable[[list[int]], object]], object],
     ) -> bool:
         """Wait for a message, until *step* has found something to do, or until the second is over.
 
-        *called* says in no time whether *step* most likely would.  ``dozing(doze)`` does *doze*, which
+        *called* says in no time whether *step* most likely would.  ``sleeping(nap)`` does *nap*, which
         gets descriptors that end it when one is readable.
         Returns whether a second is over.  Raises: SilenceError.
         """
@@ -324,7 +425,7 @@ class Wire:
 
         if not self._patience.poll(glance):
             with self._patience:
-                self._nap_until(news, dozing, self._busy)
+                self._nap_until(news, sleeping, self._busy)
         return over
 
     def _has_come(self) -> bool:
@@ -340,12 +441,12 @@ class Wire:
             return condition()
 
         if not spin(holds, _SPIN):
-            self._nap_until(holds, lambda doze: doze([]), time.perf_counter(), busy=True)
+            self._nap_until(holds, lambda nap: nap([]), time.perf_counter(), busy=True)
 
     def _nap_until(
         self,
         condition: Callable[[], bool],
-        dozing: Callable[[Callable[[list[int]], object]], object],
+        sleeping: Callable[[Callable[[list[int]], object]], object],
         since: float,
         busy: bool = False,
     ) -> None:
@@ -354,7 +455,7 @@ class Wire:
         *busy*: bodies of messages are on their way.
         """
 
-        def doze(others: Sequence[int]) -> None:
+        def nap(others: Sequence[int]) -> None:
             now, sending = time.perf_counter(), not self.sent()
             if (busy or sending) and now < self._eager:
                 os.sched_yield()
@@ -363,7 +464,7 @@ class Wire:
             self._sleep.judge(self._has_come, lambda: self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG))
 
         while not condition():
-            dozing(doze)
+            sleeping(nap)
 
 
 def _plain(head: Any) -> tuple[Any, ...]:
@@ -391,7 +492,7 @@ class _Sleep:
         self._longest = _NAP
 
     def look_for_sockets(self) -> None:
-        """Find those that are connected over a network."""
+        """Find the sockets that are connected over a network."""
         with contextlib.suppress(OSError):  # too many files are open
             self._sockets = [int(fd) for fd in os.listdir("/proc/self/fd") if _is_connected(int(fd))]
 
@@ -449,21 +550,6 @@ def library() -> str:
     """The MPI library and its version, in words."""
     first, *_ = MPI.Get_library_version().partition("\n")
     return re.sub(r"\s+", " ", first.replace("Version:", "")).strip(" \0")
-
-
-def _pieces(body: Buffer) -> list[memoryview]:
-    view = memoryview(body).cast("B")
-    return [view[start : start + _CHUNK] for start in range(0, len(view), _CHUNK)]
-
-
-def cuts(nbytes: int) -> Iterator[Span]:
-    """The pieces of so many bytes in a stream."""
-    return ((start, min(start + _PIECE, nbytes)) for start in range(0, nbytes, _PIECE))
-
-
-def in_pieces(body: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """*body*, as ``Wire.stream`` receives it."""
-    return [body[start:stop] for start, stop in cuts(len(body))]
 
 
 def end() -> None:

@@ -3,9 +3,8 @@
 ::
 
     nccl       NCCL, under a watchdog
-    gpu        the communicator of a rank on a GPU: which way arrays go
-    direct     from GPU to GPU: agreed upon through shared memory, moved by NCCL
-    links      which ranks NCCL connects
+    gpu        the communicator of a rank on a GPU: which way arrays go, and which ranks NCCL connects
+    direct     from GPU to GPU: agreed upon through shared memory, moved by NCCL, in dtypes that it has
     shm        through shared memory, for workers on CPUs
     hosts      the same where the ranks are on several hosts
     journal    what a rank changes in shared memory, for the mirrors on other hosts
@@ -15,6 +14,5 @@
     board      what each rank shows the others there
     members    the ranks that meet: all of a call, or those of one colour
     base       the interface of a communicator
-    wire       the dtypes and operations of NCCL, and casts to and from them
     ops        the reduce operations: how values accumulate, and in which dtype
 """

@@ -23,7 +23,7 @@ _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 class Agreement:
-    """One rank's end: it shows its record, and checks those of the others.
+    """One rank's end of agreements: it shows its record, and checks those of the others.
 
     Attributes:
         records: those of all ranks in the last collective, by place; of an exchange, those of the two.

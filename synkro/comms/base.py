@@ -64,7 +64,7 @@ class Communicator(ABC):
         """An array in memory that collectives may use in place."""
 
     def by_host(self) -> Communicator:
-        """One for this call, by which arrays go through host memory wherever they lie."""
+        """A communicator for this call, by which arrays go through host memory wherever they lie."""
         return self
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Communicator(ABC):
         return self.reduced(record, arrays)
 
     def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
-        """As ``all_reduce`` with weight 1, written into *arrays*, which ``empty`` has made."""
+        """Reduce *arrays*, which ``empty`` has made, in place, as ``all_reduce`` does with weight 1."""
         if not self.reduced_in_place(arrays, operation):
             for array, result in zip(arrays, self.all_reduce(arrays, operation, 1), strict=True):
                 array[...] = result
@@ -158,7 +158,7 @@ class Communicator(ABC):
     def reduce(
         self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
-        """As ``all_reduce``, but only *root* gets the results."""
+        """Reduce each array as ``all_reduce`` does; only *root* gets the results."""
         record = Record("reduce", operation.name, root, weight, given(arrays))
         results = self.reduced(record, arrays)
         return results if self.place == root else None
@@ -185,7 +185,8 @@ class Communicator(ABC):
         return self.exchanged("all_gather", arrays, lasting=lasting)
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
-        """As ``all_gather``, but only *root* gets the results."""
+        """The arrays of all ranks, as ``all_gather`` returns them, on *root*; None on the other
+        ranks."""
         results = self.exchanged("gather", arrays, root)
         return results if self.place == root else None
 

@@ -67,7 +67,7 @@ class Board:
         fence: Fence,
         answered: Callable[[int, int], bool] | None,
     ) -> None:
-        """*answered* is as for ``Meeting``."""
+        """*answered(rank, epoch)* tells whether a rank has replied to the command of that call."""
         self.words = words
         self._size = size
         self._arena = arena
@@ -87,7 +87,7 @@ class Board:
         return self.words[rank * LINE + LEFT] != 0 if self.here(rank) else self.never_came(rank)
 
     def failed(self, rank: int) -> bool:
-        """Whether it has failed."""
+        """Whether the function of *rank* has failed."""
         return self.here(rank) and self.words[rank * LINE + LEFT] == FAILED
 
     def never_came(self, rank: int) -> bool:

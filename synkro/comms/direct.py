@@ -6,6 +6,18 @@
     finish     divide, cast, cut
 
 A method returns None, on all ranks, where its arrays have to go through host memory.
+
+NCCL reduces int8, int32, int64, their unsigned kin, float16, float32 and float64, and nothing else.
+Partials of other dtypes travel as one of those, so that the result is NumPy's:
+
+    sum, prod of int16, uint16     as int32: what overflows is cut off when it comes back, as in NumPy
+    sum, mean of complex           as pairs of reals
+    max, min of bool               as uint8
+    max, min of floats             as integers in the same order, nan the greatest or the least of all:
+                                   NCCL drops nan, NumPy keeps it
+
+Sums and means of float16 and bfloat16 need no entry: their partials are float32 (``ops``).  Products
+and orders of complex numbers, and long doubles, go through host memory.
 """
 
 from __future__ import annotations
@@ -18,24 +30,37 @@ import numpy as np
 
 from ..devices.base import Device
 from ..plan.split import Span, split
-from ..values.arrays import Array
+from ..values.arrays import Array, code_of
 from .base import Communicator
-from .links import Links
 from .ops import OPERATIONS, Operation
 from .records import ArrayType, Record, given, layout_of, pack, unpack
-from .wire import REDUCTIONS, carried_as_is, carrier, decode, encode
 
 if TYPE_CHECKING:
     from .nccl import Link
 
+    Agree = Callable[[Record], tuple[list[Record], Link | None, bool]]
+    """Enters a collective; returns all records, the link if one is needed, and whether NCCL can."""
+
+CARRIED = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
+"""The dtypes in which reductions travel."""
+
+_WIDER = {"i2": "i4", "u2": "i4"}
+_REALS = {"c8": "f4", "c16": "f8"}
+_ORDERED = {"f2": "i4", "bfloat16": "i4", "f4": "i4", "f8": "i8"}
+_BITS = {"i4": (31, 0x7FFFFFFF), "i8": (63, 0x7FFFFFFFFFFFFFFF)}
+
+REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
+"""NCCL's name of each operation; partials of a mean have been multiplied by their weights.  Operations
+without a name go through host memory."""
+
 
 class DirectCollectives:
-    """One rank's end."""
+    """One rank's end of the collectives from GPU to GPU."""
 
-    def __init__(self, host: Communicator, device: Device, links: Links) -> None:
+    def __init__(self, host: Communicator, device: Device, agree: Agree) -> None:
         self._host = host
         self._device = device
-        self._links = links
+        self._agree = agree
         self._agreement = host.agreement
         self._meeting = host.agreement.meeting
 
@@ -51,7 +76,7 @@ class DirectCollectives:
         vectors = [self._device.empty(shape, dtype) for shape, dtype in layout.vectors]
         pack(record, arrays, vectors)
         carried = [encode(operation, vector) for vector in vectors]
-        records, link, linked = self._links.agree(record)
+        records, link, linked = self._agree(record)
         self._agreement.check_alike(records)
         if record.kind == "reduce_scatter":
             self._agreement.check_rows(records)
@@ -92,7 +117,7 @@ class DirectCollectives:
         if not all(_as_is(array, operation) for array in arrays):
             return False
         record = Record("all_reduce", operation.name, in_place=True, given=given(arrays), on_gpu=True)
-        records, link, linked = self._links.agree(record)
+        records, link, linked = self._agree(record)
         self._agreement.check_alike(records)
         if link is not None:
             link.all_reduce(arrays, REDUCTIONS[operation.name])
@@ -121,7 +146,7 @@ class DirectCollectives:
             parts.append(self._device.empty((sent[-1].size // self._host.count,), sent[-1].dtype))
         names = ",".join(operation.name for operation in operations)
         record = Record("reduce_scatter", names, in_place=True, given=given(partials), on_gpu=True)
-        _, link, linked = self._links.agree(record)
+        _, link, linked = self._agree(record)
         if not linked:
             self._agreement.refuse("NCCL cannot connect the GPUs any more")
         if link is not None:
@@ -149,7 +174,7 @@ class DirectCollectives:
         record = Record(kind, root=root)
         if arrays is not None:
             record = record._replace(given=given(arrays), on_gpu=on_gpu(arrays))
-        records, link, linked = self._links.agree(record)
+        records, link, linked = self._agree(record)
         origin = records[root]
         if not (linked and origin.on_gpu):
             self._meeting.pass_on()
@@ -186,7 +211,7 @@ class DirectCollectives:
         split_up = kind == "all_to_all"
         arrays = [self._contiguous(array if array.ndim or split_up else array[None]) for array in arrays]
         record = Record(kind, root=root, given=given(arrays), on_gpu=True)
-        records, link, linked = self._links.agree(record)
+        records, link, linked = self._agree(record)
         self._agreement.check_fit(records)
         if not linked:
             self._meeting.pass_on()
@@ -258,9 +283,67 @@ def _carried(arrays: Sequence[Array], operation: Operation) -> bool:
 
 
 def _as_is(array: Array, operation: Operation) -> bool:
-    """Whether NCCL can reduce *array* where it lies, as it is."""
+    """Whether NCCL can reduce *array* where it lies, as it is: without a cast or a view."""
+    partial, code = operation.partial_dtype(array.dtype), _code(array.dtype)
     return (
-        operation.partial_dtype(array.dtype) == array.dtype
-        and carried_as_is(operation, array.dtype)
+        partial == array.dtype
+        and carrier(operation, partial) == code
+        and not _reordered(operation, code)
         and array.flags.c_contiguous
     )
+
+
+# ── how partials travel; the functions take arrays of NumPy and of GPUs alike ────────────────────────
+
+
+def carrier(operation: Operation, partial: np.dtype[Any]) -> str | None:
+    """The dtype in which partials of dtype *partial* travel, or None if there is none."""
+    if operation.name not in REDUCTIONS:
+        return None
+    code = _code(partial)
+    if operation.name in ("max", "min"):
+        code = {"b1": "u1", **_ORDERED}.get(code, "" if partial.kind in "fc" else code)
+    elif operation.name != "prod":
+        code = _REALS.get(code, code)
+    code = _WIDER.get(code, code)
+    return code if code in CARRIED else None
+
+
+def encode(operation: Operation, vector: Array) -> Array:
+    """*vector*, contiguous partials, in the dtype that travels; a view of it where possible."""
+    code = _code(vector.dtype)
+    wire = carrier(operation, vector.dtype)
+    assert wire is not None
+    if _reordered(operation, code):
+        return _ordered(vector, wire, greatest=operation.name == "max")
+    return vector.astype(wire) if code in _WIDER else vector.view(wire)
+
+
+def decode(operation: Operation, carried: Array, dtype: np.dtype[Any]) -> Array:
+    """The inverse of ``encode``: the reduced vector, as *dtype*."""
+    code = _code(dtype)
+    if _reordered(operation, code):
+        shift, mask = _BITS[carried.dtype.str[1:]]
+        bits = carried ^ ((carried >> shift) & mask)
+        floats: Array = bits.view("f8" if code == "f8" else "f4")
+        return floats.astype(dtype, copy=False)
+    return carried.astype(dtype) if code in _WIDER else carried.view(dtype)
+
+
+def _code(dtype: np.dtype[Any]) -> str:
+    """A dtype's kind and size, without its byte order, which is the machine's."""
+    return str(code_of(dtype)).lstrip("<>|=")
+
+
+def _reordered(operation: Operation, code: str) -> bool:
+    return operation.name in ("max", "min") and code in _ORDERED
+
+
+def _ordered(vector: Array, wire: str, greatest: bool) -> Array:
+    """Floats as signed integers in the same order; nan is the greatest or the least."""
+    wide = vector.astype("f8" if wire == "i8" else "f4", copy=False)
+    shift, mask = _BITS[wire]
+    bits = wide.view(wire)
+    keys: Array = bits ^ ((bits >> shift) & mask)
+    keys[wide != wide] = mask if greatest else -mask - 1  # noqa: PLR0124  only nan is not itself
+    return keys

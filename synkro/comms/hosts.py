@@ -41,14 +41,14 @@ _BY_ROWS = ("scatter", "all_to_all")
 
 
 class _Group(NamedTuple):
-    """Those of the ranks that meet who are on one host: from place *start* to *stop*."""
+    """The ranks that meet who are on one host: from place *start* to *stop*."""
 
     host: int
     start: int
     stop: int
 
     def shares(self, size: int) -> tuple[Span, ...]:
-        """Which elements of a vector of this *size* each of them reduces on their host."""
+        """Which elements of a vector of this *size* each rank of the group reduces on its host."""
         return split(0, size, self.stop - self.start)
 
 
@@ -91,7 +91,7 @@ def _parts(record: Record, count: int, first: int, last: int) -> list[_Part]:
 
 
 class HostsCommunicator(ShmCommunicator):
-    """One rank's end."""
+    """One rank's end of the collectives of ranks on several hosts."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class HostsCommunicator(ShmCommunicator):
         hosts: Sequence[range],
         wake_relay: int,
     ) -> None:
-        """As ``ShmCommunicator``; *file* is that of this host, and *wakes* count for its ranks only.
+        """One of *size* ranks; *file* is that of this host, and *wakes* count for its ranks only.
 
         *hosts* are the ranks of each host, *wake_relay* is the eventfd of this host's relay.
         """

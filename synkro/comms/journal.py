@@ -28,7 +28,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ipc.waiting import Fence, spin
+from ..ipc.waiting import new_fence, spin
 from ..memory.arena import PART
 from ..memory.interrupts import atomic
 from ..memory.mapping import map_file
@@ -107,11 +107,11 @@ class JournaledWords:
 
 
 class Journal:
-    """One rank's end: it writes.
+    """One rank's end of its journal: it writes.
 
     Attributes:
         hosts: the ranks of each host of the session.
-        host: the number of this rank's.
+        host: the number of this rank's host.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Journal:
         self._written = self._counts[_HEAD]
         self._bed = bed(file, behind)
         self._wake_relay = wake_relay
-        self._fence = Fence()
+        self._fence = new_fence()
 
     @property
     def near(self) -> range:
@@ -141,7 +141,8 @@ class Journal:
         self._write(WORD, at, value, ALL)
 
     def show(self, at: int, nbytes: int, hosts: Sequence[int] | None = None) -> None:
-        """These bytes have changed, and *hosts*, or all, shall see them; its own need not be told.
+        """*nbytes* bytes have changed, and *hosts*, or all, shall see them; this rank's own need not be
+        told.
 
         They may be read until those hosts have seen what is written down after this.
         """
@@ -151,7 +152,7 @@ class Journal:
                     self._write(SHOW, at, nbytes, host)
 
     def forget(self, at: int, nbytes: int) -> None:
-        """These bytes have been given back, and will not be used again."""
+        """*nbytes* bytes have been given back, and will not be used again."""
         self._write(FORGET, at, nbytes, ALL)
 
     def _write(self, what: int, at: int, value: int, host: int) -> None:
@@ -184,7 +185,7 @@ class JournalReader:
         self._counts = ring.counts
         self._entries = ring.entries.view(np.uint64).reshape(ENTRIES, -1)
         self._read = self._counts[_TAIL]
-        self._fence = Fence()
+        self._fence = new_fence()
 
     def any(self) -> bool:
         """Whether there are entries to read."""

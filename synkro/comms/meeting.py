@@ -30,7 +30,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..errors import CollectiveError, UsageError
-from ..ipc.waiting import Fence, Words, sleep_until, spin
+from ..ipc.waiting import Words, new_fence, sleep_until, spin
 from ..memory.arena import Arena
 from ..values.arrays import Array
 from ..values.cache import Cache
@@ -69,7 +69,7 @@ _NAP = 100  # milliseconds until a sleeper checks whether its wait can still end
 
 
 class Meeting:
-    """One rank's end.
+    """One rank's end of the place where the ranks of a call meet.
 
     Attributes:
         members: whom it meets: the ranks that take part in the running call, or some of them.
@@ -97,7 +97,7 @@ class Meeting:
         self._arena = arena
         self._wakes = wakes
         self._own = self._new_records()
-        self._fence = Fence()
+        self._fence = new_fence()
         self._board = Board(self._words, size, arena, self._fence, answered)
         self.members = self._on_board((rank,))
         self._board.begin(0, self.members)
@@ -133,7 +133,7 @@ class Meeting:
         if not self._announced:
             self._announce()
         self._leave(FAILED if failed else RETURNED)
-        self._rouse(self._board.all.ranks)
+        self._wake(self._board.all.ranks)
 
     def _announce(self) -> None:
         """Come to the board: the first time in a call."""
@@ -147,7 +147,7 @@ class Meeting:
         self._words[self._line + LEFT] = how
         self._fence()  # LEFT (and REACHED) before EPOCH, which makes them count
         self._words[self._line + EPOCH] = self._board.epoch
-        self._fence()  # EPOCH before the loads of who sleeps, in _rouse
+        self._fence()  # EPOCH before the loads of who sleeps, in _wake
 
     # ── a collective ─────────────────────────────────────────────────────────────────────────────
 
@@ -314,7 +314,7 @@ class Meeting:
         self._fence()  # the slot before SENT, by which the receiver finds it
         words[box + SENT] = number + 1
         self._fence()  # SENT before the load of whether the receiver sleeps
-        self._rouse([to])
+        self._wake([to])
         return number
 
     def fetch(self, source: int) -> int:
@@ -342,7 +342,7 @@ class Meeting:
         self._fence()  # the message is read before RECEIVED gives its memory back
         self._words[self._board.box(source, self.rank) + RECEIVED] += 1
         self._fence()  # RECEIVED before the load of whether the sender sleeps
-        self._rouse([source])
+        self._wake([source])
 
     def received(self, to: int) -> int:
         """How many of the messages posted to rank *to* have been read."""
@@ -357,12 +357,12 @@ class Meeting:
         self._fence()  # what this rank shows, and what it has read, before REACHED says so
         members.words[members.line + REACHED] = target
         self._fence()  # REACHED before the loads of who sleeps
-        self._rouse(members.ranks)
+        self._wake(members.ranks)
         if not self._arrived(target):
             self._until(lambda: self._arrived(target), kind, target)
         self._fence()  # the others' REACHED are loaded before what they show
 
-    def _rouse(self, ranks: Sequence[int]) -> None:
+    def _wake(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if self._words[rank * LINE + SLEEPS] and rank != self.rank and rank in self._near:
                 os.eventfd_write(self._wakes[rank], 1)
@@ -392,7 +392,7 @@ class Meeting:
         one_to_one = kind in (SEND, RECV)
         judged = time.monotonic()
 
-        def doze() -> bool:
+        def nap() -> bool:
             nonlocal judged
             if one_to_one and self._board.left(wanted):
                 if condition():
@@ -412,7 +412,7 @@ class Meeting:
                 raise CollectiveError(self._board.who_waits())
             return False
 
-        sleep_until(condition, words, line + SLEEPS, self._fence, doze)
+        sleep_until(condition, words, line + SLEEPS, self._fence, nap)
 
     def _stranded(self, rank: int) -> CollectiveError:
         """What to raise where *rank* has ended its function while this one waits for it."""

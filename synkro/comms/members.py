@@ -110,7 +110,7 @@ class Members:
         return b"".join(bytes(self.words[line : line + _LINE]) for line in self.lines)
 
     def called(self) -> str:
-        """They, in words."""
+        """The members, in words."""
         return f"the world of {ranks_in_words(self.ranks)}" if self.at else "this call"
 
 

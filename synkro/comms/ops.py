@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, shown
 from ..plan.outputs import ALIASES, suggested
 from ..plan.split import split
 from ..values.arrays import Array, is_numeric
@@ -52,7 +52,7 @@ class Operation:
     accumulates: bool = True
 
     def takes(self, dtype: np.dtype[Any]) -> bool:
-        """Whether it makes one value of *dtype* of two: what NumPy's ufunc does with them.
+        """Whether the operation makes one value of *dtype* of two: what NumPy's ufunc does with them.
 
         It has no mean of what is no number: the mean of a piece would be rounded to its unit.
         """
@@ -65,12 +65,12 @@ class Operation:
             return False
 
     def check(self, dtype: np.dtype[Any], called: str) -> None:
-        """Raises: InvalidType if it does not take *dtype*."""
+        """Raises: InvalidType if the operation does not take *dtype*."""
         if refusal := self.refusal(dtype):
             raise InvalidType(f"{called}: {refusal}.")
 
     def refusal(self, dtype: np.dtype[Any]) -> str:
-        """Why it does not take *dtype*, and which operations do; empty if it does."""
+        """Why the operation does not take *dtype*, and which ones do; empty if it does."""
         if self.takes(dtype):
             return ""
         others = [f'"{each.name}"' for each in OPERATIONS.values() if each.takes(dtype)]
@@ -134,11 +134,11 @@ OPERATIONS = {
 
 
 def operation_named(op: Any) -> Operation:
-    """Raises: InvalidValue for an unknown one."""
+    """The operation with this name or alias.  Raises: InvalidValue for an unknown one."""
     name = ALIASES.get(op, op) if isinstance(op, str) else None
     if name not in OPERATIONS:
         raise InvalidValue(
-            f"op={op!r} is no reduce operation: expected {', '.join(OPERATIONS)}."
+            f"op={shown(op)} is no reduce operation: expected {', '.join(OPERATIONS)}."
             f"{suggested(op, tuple(OPERATIONS))}"
         )
     return OPERATIONS[name]

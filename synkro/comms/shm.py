@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from ..errors import InternalError
 from ..memory.arena import Arena
 from ..memory.mapping import map_file
-from ..memory.segment import aligned
-from ..plan.call import Access
+from ..plan.call import Access, aligned
 from ..plan.split import split
 from ..values.arrays import Array, code_of
 from .agreement import Agreement
@@ -50,7 +49,7 @@ _BARRIER = Record("barrier")
 
 
 class ShmCommunicator(Communicator):
-    """One rank's end."""
+    """One rank's end of the collectives through shared memory."""
 
     def __init__(
         self,
@@ -271,7 +270,7 @@ class ShmCommunicator(Communicator):
     # ── showing and seeing ───────────────────────────────────────────────────────────────────────
 
     def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
-        """Others will read *arrays*, which lie *at* these offsets: all of them can, on one host."""
+        """Other ranks will read *arrays*, which lie *at* these offsets: all of them can, on one host."""
 
     def _staged(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
         """Places for arrays of these shapes and dtypes, one behind the other, on this rank's stage."""

@@ -5,19 +5,17 @@ in ``results``.
 
 ::
 
-    session     a session: its engine, functions, variables and data
-    calls/      functions: planned, sent to the workers, called
-    tasks/      functions of one item at a time: maps
-    objects/    the objects that functions bring along
-    variables/  variables on the workers, and collectives over them
-    results/    the replies of all ranks as the user's result
-    data        arrays in shared memory, the inputs of functions
-    stored      arrays in files, which the workers read by themselves
-    foreign     inputs that other programs write: attached memory, and rings
-    named       arrays in memory with a name
-    outgoing    buffers in shared memory, by which arrays go to the workers
-    placement/  which devices a session uses
-    tracing/    where the time of calls goes
-    engine/     the workers as processes, and the one door to them
-    progress    lines of status, and bars of progress
+    7  session     a session: its parts, made and closed
+    6  tasks/      functions of one item at a time: maps
+    5  calls/      functions: planned, sent to the workers, called
+    4  variables/  variables on the workers, and collectives over them
+    3  results/    the replies of all ranks as the user's result
+    2  data/       inputs: arrays in shared memory, in files, and of other programs
+       objects/    the objects that functions bring along
+    1  engine/     the workers as processes, and the one door to them
+    0  placement/  which devices a session uses
+       tracing/    where the time of calls goes
+       progress    lines of status, and bars of progress
+
+Imports go down, as between the rooms of the package.
 """

@@ -34,7 +34,7 @@ class Progress:
         self._bar = _bar(what, total, unit, patience)
 
     def reach(self, done: int) -> None:
-        """So many steps are done; a number below the last one changes nothing."""
+        """*done* steps are done; a number below the last one changes nothing."""
         done = max(done, self._done)
         if self._bar is not None:
             self._bar.update(done - self._done)
@@ -61,7 +61,8 @@ class Progress:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Show how far it came, if anything was shown and no error ended the block."""
+        """Show how far the work came, if no error ended the block, and, with patience, if anything was
+        shown."""
         if self._bar is not None:
             self._bar.close()
         elif kind is None and not self._quiet and self._shown < self._done:

@@ -19,22 +19,26 @@ from ..errors import (
     InvalidValue,
     NotAvailable,
     SessionError,
+    SynkroError,
     UsageError,
     counted,
     ranks_in_words,
+    shown,
 )
+from ..machine import choose_python
 from ..memory.named import sweep
-from ..memory.segment import Segment, aligned
+from ..memory.segment import descriptors_for
 from ..messages import Gpus, Start
 from ..packing import place
-from ..plan.call import Access, Region
+from ..plan.call import Region, aligned
 from ..values.arrays import checked_bool, checked_int, checked_seconds
-from .calls.distribution import Functions
+from .calls.background import Background
+from .calls.distribution import Distribution, Services
 from .calls.forms import make_function, signature_of_function
 from .calls.graphs import teach_transfers
-from .data import make_data
+from .data.attached import attach, make_ring
+from .data.data import make_data
 from .engine.engine import Engine, State
-from .foreign import attach, make_ring
 from .objects.objects import Objects
 from .placement.choice import VARIABLE
 from .placement.machines import machines_of
@@ -87,7 +91,7 @@ def _method(
 
 
 def _collectives(session: Session) -> Collectives:
-    return session.functions.variables.collectives
+    return session.services.variables.collectives
 
 
 class Session:
@@ -98,7 +102,7 @@ class Session:
 
     Attributes:
         master_rank: the root of collectives that have one.
-        functions: its functions; for Synkro's own extensions.
+        services: the parts that its functions use; for Synkro's own extensions.
         hosts: the name and the ranks of each host.
     """
 
@@ -119,45 +123,46 @@ class Session:
         hosts: str | os.PathLike[str] | Sequence[str] | None = None,
         launcher: str | os.PathLike[str] | None = None,
         host_timeout: float = 10.0,
+        trusted_network: bool = False,
+        python: str | os.PathLike[str] | None = None,
     ) -> None:
         """Start the workers; see ``fork``."""
-        _check_place()
+        _check_place(python)
         teach_transfers()
         place.found()  # which the workers need with the first function
         if not checked_bool(use_gpu, "use_gpu"):
             if devices is not None:
-                raise InvalidValue(f"use_gpu=False asks for CPUs, and devices={devices!r}: give one.")
+                raise InvalidValue(f"use_gpu=False asks for CPUs; devices={shown(devices)}: give one.")
             devices = "cpu"
         _check_profiled(profile_workers)
         seeded, seed = seed is not None, _seed(seed)
         start_timeout = checked_seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         threads = _checked_early(threads_per_worker, master_rank, preallocate)
-        traced = _traced_to(os.environ.get(TRACE))
-        environment_value = os.environ.get(VARIABLE)
+        traced, environment_value = _traced_to(os.environ.get(TRACE)), os.environ.get(VARIABLE)
         asked = devices is not None or bool(environment_value)
         began = time.monotonic()
-        reached = hosts, launcher, checked_seconds(host_timeout, "host_timeout")
-        machines = machines_of(*reached, start_timeout, n_parallel, devices, environment_value)
-        self.hosts = machines.hosts
-        say = status_line(verbose)
-        if left := sweep():
-            say(f"Synkro: removed {', '.join(left)}: a program that was killed had left that memory")
-        with contextlib.ExitStack() as undo:
-            undo.callback(machines.crew.close)
+        with descriptors_for("the workers could not be started"), contextlib.ExitStack() as undo:
+            reached = _reached(hosts, launcher, host_timeout, trusted_network)
+            machines = machines_of(*reached, start_timeout, n_parallel, devices, environment_value)
+            undo.callback(machines.pool.close)
+            self.hosts = machines.hosts
+            say = status_line(verbose)
+            if left := sweep():
+                say(f"Synkro: removed {', '.join(left)}: a program that was killed had left that memory")
             placement = Placement(machines.assignments, preallocate, asked, machines.look)
             last_rank = len(machines.assignments) - 1
             self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
             for line in placement.before(machines.cores):
                 say(line)
             environments = machines.environments(placement, threads)
-            self._engine = Engine(machines.crew, environments, timeout, verbose, placement.on_gpus)
+            self._engine = Engine(machines.pool, environments, timeout, verbose, placement.on_gpus)
             undo.callback(self._engine.close)
-            self.functions, problem = self._begin(
+            self.services, problem = self._begin(
                 placement, start_timeout, began, seed, seeded, profile_workers
             )
             undo.pop_all()
-        self._maps = Maps(self.functions)
+        self._maps = Maps(self.services)
         after = placement.after(self.master_rank, problem)
         for line in (*machines.lines(time.monotonic() - began), *after):
             say(line)
@@ -171,7 +176,7 @@ class Session:
         seed: int,
         seeded: bool,
         profiled: bool,
-    ) -> tuple[Functions, str]:
+    ) -> tuple[Services, str]:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
         Also returns why NCCL does not connect them, or an empty text.
@@ -179,17 +184,19 @@ class Session:
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
         segment = engine.allocate(engine.size * share)
+        engine.at_close.callback(segment.close)  # until then workers know it, and keep it pinned
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         token = os.urandom(8).hex()  # no other session has the same
-        segments, gpus, profiles, versions = [(segment, Access.WRITE)], None, None, None
+        gpus, profiles, versions = None, None, None
         if engine.versions is not None:
-            segments.append((engine.versions.segment, Access.READ))
             versions = engine.versions.region
         if placement.gpus:
+            engine.channel.wait_for_gpus()
             gpus = Gpus(placement.indices, placement.linked, placement.preallocate)
         if profiled:
             profiles = tuple(
-                os.path.abspath(f"synkro-{pid}-rank{rank}.prof") for rank, pid in enumerate(engine.pids)
+                os.path.abspath(f"synkro-{pid}-{token}-rank{rank}.prof")  # which nobody can guess
+                for rank, pid in enumerate(engine.pids)
             )
             engine.say(
                 f"Synkro: the workers write profiles when they end: {', '.join(profiles)} "
@@ -199,31 +206,26 @@ class Session:
         verbose = engine.verbose
         master = self.master_rank
         start = Start(token, seed, seeded, master, outbox, cores, gpus, profiles, verbose, versions)
-        replies = self._ready(start, segments, start_timeout, began)
+        replies = self._ready(start, start_timeout, began)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
         targets = Targets(placement.assignments, [host.ranks for host in self.hosts])
         variables = Variables(engine, outputs, token, self.master_rank, seed, targets)
-        return Functions(engine, outputs, variables), problem
+        objects = Objects(engine, master)
+        distribution, background = Distribution(engine, objects), Background(engine, variables)
+        return Services(engine, outputs, variables, objects, distribution, background), problem
 
-    def _ready(
-        self, start: Start, segments: Sequence[tuple[Segment, Access]], seconds: float, began: float
-    ) -> list[Any]:
+    def _ready(self, start: Start, seconds: float, began: float) -> list[Any]:
         """The workers' answers to *start*, for which hosts leave what they have not taken of *seconds*
         since they *began*."""
-        if not self._engine.has_hosts:
-            return self._engine.run(start, segments, timeout=seconds)
-        left = max(0.1, seconds - (time.monotonic() - began))
+        left = seconds
+        if self._engine.has_hosts:
+            left = max(0.1, seconds - (time.monotonic() - began))
         try:
-            return self._engine.run(start, segments, timeout=left)
+            return self._engine.run(start, timeout=left)
         except CallTimeout as late:
-            where = ", ".join(dict.fromkeys(late.hosts))
-            raise SessionError(
-                f"the hosts and their workers were not ready within {seconds:g} s (start_timeout=): "
-                f"{ranks_in_words(late.ranks)} on {where} did not answer. Give more, or look at what "
-                f"takes long there."
-            ) from None
+            raise _not_ready(late, seconds) from None
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -244,14 +246,16 @@ class Session:
 
     def close(self) -> None:
         """End the workers.  ``Data`` can still be read.  The second time it does nothing."""
-        self.functions.cancel()
+        services = self.services
+        services.background.cancel()
         self._engine.close()
         self._maps.close()
-        self.functions.close()
+        for part in (services.objects, services.outputs, services.variables.collectives):
+            part.close()
 
     def reseed(self, seed: int) -> None:
         """Seed all random generators anew, as ``seed=`` does at the start."""
-        self.functions.variables.reseed(_seed(seed))
+        self.services.variables.reseed(_seed(seed))
 
     def __enter__(self) -> Session:
         return self
@@ -266,7 +270,7 @@ class Session:
 
     data = _method(lambda session: session._engine, make_data, "data")
     attach = _method(lambda session: session._engine, attach)
-    ring = _method(lambda session: session.functions, make_ring, "ring")
+    ring = _method(lambda s: (s._engine, s.services.background.await_all), make_ring, "ring")
 
     def function(self, /, *args: Any, **kwargs: Any) -> Any:
         """A function that runs on all workers at once: of a callable, or of a graph of PyTensor's.
@@ -306,7 +310,7 @@ class Session:
 
         Raises: InvalidType, InvalidValue; NotAvailable; NotForked.
         """
-        return make_function(lambda verb: self.functions, *args, **kwargs)
+        return make_function(lambda verb: self.services, *args, **kwargs)
 
     function.__dict__["__signature__"] = signature_of_function
 
@@ -320,12 +324,12 @@ class Session:
         outside of it, or an object that has changed here and there; WorkerError if a worker cannot load
         it.
         """
-        self.functions.distribute()
+        self.services.distribution.distribute()
 
     map = _method(lambda session: session._maps, Maps.map)
     imap = _method(lambda session: session._maps, Maps.imap)
-    push = _method(lambda session: session.functions.objects, Objects.push)
-    fetch = _method(lambda session: session.functions.objects, Objects.fetch)
+    push = _method(lambda session: session.services.objects, Objects.push)
+    fetch = _method(lambda session: session.services.objects, Objects.fetch)
 
     @in_turn  # all replicas are of one moment, even if other calls run in the background
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -336,9 +340,10 @@ class Session:
 
         Raises: OSError.
         """
-        from .variables import saving  # noqa: PLC0415  what it imports takes 1 MB in every worker
+        with descriptors_for("the variables could not be saved"):
+            from .variables import saving  # noqa: PLC0415  what it imports takes 1 MB in every worker
 
-        saving.save(self.functions.variables, path)
+            saving.save(self.services.variables, path)
 
     @in_turn
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -349,15 +354,16 @@ class Session:
 
         Raises: InvalidValue if they are not; OSError.
         """
-        from .variables import saving  # noqa: PLC0415
+        with descriptors_for("the variables could not be loaded"):
+            from .variables import saving  # noqa: PLC0415
 
-        saving.load(self.functions.variables, path)
+            saving.load(self.services.variables, path)
 
     # ── variables, and the collectives over them ─────────────────────────────────────────────────
 
-    shared = _method(lambda session: session.functions.variables, Variables.shared)
-    place = _method(lambda session: session.functions.variables, Variables.place)
-    transfer = _method(lambda session: session.functions, Functions.transfer)
+    shared = _method(lambda session: session.services.variables, Variables.shared)
+    place = _method(lambda session: session.services.variables, Variables.place)
+    transfer = _method(lambda session: session.services.background, Background.transfer)
     set_value = _method(_collectives, Collectives.set_value)
     get_value = _method(_collectives, Collectives.get_value)
     get_lengths = _method(_collectives, Collectives.get_lengths)
@@ -426,11 +432,14 @@ class Session:
         trace = self._traced()
         checked = None if path is None else timeline.checked_path(path)
         count = checked_int(calls, "calls", 1)
-        try:
-            from .tracing import picture  # noqa: PLC0415  which needs matplotlib
-        except ImportError:
-            raise NotAvailable("plot_timeline() needs matplotlib: pip install matplotlib.") from None
-        return picture.draw(trace, checked, count)
+        with descriptors_for("the timeline could not be drawn"):
+            try:
+                from .tracing import picture  # noqa: PLC0415  which needs matplotlib
+            except ModuleNotFoundError as error:
+                raise NotAvailable(
+                    f"plot_timeline() needs matplotlib ({error}): pip install matplotlib."
+                ) from None
+            return picture.draw(trace, checked, count)
 
     def _traced(self) -> Trace:
         if self._trace is None or not self._trace.calls:
@@ -441,6 +450,14 @@ class Session:
             )
         self._trace.fetch()
         return self._trace
+
+
+def _reached(
+    hosts: Any, launcher: Any, host_timeout: Any, trusted_network: Any
+) -> tuple[Any, Any, float, bool]:
+    """What says how hosts are reached, of which numbers and flags are checked."""
+    silence = checked_seconds(host_timeout, "host_timeout")
+    return hosts, launcher, silence, checked_bool(trusted_network, "trusted_network")
 
 
 def _checked_early(threads: Any, master_rank: Any, preallocate: Any) -> int | None:
@@ -461,7 +478,25 @@ def _check_profiled(profile_workers: Any) -> None:
         )
 
 
-def _check_place() -> None:
+def _not_ready(late: CallTimeout, seconds: float) -> SynkroError:
+    """What to raise where workers have not answered within *seconds* since they were started."""
+    who = ranks_in_words(late.ranks)
+    cure = "did not answer. Give more, or look at what takes long there"
+    if late.hosts:
+        where = ", ".join(dict.fromkeys(late.hosts))
+        return SessionError(
+            f"the hosts and their workers were not ready within {seconds:g} s (start_timeout=): {who} "
+            f"on {where} {cure}."
+        )
+    return CallTimeout(
+        f"the workers were not ready within {seconds:g} s (start_timeout=): {who} {cure}: they import "
+        f"NumPy, and what sitecustomize and .pth files of their Python name.",
+        late.ranks,
+    )
+
+
+def _check_place(python: Any) -> None:
+    """Raises: NotAvailable, UsageError, InvalidValue, InvalidType where no workers can be started."""
     if not sys.platform.startswith("linux"):
         raise NotAvailable(f"Synkro runs on Linux only; this is {sys.platform}.")
     if here.rank is not None:
@@ -469,6 +504,7 @@ def _check_place() -> None:
             "a session cannot be started inside a worker: a function that runs on the workers is "
             "plain array code; call fork() and Synkro's functions in the main program."
         )
+    choose_python(python)
 
 
 def _seed(seed: Any) -> int:

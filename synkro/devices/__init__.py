@@ -2,12 +2,16 @@
 
 ::
 
-    cuda      a GPU, through CuPy
-    gpus      which GPUs there are
-    cpu       NumPy in the worker's own memory
-    portions  arrays that pass through small pinned buffers
-    pins      which host memory is pinned
-    kept      copies of inputs that stay on the GPU from call to call
-    hints     what to do after an error that comes of mixing arrays of host and GPU
-    base      the interface of a device
+    cuda       a GPU, through CuPy
+    gpus       which GPUs there are
+    cpu        NumPy in the worker's own memory
+    inputs     what a call is given, on its way to a GPU
+    gathering  rows of host memory that a GPU fetches by itself
+    buffers    small pinned ones, for memory that a GPU cannot reach
+    portions   arrays in pieces that fit into such a buffer
+    pins       which host memory is pinned
+    context    a GPU that gets ready while CuPy is imported
+    kept       copies of inputs that stay on the GPU from call to call
+    hints      what to do after an error that comes of mixing arrays of host and GPU
+    base       the interface of a device
 """

@@ -63,6 +63,10 @@ class Device(ABC):
     def owns(self, array: Array) -> bool:
         """Whether *array* lies on the device, in memory of its own."""
 
+    def holds(self, value: Any) -> bool:
+        """Whether *value* is an array of this device's library that lies on the device."""
+        return False
+
     @abstractmethod
     def beside(self, array: Array, other: Array) -> Array:
         """*array*, copied to where *other* lies: to the device, or to host memory."""
@@ -103,6 +107,9 @@ class Device(ABC):
         """Segment *number* is about to be unmapped."""
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
+
+    def let_inputs_go(self) -> None:
+        """Wait until nothing reads inputs, also where an interrupt kept ``feed`` from its end."""
 
     def resume(self) -> None:
         """Make this the current device again, which a function may have changed."""

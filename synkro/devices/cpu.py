@@ -46,9 +46,9 @@ class CpuDevice(Device):
 
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
         for values in pieces:
-            yield [self._loaded(value) if isinstance(value, Source) else value for value in values]
+            yield [self._fed(value) if isinstance(value, Source) else value for value in values]
 
-    def _loaded(self, source: Source) -> Array:
+    def _fed(self, source: Source) -> Array:
         return source.array if source.indices is None else self.take(source.array, source.indices)
 
     def copy_out(self, pairs: Iterable[tuple[Array, Array]]) -> None:

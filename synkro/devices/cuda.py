@@ -1,9 +1,10 @@
 """A GPU as a device, through CuPy.
 
     segment (host) ─ pinned ────────────────────────▶ buffer A │ B (GPU) ─▶ function ─▶ outputs (GPU)
-                   └ rows picked, or not pinnable ─▶ ring ─▶┘                              │
+    or file        ├ rows picked: the GPU gathers ─────────▶┤                              │
+                   └ not pinned, or strided ─▶ small buffers┘                              │
     outbox, results (host, pinned) ◀───────────────────────────────────────────────────────┤
-    other memory of the host ◀────────────────────────────────────────────────────── ring ◀┘
+    other memory of the host ◀─────────────────────────────────────────────────── small buffers ◀┘
 
 Inputs are copied on a stream of their own, into two buffers in turn: a piece is copied while the one
 before is computed on.  Events order copies and computation on the GPU, without the host: the current
@@ -13,14 +14,10 @@ taken when the device has computed all that the function queued, on any stream.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
-import os
-import threading
-from collections import deque
+import sys
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import cupy
@@ -35,24 +32,16 @@ from ..values.arrays import Array
 from ..values.foreign import exposed, handed, move
 from ..values.variable import Variable
 from .base import Device, Source
+from .buffers import Buffers, copy_out
 from .hints import hint
-from .kept import KeptInputs
+from .inputs import Feeding, Inputs
 from .pins import Pins
-from .portions import empty, fill, portions
 
-_RING_BYTES = 1 << 23
-_RING_BUFFERS = 4
-_SOON = 1 << 20  # bytes that are copied through the ring while the main thread waits
-_THREADS = 4  # at most so many fill and empty the buffers of a ring
+_READ_ONLY = 8  # hostRegister's flag, which CuPy has no name for
 
 
 class CudaDevice(Device):
-    """One GPU, current in this process from now on; the others stay untouched.
-
-    Attributes:
-        inputs: the stream on which inputs are copied.
-        kept: copies of inputs that stay on the GPU from call to call.
-    """
+    """One GPU, current in this process from now on; the others stay untouched."""
 
     xp = cupy
     pins = True
@@ -64,11 +53,10 @@ class CudaDevice(Device):
         """
         self._device = cupy.cuda.Device(index)
         self._device.use()
-        self._pins = Pins(self._register, runtime.hostUnregister)
-        self.inputs = cupy.cuda.Stream(non_blocking=True)
-        self._incoming, self._outgoing = _Ring(), _Ring()
-        self._loader = ThreadPoolExecutor(1, "synkro-inputs", initializer=self._device.use)
-        self.kept = KeptInputs(self._device.mem_info[1] // 16)
+        sys.unraisablehook = _Unraisable(sys.unraisablehook)
+        self._pins = Pins(self._register, runtime.hostUnregister, self._wait_for_inputs)
+        self._inputs = Inputs(self._device, self._pins)
+        self._outgoing = Buffers()
         if preallocate is not None:
             self._preallocate(preallocate)
 
@@ -115,6 +103,9 @@ class CudaDevice(Device):
             return array.base is None and isinstance(array.data.mem, cupy.cuda.memory.PooledMemory)
         return False
 
+    def holds(self, value: Any) -> bool:
+        return type(value) is cupy.ndarray and value.device == self._device
+
     def beside(self, array: Array, other: Array) -> Array:
         if isinstance(other, cupy.ndarray) == isinstance(array, cupy.ndarray):
             return array
@@ -133,7 +124,7 @@ class CudaDevice(Device):
         elif here and not there:
             source = np.asarray(source)
             if source.shape == target.shape and target.flags.c_contiguous:
-                self._copy_in(Source(source.astype(target.dtype, copy=False)), target)
+                self._inputs.assign(Source(source.astype(target.dtype, copy=False)), target)
             else:
                 target[...] = cupy.asarray(source)
         else:
@@ -156,7 +147,10 @@ class CudaDevice(Device):
     # ── from the host ────────────────────────────────────────────────────────────────────────────
 
     def feed(self, pieces: Sequence[Sequence[Any]]) -> Generator[list[Any], None, None]:
-        feeding = _Feeding(self, pieces)
+        if len(pieces) == 1 and (ready := self._inputs.ready(pieces[0])) is not None:
+            yield ready
+            return
+        feeding = Feeding(self._inputs, pieces)
         try:
             feeding.begin(0)
             for number in range(len(pieces)):
@@ -164,43 +158,6 @@ class CudaDevice(Device):
                 feeding.computed(number)
         finally:
             feeding.close()
-
-    def _copy_in(self, source: Source, target: Array) -> None:
-        """Copy *source* into *target*, between what the current stream did and will do with it."""
-        stream = cupy.cuda.get_current_stream()
-        with atomic:
-            self.inputs.wait_event(stream.record())  # earlier uses of *target*, before the copy
-            self.load(source, target)
-            stream.wait_event(self.inputs.record())  # the copy, before later uses
-            self.inputs.synchronize()  # now the host's memory may change, and *target* be freed
-
-    def load(self, source: Source, target: Any, over: threading.Event | None = None) -> None:
-        """Queue a copy of *source* into *target*, of the same shape, on the stream of inputs.
-
-        It may stop early once *over* is set.
-        """
-        if not target.nbytes:
-            return
-        if self.direct(source):
-            _copy(target.data.ptr, source.array.ctypes.data, target.nbytes, True, self.inputs)
-        else:
-            self._incoming.load(source, target.data.ptr, self.inputs, over)
-
-    def direct(self, source: Source) -> bool:
-        """Whether *source* is one block of pinned memory, which the GPU can copy as it is."""
-        array = source.array
-        plain = source.indices is None and array.flags.c_contiguous and array.dtype.isnative
-        return plain and self._pins.pinned(array)
-
-    def load_later(self, loads: Sequence[tuple[Source, Array]], over: threading.Event) -> Future[None]:
-        """Do the loads in a thread of their own, until *over* is set."""
-
-        def load_all() -> None:
-            for source, target in loads:
-                if not over.is_set():
-                    self.load(source, target, over)
-
-        return self._loader.submit(load_all)
 
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
@@ -215,7 +172,10 @@ class CudaDevice(Device):
                     flat = cupy.ascontiguousarray(source, target.dtype)
                     if target.flags.c_contiguous and self._pins.pinned(target):
                         sources.append(flat)  # alive until it is copied
-                        _copy(target.ctypes.data, flat.data.ptr, target.nbytes, False, stream)
+                        copied = 0
+                        for address, nbytes in self._pins.blocks(target):
+                            copy_out(address, flat.data.ptr + copied, nbytes, stream)
+                            copied += nbytes
                     else:
                         self._outgoing.unload(flat.data.ptr, target, stream)
             if sources:
@@ -228,15 +188,21 @@ class CudaDevice(Device):
 
     def forget(self, number: int) -> None:
         self.settle()
-        self.kept.forget(number)
+        self._inputs.kept.forget(number)
         self._pins.forget(number)
 
-    def _register(self, address: int, nbytes: int) -> bool:
+    def _register(self, address: int, nbytes: int, read_only: bool) -> bool:
         try:
-            runtime.hostRegister(address, nbytes, 0)
+            runtime.hostRegister(address, nbytes, _READ_ONLY if read_only else 0)
         except runtime.CUDARuntimeError:
-            return False  # it is copied through the ring
+            return False  # it is copied through buffers
         return True
+
+    def _wait_for_inputs(self) -> None:
+        self._inputs.stream.synchronize()
+
+    def let_inputs_go(self) -> None:
+        self._inputs.finish()
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
@@ -258,7 +224,7 @@ class CudaDevice(Device):
     def advice(self, error: BaseException, in_call: bool) -> str:
         if type(error).__name__ != "OutOfMemoryError":  # CuPy's, PyTorch's
             return hint(error)
-        self.kept.clear()
+        self._inputs.kept.clear()
         cupy.get_default_memory_pool().free_all_blocks()
         free, total = self._device.mem_info
         room = f" (the GPU has {readable_bytes(total)}, of which {readable_bytes(free)} are free now"
@@ -266,192 +232,19 @@ class CudaDevice(Device):
         return f"{room}{sliced if in_call else ''})"
 
 
-class _Feeding:
-    """The inputs of one call on their way to the device, one piece ahead of the computation."""
+class _Unraisable:
+    """A hook for errors of destructors: those of CUDA say of each object that the GPU is lost.
 
-    def __init__(self, device: CudaDevice, pieces: Sequence[Sequence[Any]]) -> None:
-        self._device = device
-        self._pieces = pieces
-        self._whole: dict[int, Array] = {}  # by column: inputs that are the same for all pieces
-        self._missing: dict[int, Source] = {}  # those of them that have to be copied first
-        sizes = self._find_whole()
-        self._lent: dict[int, Array] = {}  # copies of whole inputs for functions, which may write
-        self._buffers = [
-            {column: cupy.empty(size, np.uint8) for column, size in sizes.items()}
-            for _ in range(min(2, len(pieces)))
-        ]
-        # the pool gives memory that the current stream may still use: copies into it wait for this
-        free = cupy.cuda.get_current_stream().record()
-        self._computed: list[Any] = [free, free]  # by buffer: its last uses, before the next copy
-        self._arrived: list[Any] = [None, None]  # by buffer: its last copy, before the next uses
-        self._pending: Future[None] | None = None
-        self._over = threading.Event()  # set when the call ends: the loading thread stops early
-
-    def _find_whole(self) -> dict[int, int]:
-        """Find the inputs that are the same for all pieces, or worth keeping.
-
-        Returns, by column, how many bytes the largest piece of each other input has.
-        """
-        device = self._device
-        sizes = {}
-        for column, source in enumerate(self._pieces[0]):
-            if not isinstance(source, Source):
-                continue
-            sources = [piece[column] for piece in self._pieces]
-            if len(sources) == 1:
-                whole = source.version is not None and source.nbytes <= device.kept.limit
-            else:
-                whole = all(other is source for other in sources)
-            if not whole:
-                sizes[column] = max(other.nbytes for other in sources)
-                continue
-            original = device.kept.find(source)
-            if original is None:
-                original = device.empty(source.shape, _native(source))
-                self._missing[column] = source
-            self._whole[column] = original
-        return sizes
-
-    def begin(self, number: int) -> None:
-        """Queue the copies of missing whole inputs and of a piece, for when its buffer is free."""
-        device = self._device
-        loads = [(source, self._whole[column]) for column, source in self._missing.items()]
-        for column in self._buffers[number % 2]:
-            loads.append((self._pieces[number][column], self._target(number, column)))
-        with atomic:  # no interrupt between a load and ``_pending``, for which ``close`` waits
-            device.inputs.wait_event(self._computed[number % 2])
-            if all(device.direct(source) or source.nbytes <= _SOON for source, _ in loads):
-                for source, target in loads:
-                    device.load(source, target)
-                self._arrived[number % 2] = device.inputs.record()
-            else:
-                self._pending = device.load_later(loads, self._over)
-
-    def _target(self, number: int, column: int) -> Array:
-        source = self._pieces[number][column]
-        memory = self._buffers[number % 2][column].data
-        array: Array = cupy.ndarray(source.shape, _native(source), memory)
-        return array
-
-    def take(self, number: int) -> list[Any]:
-        """The arguments of a piece; the current stream waits for their copies."""
-        self._finish_pending(number)
-        cupy.cuda.get_current_stream().wait_event(self._arrived[number % 2])
-        if number + 1 < len(self._pieces):
-            self.begin(number + 1)
-        return [
-            self._lend(column)
-            if column in self._whole
-            else self._target(number, column)
-            if isinstance(value, Source)
-            else value
-            for column, value in enumerate(self._pieces[number])
-        ]
-
-    def _lend(self, column: int) -> Array:
-        if column not in self._lent:
-            self._lent[column] = self._whole[column].copy()
-        else:
-            self._lent[column][...] = self._whole[column]
-        return self._lent[column]
-
-    def computed(self, number: int) -> None:
-        """Say that all that computes on the piece is queued."""
-        self._computed[number % 2] = cupy.cuda.get_current_stream().record()
-
-    def _finish_pending(self, number: int) -> None:
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
-            self._arrived[number % 2] = self._device.inputs.record()
-        while self._missing:
-            column, source = self._missing.popitem()
-            self._device.kept.add(source, self._whole[column])
-
-    def close(self) -> None:
-        """Wait until nothing reads the inputs or writes to the buffers any more."""
-        with atomic:
-            self._over.set()
-            if self._pending is not None:
-                self._pending.exception()
-            with contextlib.suppress(runtime.CUDARuntimeError):  # it lasts: the next call reports it
-                self._device.inputs.synchronize()
-
-
-class _Ring:
-    """Small pinned buffers, used in turn, through which memory that is not pinned is copied.
-
-    Threads fill or empty one buffer while others are copied.  They are made when they are first used.
+    The worker says so itself, once.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the order of the buffers, and the one being filled
-        self._workers = max(1, min(_THREADS, len(os.sched_getaffinity(0))))
-        self._threads = ThreadPoolExecutor(self._workers, "synkro-rows")
-        # each with an event, its last copy to or from the GPU, before it is filled or emptied
-        self._buffers: deque[tuple[NDArray[np.uint8], Any]] = deque()
+    def __init__(self, others: Any) -> None:
+        """*others* is the hook for other errors."""
+        self._others = others
 
-    def load(
-        self, source: Source, address: int, stream: Any, over: threading.Event | None = None
-    ) -> None:
-        """Queue copies of the rows of *source*, in native byte order, to *address* on the GPU.
-
-        It stops early once *over* is set.
-        """
-        for portion in portions(source, _RING_BYTES):
-            if over is not None and over.is_set():
-                return
-            with self._lock:  # another thread's portions may come between two of these
-                buffer, copied = self._take()
-                try:
-                    fill(buffer, portion, self._threads, self._workers)
-                    _copy(address, buffer.ctypes.data, portion.nbytes, True, stream)
-                finally:
-                    copied.record(stream)
-            address += portion.nbytes
-
-    def unload(self, address: int, target: Array, stream: Any) -> None:
-        """Copy what lies at *address* on the GPU into *target*; complete when it returns."""
-        with self._lock:
-            under_way: deque[tuple[Source, NDArray[np.uint8], Any]] = deque()
-            for portion in portions(Source(target), _RING_BYTES):
-                if len(under_way) == _RING_BUFFERS:
-                    self._arrive(*under_way.popleft())
-                buffer, copied = self._take()
-                try:
-                    _copy(buffer.ctypes.data, address, portion.nbytes, False, stream)
-                finally:
-                    copied.record(stream)
-                under_way.append((portion, buffer, copied))
-                address += portion.nbytes
-            for each in under_way:
-                self._arrive(*each)
-
-    def _arrive(self, portion: Source, buffer: NDArray[np.uint8], copied: Any) -> None:
-        copied.synchronize()
-        empty(buffer, portion, self._threads, self._workers)
-
-    def _take(self) -> tuple[NDArray[np.uint8], Any]:
-        """The least recently used buffer, whose last copy is complete, and its event."""
-        if not self._buffers:
-            memory = [cupy.cuda.alloc_pinned_memory(_RING_BYTES) for _ in range(_RING_BUFFERS)]
-            made = [np.frombuffer(each, np.uint8, _RING_BYTES) for each in memory]
-            self._buffers = deque((each, cupy.cuda.Event(disable_timing=True)) for each in made)
-        self._buffers.rotate(-1)
-        buffer, copied = self._buffers[-1]
-        copied.synchronize()
-        return buffer, copied
-
-
-def _native(source: Source) -> np.dtype[Any]:
-    """The dtype of *source* on the GPU, which knows one byte order."""
-    native: np.dtype[Any] = source.array.dtype.newbyteorder("=")
-    return native
-
-
-def _copy(target: int, source: int, nbytes: int, to_device: bool, stream: Any) -> None:
-    kind = runtime.memcpyHostToDevice if to_device else runtime.memcpyDeviceToHost
-    runtime.memcpyAsync(target, source, nbytes, kind, stream.ptr)
+    def __call__(self, unraisable: Any) -> None:
+        if not unraisable.exc_type.__module__.startswith(("cupy.", "cupy_backends.")):
+            self._others(unraisable)
 
 
 def describe() -> None:

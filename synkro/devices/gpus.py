@@ -37,7 +37,7 @@ class Gpu:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where it is: no other one is there."""
+        """Where the GPU is: no other one is there."""
         return self.machine, self.address
 
 

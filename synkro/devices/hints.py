@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def hint(error: BaseException) -> str:
     """What to do about *error*, in brackets, or an empty text."""
@@ -11,7 +13,19 @@ def hint(error: BaseException) -> str:
     return ""
 
 
+def shorten(error: BaseException) -> None:
+    """JAX's error about an argument prints all of it: have it print less than a line."""
+    if len(error.args) == 1 and isinstance(text := error.args[0], str):
+        error.args = (_ARGUMENT.sub(r"Argument '\1…' of type", text),)
+
+
+_ARGUMENT = re.compile(r"\AArgument '([^\n]{1,60})[^\0]*' of type")
+
 _HINTS = {
+    (TypeError, "is not a valid JAX type"): (
+        "a function of JAX's got an array of CuPy's: annotate the argument, def f(x: jax.Array), or "
+        "make a Synkro function of the jitted one, synkro.function(jax.jit(…))"
+    ),
     (TypeError, "numpy.ndarray"): (
         "a NumPy array met one on the GPU: make constants with synkro.xp().asarray(…), or broadcast "
         "them, and use .value of variables"

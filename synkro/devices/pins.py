@@ -1,65 +1,191 @@
-"""Which memory is pinned: page-locked, so that a GPU copies it at full speed while others compute.
+"""Which memory is pinned: page-locked, so that a GPU copies and reads it at full speed.
 
-Pinning is slow, so a segment is pinned when it is first copied, whole, and once.  It has to be undone
-before the memory is unmapped.
+Pinning is slow, so memory is pinned when it is first copied, once, and in parts: while a part is copied,
+the next one is pinned.  No copy may cross from one part into another.  It all has to be undone before
+the memory is unmapped.
+
+Segments stay pinned.  Of files, which may be larger than the memory, only so much is pinned at a time:
+parts that were not used for the longest time give way.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..machine import available_memory
+
 PINNED_FROM = 1 << 16
-"""Bytes of a segment from which on it is worth pinning; smaller ones are copied through the ring."""
+"""Bytes of a segment from which on it is worth pinning; smaller ones are copied through buffers."""
+
+PART = 1 << 28
+"""Bytes of a segment that are pinned at once."""
+
+FILE_PART = 1 << 26
+"""Bytes of a file that are pinned at once: its pages are small, so that they take longer."""
+
+SHARE = 16
+"""One part in so many of the memory that is free at the start may be pinned for files."""
+
+
+class Memory:
+    """A segment or file as this process has mapped it.
+
+    Attributes:
+        pinned: its parts that are pinned, by number.
+        refused: whether a part could not be pinned: then no more are tried.
+    """
+
+    def __init__(self, number: int, memory: NDArray[np.uint8]) -> None:
+        self.number, self.size = number, memory.nbytes
+        self.start: int = memory.ctypes.data
+        self.is_file = not memory.flags.writeable
+        self.part = FILE_PART if self.is_file else PART
+        self.pinned: set[int] = set()
+        self.refused = memory.nbytes < PINNED_FROM
+
+    def refuse(self) -> None:
+        """A part could not be pinned."""
+        self.refused = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the memory is pinned."""
+        return len(self.pinned) * self.part >= self.size
+
+    def parts(self, address: int, nbytes: int) -> range:
+        """The numbers of the parts that so many bytes lie in."""
+        begin = address - self.start
+        return range(begin // self.part, -(-(begin + nbytes) // self.part)) if nbytes else range(0)
+
+    def span(self, part: int) -> tuple[int, int]:
+        """Where a part begins, and its size."""
+        begin = part * self.part
+        return self.start + begin, min(self.part, self.size - begin)
 
 
 class Pins:
-    """The mapped segments of this process, by address, and which of them are pinned."""
+    """The mapped memory of this process, by address, and which of it is pinned."""
 
-    def __init__(self, register: Callable[[int, int], bool], unregister: Callable[[int], None]) -> None:
-        """*register* pins so many bytes from an address, or returns False; *unregister* undoes it."""
-        self._register = register
-        self._unregister = unregister
+    def __init__(
+        self,
+        register: Callable[[int, int, bool], bool],
+        unregister: Callable[[int], None],
+        wait: Callable[[], None],
+    ) -> None:
+        """*register* pins so many bytes from an address, read-only or not, or returns False;
+        *unregister* undoes it.  *wait* returns when no file is being copied: then parts may give way.
+        """
+        self._register, self._unregister, self._wait = register, unregister, wait
+        self._limit = available_memory() // SHARE
         # guards all that follows: segments are mapped in one thread, and inputs copied in another
         self._lock = threading.Lock()
         self._starts: list[int] = []
-        self._segments: dict[int, tuple[int, int]] = {}  # by start: number and size
-        self._pinned: dict[int, bool] = {}  # by start; False where it was tried in vain
+        self._memories: dict[int, Memory] = {}  # by start
+        self._parts_of_files: dict[
+            tuple[int, int], int
+        ] = {}  # by start and part: the bytes; oldest first
 
     def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
-        """A segment has been mapped.  Memory that is mapped read-only is never pinned."""
-        start: int = memory.ctypes.data
+        """A segment has been mapped, or a file, which is read-only."""
         with self._lock:
-            insort(self._starts, start)
-            self._segments[start] = number, memory.nbytes
-            if not memory.flags.writeable or memory.nbytes < PINNED_FROM:
-                self._pinned[start] = False
+            made = Memory(number, memory)
+            insort(self._starts, made.start)
+            self._memories[made.start] = made
+
+    def missing(self, array: NDArray[Any]) -> int | None:
+        """How many bytes have to be pinned before all of *array* is; None if that cannot be."""
+        with self._lock:
+            memory = self._holding(array)
+            if memory is None or memory.refused:
+                return None
+            if memory.is_whole:
+                return 0
+            parts = memory.parts(array.ctypes.data, array.nbytes)
+            return sum(memory.span(part)[1] for part in parts if part not in memory.pinned)
 
     def pinned(self, array: NDArray[Any]) -> bool:
-        """Whether all of *array* lies in pinned memory, after an attempt to pin it."""
-        address: int = array.ctypes.data
+        """Whether all of *array* is pinned at once, after an attempt to pin it."""
         with self._lock:
-            index = bisect_right(self._starts, address) - 1
-            if index < 0:
+            memory = self._holding(array)
+            if memory is None:
                 return False
-            start = self._starts[index]
-            _, size = self._segments[start]
-            if address + array.nbytes > start + size:
+            if memory.is_whole and not memory.is_file:
+                return True
+            parts = memory.parts(array.ctypes.data, array.nbytes)
+            if memory.is_file and len(parts) * memory.part > self._limit:
                 return False
-            if start not in self._pinned:
-                self._pinned[start] = self._register(start, size)
-            return self._pinned[start]
+            return all(self._pin(memory, part) for part in parts)
+
+    def blocks(self, array: NDArray[Any]) -> Iterator[tuple[int, int]]:
+        """The memory of a contiguous *array*, from its beginning: an address and bytes in one part each.
+
+        A block is pinned when it is yielded.  The end comes early where a part cannot be pinned.
+        """
+        address, left = array.ctypes.data, array.nbytes
+        with self._lock:
+            memory = self._holding(array)
+        if memory is None:
+            return
+        for part in memory.parts(address, left):
+            with self._lock:
+                if not self._pin(memory, part):
+                    return
+            begin, size = memory.span(part)
+            nbytes = min(left, begin + size - address)
+            yield address, nbytes
+            address, left = address + nbytes, left - nbytes
 
     def forget(self, number: int) -> None:
-        """The segment is about to be unmapped."""
+        """The segment or file is about to be unmapped."""
         with self._lock:
-            for start in [start for start, (known, _) in self._segments.items() if known == number]:
-                self._starts.remove(start)
-                del self._segments[start]
-                if self._pinned.pop(start, False):
-                    self._unregister(start)
+            for memory in [each for each in self._memories.values() if each.number == number]:
+                self._starts.remove(memory.start)
+                del self._memories[memory.start]
+                for part in memory.pinned:
+                    self._parts_of_files.pop((memory.start, part), None)
+                    self._unregister(memory.span(part)[0])
+
+    def _holding(self, array: NDArray[Any]) -> Memory | None:
+        """The memory that all of *array* lies in."""
+        address: int = array.ctypes.data
+        index = bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        memory = self._memories[self._starts[index]]
+        return memory if address + array.nbytes <= memory.start + memory.size else None
+
+    def _pin(self, memory: Memory, part: int) -> bool:
+        """Whether a part is pinned, after an attempt to pin it."""
+        key = memory.start, part
+        if part in memory.pinned:
+            if memory.is_file:
+                self._parts_of_files[key] = self._parts_of_files.pop(key)
+            return True
+        if memory.refused:
+            return False
+        begin, size = memory.span(part)
+        if memory.is_file:
+            self._make_room(size)
+        if not self._register(begin, size, memory.is_file):
+            memory.refuse()
+            return False
+        memory.pinned.add(part)
+        if memory.is_file:
+            self._parts_of_files[key] = size
+        return True
+
+    def _make_room(self, size: int) -> None:
+        """Unpin parts of files until so many bytes may be pinned."""
+        while self._parts_of_files and sum(self._parts_of_files.values()) + size > self._limit:
+            self._wait()
+            start, part = next(iter(self._parts_of_files))
+            del self._parts_of_files[start, part]
+            memory = self._memories[start]
+            memory.pinned.remove(part)
+            self._unregister(memory.span(part)[0])

@@ -30,8 +30,7 @@ Programs for Synkhronos have another form of the one for graphs, in which a rule
     updates   the update rules in the classic form
     training  ``make_train_function``
     modules   … of a module of PyTorch's
-    rules     the update rules
-    formulas  their formulas, for arrays and graphs
+    rules     the update rules: their formulas, constants and defaults
 """
 
 from .rules import Rule, adadelta, adagrad, adam, adamax, momentum, nesterov_momentum, rmsprop, sgd

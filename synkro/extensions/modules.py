@@ -11,7 +11,7 @@ import torch
 
 from .. import api
 from ..controller.calls.function import Definition, Function
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, shown
 from ..values.variable import Variable
 
 
@@ -36,8 +36,8 @@ def module_step(
         finish=_finish(gradient, optimizer, chosen),
         **{**keywords, "name": keywords["name"] or "train"},
     )
-    home = api.current_session("function").functions
-    return Function(lambda verb: home, definition)
+    services = api.current_session("function").services
+    return Function(lambda verb: services, definition)
 
 
 def _check(module: torch.nn.Module, loss: Any, optimizer: Any) -> frozenset[int]:
@@ -45,12 +45,12 @@ def _check(module: torch.nn.Module, loss: Any, optimizer: Any) -> frozenset[int]
     if not callable(loss):
         raise InvalidType(
             f"loss must be a function of the module's output and the target, such as "
-            f"torch.nn.functional.cross_entropy; got {loss!r}."
+            f"torch.nn.functional.cross_entropy; got {shown(loss)}."
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidType(
             f"the last argument must be an optimizer of PyTorch's, such as "
-            f"torch.optim.SGD(module.parameters(), lr=0.1); got {optimizer!r}."
+            f"torch.optim.SGD(module.parameters(), lr=0.1); got {shown(optimizer)}."
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidType("LBFGS computes the loss several times in a step: use another optimizer.")
@@ -81,7 +81,7 @@ def _gradient(value: Any, parameters: list[torch.Tensor]) -> torch.Tensor:
     if not isinstance(mean, torch.Tensor) or mean.ndim or not mean.requires_grad:
         raise InvalidType(
             f"the loss must be a tensor without dimensions that depends on the parameters, a mean over "
-            f"the rows, or a tuple that begins with one; got {value!r}."
+            f"the rows, or a tuple that begins with one; got {shown(value)}."
         )
     wanted = [each for each in parameters if each.requires_grad]
     found = iter(torch.autograd.grad(mean, wanted, allow_unused=True))

@@ -1,13 +1,15 @@
 """Update rules: how the flat gradient of all parameters changes them.
 
-Their formulas are in ``formulas``.
+Each of the known rules is one class.  Its fields are its constants with their defaults, and its formula
+works on arrays and on graphs of PyTensor alike: ``updates`` makes the classic form of the same class.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +17,19 @@ from numpy.typing import NDArray
 from .. import api
 from ..controller.variables.registry import Variables
 from ..controller.variables.shared import Shared, check_once
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, shown
 from ..values.foreign import is_graph_shared
 from ..values.variable import Variable
-from . import formulas
-from .formulas import Step
 
 Vector = NDArray[Any]
-Params = Sequence[Variable]
-Rate = float | Variable
+Params = Sequence[Any]
+Rate = Any
 Name = str | None
+State = Sequence[Any]
+Step = tuple[Any, list[Any]]
 
 
+@dataclass(eq=False, repr=False)
 class Rule(ABC):
     """A first-order update rule for a list of parameters, with its state in worker variables.
 
@@ -37,42 +40,44 @@ class Rule(ABC):
         name: the unique name of the rule, with which the names of its state's variables begin.
         params: the parameters, worker variables of floats (for PyTensor's shared variables, those that
             stand for them).  Those without a name get one.
+        learning_rate: a number, or a variable without dimensions, which can be changed between calls.
     """
 
-    STATES: tuple[str, ...] = ()
+    STATES: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Params, learning_rate: Rate = 0.01, *, name: Name = None) -> None:
-        self.params = parameters(params)
+    params: Params
+    learning_rate: Rate = 0.01
+    name: Name = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.params = parameters(self.params)
         variables = session_variables()
-        of_graph = is_graph_shared(learning_rate)
-        self._rate = variables.check(learning_rate, "a rule") if of_graph else learning_rate
-        self.name = variables.unused_name(name or type(self).__name__)
+        if is_graph_shared(self.learning_rate):
+            self.learning_rate = variables.check(self.learning_rate, "a rule")
+        self.name = variables.unused_name(self.name or type(self).__name__)
         for index, param in enumerate(self.params):
             if param.name is None:  # a training is saved as a whole, or not at all
                 variables.name(param, f"{self.name}.param{index}")
         zeros = self.zeros()
         self.states = [api.shared(zeros, f"{self.name}.{state}") for state in self.STATES]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "learning_rate" and hasattr(self, "states"):
+            raise InvalidValue(
+                f"the rule {self.name!r} may be on the workers by now: to change its learning rate "
+                f"between calls, make it with a variable, "
+                f"learning_rate=synkro.shared({self.learning_rate!r}), and set that."
+            )
+        super().__setattr__(name, value)
+
     def zeros(self) -> Vector:
-        """As many zeros as all parameters have elements, of the dtype of their gradient."""
+        """Zeros, as many as all parameters have elements, of the dtype of their gradient."""
         dtype = np.result_type(*[param.dtype for param in self.params])
         return np.zeros(sum(param.size for param in self.params), dtype)
 
-    @property
-    def learning_rate(self) -> Any:
-        """A number, or a variable without dimensions, which can be changed between calls."""
-        return self._rate
-
-    @learning_rate.setter
-    def learning_rate(self, rate: Any) -> None:
-        raise InvalidValue(
-            f"the rule {self.name!r} may be on the workers by now: to change its learning rate between "
-            f"calls, make it with a variable, learning_rate=synkro.shared({self._rate!r}), and set that."
-        )
-
     def __call__(self, gradient: Vector) -> None:
         """Change the parameters by their flat *gradient*, on this rank."""
-        rate = self._rate
+        rate = self.learning_rate
         rate = float(rate.value) if isinstance(rate, Variable) else rate
         step, new = self.step(gradient, rate, [state.value for state in self.states])
         pairs = [(s, v.astype(s.dtype, copy=False)) for s, v in zip(self.states, new, strict=True)]
@@ -83,7 +88,7 @@ class Rule(ABC):
             change = step[start:stop].reshape(value.shape).astype(value.dtype, copy=False)
             pairs.append((param, value + change))
             start = stop
-        api.current_group(self.name).assign([*pairs, *self.counted()])
+        api.current_group(f"{self.name}").assign([*pairs, *self.counted()])
 
     def counted(self) -> list[tuple[Variable, Any]]:
         """Variables of the state that are no vectors, with their new values."""
@@ -94,111 +99,122 @@ class Rule(ABC):
         """The change of the parameters, to be added to them, and the new state."""
 
 
-class sgd(Rule):  # noqa: N801 - the rules have the names that they have everywhere
-    """Stochastic gradient descent."""
+class FormulaRule(Rule):
+    """A rule whose step is a formula, for arrays and for graphs of PyTensor alike.
+
+    Attributes:
+        formula: takes the array module *xp*, the flat gradient *g*, the learning rate, the state (a list
+            of vectors as long as *g*, zeros at first) and the constants.  It returns the change of the
+            parameters, to be added to them, and the new state.
+    """
+
+    formula: ClassVar[Callable[..., Step]]
+
+    def constants(self) -> list[Any]:
+        """The constants of the formula, which are the fields of the rule."""
+        return [getattr(self, each.name) for each in fields(self)[len(fields(Rule)) :]]
 
     def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        return formulas.sgd(api.xp(), gradient, rate, states)
+        return self.formula(api.xp(), gradient, rate, states, *self.constants())
 
 
-class momentum(Rule):  # noqa: N801
-    """Momentum (Polyak 1964)."""
+class sgd(FormulaRule):  # noqa: N801 - the rules have the names that they have everywhere
+    """Stochastic gradient descent: ``p -= rate · g``."""
+
+    @staticmethod
+    def formula(xp: Any, g: Any, rate: Any, state: State) -> Step:
+        return -rate * g, []
+
+
+@dataclass(eq=False, repr=False)
+class momentum(FormulaRule):  # noqa: N801
+    """Momentum: ``v = μ v - rate · g; p += v`` (Polyak 1964)."""
 
     STATES = ("velocity",)
 
-    def __init__(
-        self, params: Params, learning_rate: Rate = 0.01, momentum: float = 0.9, *, name: Name = None
-    ) -> None:
-        super().__init__(params, learning_rate, name=name)
-        self.momentum = momentum
+    momentum: float = 0.9
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        return formulas.momentum(api.xp(), gradient, rate, states, self.momentum)
+    @staticmethod
+    def formula(xp: Any, g: Any, rate: Any, state: State, momentum: float) -> Step:
+        velocity = momentum * state[0] - rate * g
+        return velocity, [velocity]
 
 
 class nesterov_momentum(momentum):  # noqa: N801
-    """Nesterov's momentum, as in Sutskever et al. 2013."""
+    """Nesterov's momentum, as in Sutskever et al. 2013: ``v = μ v - rate · g; p += μ v - rate · g``."""
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        return formulas.nesterov_momentum(api.xp(), gradient, rate, states, self.momentum)
+    @staticmethod
+    def formula(xp: Any, g: Any, rate: Any, state: State, momentum: float) -> Step:
+        velocity = momentum * state[0] - rate * g
+        return momentum * velocity - rate * g, [velocity]
 
 
-class adagrad(Rule):  # noqa: N801
-    """AdaGrad (Duchi et al. 2011)."""
+@dataclass(eq=False, repr=False)
+class adagrad(FormulaRule):  # noqa: N801
+    """AdaGrad (Duchi et al. 2011): ``a += g²; p -= rate · g / √(a + ε)``."""
 
     STATES = ("accumulator",)
 
-    def __init__(
-        self, params: Params, learning_rate: Rate = 1.0, epsilon: float = 1e-6, *, name: Name = None
-    ) -> None:
-        super().__init__(params, learning_rate, name=name)
-        self.epsilon = epsilon
+    learning_rate: Rate = 1.0
+    epsilon: float = 1e-6
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        return formulas.adagrad(api.xp(), gradient, rate, states, self.epsilon)
-
-
-class rmsprop(Rule):  # noqa: N801
-    """RMSProp (Tieleman and Hinton 2012)."""
-
-    STATES: tuple[str, ...] = ("accumulator",)
-
-    def __init__(
-        self,
-        params: Params,
-        learning_rate: Rate = 1.0,
-        rho: float = 0.9,
-        epsilon: float = 1e-6,
-        *,
-        name: Name = None,
-    ) -> None:
-        super().__init__(params, learning_rate, name=name)
-        self.rho = rho
-        self.epsilon = epsilon
-
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        return formulas.rmsprop(api.xp(), gradient, rate, states, self.rho, self.epsilon)
+    @staticmethod
+    def formula(xp: Any, g: Any, rate: Any, state: State, epsilon: float) -> Step:
+        squares = state[0] + g**2
+        return -rate * g / xp.sqrt(squares + epsilon), [squares]
 
 
+@dataclass(eq=False, repr=False)
+class rmsprop(FormulaRule):  # noqa: N801
+    """RMSProp (Tieleman and Hinton 2012): ``a = ρ a + (1 - ρ) g²; p -= rate · g / √(a + ε)``."""
+
+    STATES: ClassVar[tuple[str, ...]] = ("accumulator",)
+
+    learning_rate: Rate = 1.0
+    rho: float = 0.9
+    epsilon: float = 1e-6
+
+    @staticmethod
+    def formula(xp: Any, g: Any, rate: Any, state: State, rho: float, epsilon: float) -> Step:
+        squares = rho * state[0] + (1 - rho) * g**2
+        return -rate * g / xp.sqrt(squares + epsilon), [squares]
+
+
+@dataclass(eq=False, repr=False)
 class adadelta(rmsprop):  # noqa: N801
-    """AdaDelta (Zeiler 2012)."""
+    """AdaDelta (Zeiler 2012).
+
+    ``a = ρ a + (1 - ρ) g²; u = g √(d + ε) / √(a + ε); p -= rate · u; d = ρ d + (1 - ρ) u²``.
+    """
 
     STATES = ("accumulator", "delta")
 
-    def __init__(
-        self,
-        params: Params,
-        learning_rate: Rate = 1.0,
-        rho: float = 0.95,
-        epsilon: float = 1e-6,
-        *,
-        name: Name = None,
-    ) -> None:
-        super().__init__(params, learning_rate, rho, epsilon, name=name)
+    rho: float = 0.95
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        return formulas.adadelta(api.xp(), gradient, rate, states, self.rho, self.epsilon)
+    @staticmethod
+    def formula(xp: Any, g: Any, rate: Any, state: State, rho: float, epsilon: float) -> Step:
+        squares, changes = state
+        squares = rho * squares + (1 - rho) * g**2
+        change = g * xp.sqrt(changes + epsilon) / xp.sqrt(squares + epsilon)
+        return -rate * change, [squares, rho * changes + (1 - rho) * change**2]
 
 
-class adam(Rule):  # noqa: N801
-    """Adam (Kingma and Ba 2014), with the corrections of bias in the step size (section 2, end)."""
+@dataclass(eq=False, repr=False)
+class adam(FormulaRule):  # noqa: N801
+    """Adam (Kingma and Ba 2014), with the corrections of bias in the step size (section 2, end).
+
+    ``m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= rate · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)``.
+    """
 
     STATES = ("first", "second")
 
-    def __init__(
-        self,
-        params: Params,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        *,
-        name: Name = None,
-    ) -> None:
-        super().__init__(params, learning_rate, name=name)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+    learning_rate: Rate = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._time = api.shared(np.zeros((), np.int64), f"{self.name}.time")
 
     def count(self) -> int:
@@ -208,20 +224,37 @@ class adam(Rule):  # noqa: N801
     def counted(self) -> list[tuple[Variable, Any]]:
         return [(self._time, np.int64(self.count()))]
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        constants = self.count(), self.beta1, self.beta2, self.epsilon
-        return formulas.adam(api.xp(), gradient, rate, states, *constants)
+    def constants(self) -> list[Any]:
+        return [self.count(), *super().constants()]
+
+    @staticmethod
+    def formula(
+        xp: Any, g: Any, rate: Any, state: State, time: Any, beta1: float, beta2: float, epsilon: float
+    ) -> Step:
+        first, second = state
+        first = beta1 * first + (1 - beta1) * g
+        second = beta2 * second + (1 - beta2) * g**2
+        corrected = rate * (1 - beta2**time) ** 0.5 / (1 - beta1**time)
+        return -corrected * first / (xp.sqrt(second) + epsilon), [first, second]
 
 
+@dataclass(eq=False, repr=False)
 class adamax(adam):  # noqa: N801
-    """AdaMax (Kingma and Ba 2014, section 7.1)."""
+    """AdaMax (Kingma and Ba 2014, section 7.1).
 
-    def __init__(self, params: Params, learning_rate: Rate = 0.002, **options: Any) -> None:
-        super().__init__(params, learning_rate, **options)
+    ``m = β₁ m + (1 - β₁) g; u = max(β₂ u, |g|); p -= rate / (1 - β₁ᵗ) · m / (u + ε)``.
+    """
 
-    def step(self, gradient: Vector, rate: float, states: list[Vector]) -> Step:
-        constants = self.count(), self.beta1, self.beta2, self.epsilon
-        return formulas.adamax(api.xp(), gradient, rate, states, *constants)
+    learning_rate: Rate = 0.002
+
+    @staticmethod
+    def formula(
+        xp: Any, g: Any, rate: Any, state: State, time: Any, beta1: float, beta2: float, epsilon: float
+    ) -> Step:
+        first, infinity = state
+        first = beta1 * first + (1 - beta1) * g
+        infinity = xp.maximum(beta2 * infinity, abs(g))
+        return -rate / (1 - beta1**time) * first / (infinity + epsilon), [first, infinity]
 
 
 def parameters(params: Sequence[Any]) -> list[Shared]:
@@ -230,7 +263,9 @@ def parameters(params: Sequence[Any]) -> list[Shared]:
     Raises: InvalidType, InvalidValue unless they are variables of floats, each named once.
     """
     if not isinstance(params, list | tuple) or not params:
-        raise InvalidType(f"params must be a list of worker variables, at least one; got {params!r}.")
+        raise InvalidType(
+            f"params must be a list of worker variables, at least one; got {shown(params)}."
+        )
     found = [session_variables().check(param, "params") for param in params]
     for param in found:
         if param.dtype.kind != "f":
@@ -241,4 +276,4 @@ def parameters(params: Sequence[Any]) -> list[Shared]:
 
 def session_variables() -> Variables:
     """The variables of the current session.  Raises: NotForked, UsageError."""
-    return api.current_session("shared").functions.variables
+    return api.current_session("shared").services.variables

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import api
 from ..controller.calls.graphs import compiled_graph, graph_function
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, shown
 
 
 def make_train_function(
@@ -37,10 +37,10 @@ def make_train_function(
     """
     from ..graphs.graph import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
-    home = api.current_session("function").functions
+    services = api.current_session("function").services
     grad_updates, param_updates, gradient = _updates(update_rule, loss, params, args, kwargs)
     listed = gradient if isinstance(gradient, list | tuple) else [gradient]
-    gradients = [home.variables.check(each, "the variable of the gradient") for each in listed]
+    gradients = [services.variables.check(each, "the variable of the gradient") for each in listed]
     after = Graph(None, None, None, param_updates, None, "update")
     if not after.updates:
         raise InvalidValue("the rule has no updates of parameters: its second result is empty.")
@@ -49,8 +49,8 @@ def make_train_function(
             "the rule draws random numbers for the parameters, of which each rank would draw its own: "
             "draw them in the main program, and put them into a shared variable."
         )
-    update = compiled_graph(home, after)
-    updated = [home.variables.linked.shared(theirs) for theirs, _ in after.updates]
+    update = compiled_graph(services, after)
+    updated = [services.variables.linked.shared(theirs) for theirs, _ in after.updates]
 
     def finish(weight: int) -> None:
         mine = [each.value if weight else np.zeros_like(each.value) for each in gradients]
@@ -60,7 +60,7 @@ def make_train_function(
         api.current_group("make_train_function").assign(zip(updated, new, strict=True))
 
     step = graph_function(
-        home,
+        services,
         [x, y],
         loss,
         bcast_inputs=None,
@@ -91,12 +91,12 @@ def _updates(
     if not callable(update_rule) or isinstance(update_rule, type):
         raise InvalidType(
             f"update_rule must be a function of synkro.extensions.updates, such as updates.sgd; got "
-            f"{update_rule!r}."
+            f"{shown(update_rule)}."
         )
     made = update_rule(loss, params, *args, **kwargs)
     if not isinstance(made, tuple | list) or len(made) != 3:
         raise InvalidType(
             f"an update rule returns three things, the updates of the gradient's variable, those of the "
-            f"parameters, and that variable; got {made!r}."
+            f"parameters, and that variable; got {shown(made)}."
         )
     return made[0], made[1], made[2]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from .. import api
 from ..controller.calls.function import Definition, Function
 from ..controller.calls.graphs import check_no_options, graph_function
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, shown
 from ..plan.outputs import DEFAULT
 from ..values.foreign import is_graph_variable, module_of
 from ..values.variable import Variable
@@ -89,7 +89,7 @@ def make_train_function(
         return module_step(loss, params, rule, keywords)
     if not isinstance(rule, Rule):
         raise InvalidType(
-            f"the last argument must be an update rule, such as sgd(params); got {rule!r}."
+            f"the last argument must be an update rule, such as sgd(params); got {shown(rule)}."
         )
     if [id(param) for param in parameters(params)] != [id(param) for param in rule.params]:
         raise InvalidValue(
@@ -106,7 +106,8 @@ def _check_python(given: Sequence[Any], options: dict[str, Any]) -> None:
     """Raises: InvalidType for arguments that are for graphs only."""
     if given:
         raise InvalidType(
-            f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got {given!r}."
+            f"inputs of a function of Python are named, in inputs= and bcast_inputs=; got "
+            f"{shown(given)}."
         )
     check_no_options(options, "make_train_function()")
 
@@ -133,10 +134,10 @@ def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[s
         loss, gradients = result
         return loss, [flatten(gradients, rule.params)]
 
-    home = api.current_session("function").functions
+    services = api.current_session("function").services
     updates, finish = [(gradient, "mean")], _step(rule, gradient)
     definition = Definition(loss_and_flat_gradient, updates=updates, finish=finish, **keywords)
-    return Function(lambda verb: home, definition)
+    return Function(lambda verb: services, definition)
 
 
 def _of_graph(
@@ -151,7 +152,7 @@ def _of_graph(
     rates = [rule.learning_rate] if isinstance(rule.learning_rate, Variable) else []
     gradient = session_variables().check(target, "a rule")
     return graph_function(
-        api.current_session("function").functions,
+        api.current_session("function").services,
         updates=[(target, flat)],
         givens=options.pop("givens", None),
         options=options,

@@ -15,99 +15,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, cast
 
-from . import formulas
+from .. import api
+from . import rules
 
 Updates = tuple[list[tuple[Any, Any]], list[tuple[Any, Any]], Any]
 """Updates of the variable of the gradient, updates of parameters and state, and that variable."""
 
-
-def sgd(loss: Any, params: Sequence[Any], learning_rate: Any) -> Updates:
-    """Updates of stochastic gradient descent: see ``formulas.sgd``.
-
-    Args:
-        loss: a variable of a graph, a float without dimensions: a mean over the rows.
-        params: the shared variables to train, of floats.
-        learning_rate: a number, or a variable without dimensions.
-
-    The other rules take these, too.
-
-    Raises: InvalidType, InvalidValue.
-    """
-    return _updates(formulas.sgd, loss, params, learning_rate)
+P = ParamSpec("P")
 
 
-def momentum(loss: Any, params: Sequence[Any], learning_rate: Any, momentum: Any = 0.9) -> Updates:
-    """See ``formulas.momentum``."""
-    return _updates(formulas.momentum, loss, params, learning_rate, momentum, states=1)
-
-
-def nesterov_momentum(
-    loss: Any, params: Sequence[Any], learning_rate: Any, momentum: Any = 0.9
-) -> Updates:
-    """See ``formulas.nesterov_momentum``."""
-    return _updates(formulas.nesterov_momentum, loss, params, learning_rate, momentum, states=1)
-
-
-def adagrad(loss: Any, params: Sequence[Any], learning_rate: Any = 1.0, epsilon: Any = 1e-6) -> Updates:
-    """See ``formulas.adagrad``."""
-    return _updates(formulas.adagrad, loss, params, learning_rate, epsilon, states=1)
-
-
-def rmsprop(
-    loss: Any, params: Sequence[Any], learning_rate: Any = 1.0, rho: Any = 0.9, epsilon: Any = 1e-6
-) -> Updates:
-    """See ``formulas.rmsprop``."""
-    return _updates(formulas.rmsprop, loss, params, learning_rate, rho, epsilon, states=1)
-
-
-def adadelta(
-    loss: Any, params: Sequence[Any], learning_rate: Any = 1.0, rho: Any = 0.95, epsilon: Any = 1e-6
-) -> Updates:
-    """See ``formulas.adadelta``."""
-    return _updates(formulas.adadelta, loss, params, learning_rate, rho, epsilon, states=2)
-
-
-def adam(
-    loss: Any,
-    params: Sequence[Any],
-    learning_rate: Any = 0.001,
-    beta1: Any = 0.9,
-    beta2: Any = 0.999,
-    epsilon: Any = 1e-8,
-) -> Updates:
-    """See ``formulas.adam``."""
-    return _updates(
-        formulas.adam, loss, params, learning_rate, beta1, beta2, epsilon, states=2, timed=True
+def _classic(
+    made: Callable[P, rules.Rule], rated: bool = True
+) -> Callable[Concatenate[Any, P], Updates]:
+    """The classic form of a rule of ``rules``; its learning rate has a default where it is *rated*."""
+    rule = cast(type[rules.FormulaRule], made)
+    name, signature = rule.__name__, inspect.signature(rule)
+    loss = inspect.Parameter("loss", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Any")
+    params, rate, *constants, _name = signature.parameters.values()
+    rate = rate if rated else rate.replace(default=inspect.Parameter.empty)
+    signature = signature.replace(
+        parameters=[loss, params, rate, *constants], return_annotation="Updates"
     )
 
+    def updates(*args: Any, **kwargs: Any) -> Updates:
+        """Updates of shared variables by the rule, in the classic form.
 
-def adamax(
-    loss: Any,
-    params: Sequence[Any],
-    learning_rate: Any = 0.002,
-    beta1: Any = 0.9,
-    beta2: Any = 0.999,
-    epsilon: Any = 1e-8,
-) -> Updates:
-    """See ``formulas.adamax``."""
-    return _updates(
-        formulas.adamax, loss, params, learning_rate, beta1, beta2, epsilon, states=2, timed=True
-    )
+        Args:
+            loss: a variable of a graph, a float without dimensions: a mean over the rows.
+            params: the shared variables to train, of floats.
+            learning_rate: a number, or a variable without dimensions.
+
+        The constants of the rule follow.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        api.check_arguments(name, signature, args, kwargs)
+        from ..graphs.graph import updates_by  # noqa: PLC0415  it imports PyTensor
+
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        loss, params, rate, *constants = given.args
+        timed = issubclass(rule, rules.adam)
+        return updates_by(rule.formula, loss, params, rate, tuple(constants), len(rule.STATES), timed)
+
+    updates.__name__ = updates.__qualname__ = name
+    updates.__doc__ = f"{inspect.getdoc(rule)}\n\n{inspect.getdoc(updates)}"
+    updates.__dict__["__signature__"] = signature
+    return updates
 
 
-def _updates(
-    formula: Callable[..., formulas.Step],
-    loss: Any,
-    params: Sequence[Any],
-    learning_rate: Any,
-    *constants: Any,
-    states: int = 0,
-    timed: bool = False,
-) -> Updates:
-    """The updates by *formula*, which has so many *states*, and the number of the step if *timed*."""
-    from ..graphs.graph import updates_by  # noqa: PLC0415  it imports PyTensor
-
-    return updates_by(formula, loss, params, learning_rate, constants, states, timed)
+sgd = _classic(rules.sgd, rated=False)
+momentum = _classic(rules.momentum, rated=False)
+nesterov_momentum = _classic(rules.nesterov_momentum, rated=False)
+adagrad = _classic(rules.adagrad)
+rmsprop = _classic(rules.rmsprop)
+adadelta = _classic(rules.adadelta)
+adam = _classic(rules.adam)
+adamax = _classic(rules.adamax)

@@ -138,7 +138,7 @@ class Cut:
         return not moves
 
     def _itself(self, variable: Any) -> Any:
-        """The variable whose value this is: the same, but for results of transfers."""
+        """The variable whose value *variable* has: the same, but for results of transfers."""
         return self._same.get(variable, variable)
 
     def _operands(self, node: Any) -> list[Any]:
@@ -239,7 +239,7 @@ class Cut:
             yield Receive(self.key(variable), source)
 
     def _leading_to(self, variables: set[Any], nodes: Sequence[Any]) -> list[Any]:
-        """Those of the *nodes* that *variables* depend on."""
+        """The *nodes* that *variables* depend on, in their order."""
         found: list[Any] = []
         for node in reversed(nodes):
             if not variables.isdisjoint(node.outputs):

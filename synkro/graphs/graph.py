@@ -27,7 +27,7 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
 from .. import here
-from ..errors import InvalidType, InvalidValue, NotAvailable
+from ..errors import InvalidType, InvalidValue, NotAvailable, shown, with_article
 from ..memory.interrupts import atomic
 from ..plan.binding import RESERVED
 from ..plan.outputs import DEFAULT
@@ -122,7 +122,7 @@ class Graph:
         replaced = {}
         for variable, value in _pairs(givens, "givens= replaces variables of the graph, by pairs"):
             if not isinstance(variable, GraphVariable):
-                raise InvalidType(f"givens= replaces variables of the graph; got {variable!r}.")
+                raise InvalidType(f"givens= replaces variables of the graph; got {shown(variable)}.")
             what = f"givens= of the function {self.name!r} replaces {variable} by one of another type"
             replaced[variable] = _filtered(variable, value, what)
         return replaced
@@ -135,7 +135,7 @@ class Graph:
         """The updates that shared variables bring along, as random streams do (``default_update``)."""
         without = self.options.pop("no_default_updates", False)
         if not isinstance(without, bool | list | tuple):
-            raise InvalidType(f"no_default_updates= takes True, False or a list; got {without!r}.")
+            raise InvalidType(f"no_default_updates= takes True, False or a list; got {shown(without)}.")
         known = [variable for variable, _, _ in explicit]
         known += [] if isinstance(without, bool) else list(without)
         made: list[Update] = []
@@ -172,7 +172,7 @@ class Graph:
             if not isinstance(variable, GraphVariable) or isinstance(variable, Constant):
                 raise InvalidType(
                     f"inputs and bcast_inputs of a graph are its variables, such as "
-                    f"pytensor.tensor.matrix('x'); got {variable!r}."
+                    f"pytensor.tensor.matrix('x'); got {shown(variable)}."
                 )
             self._check_tensor(variable, "an input")
             if position < self.scattered and any(variable.type.shape[:1]):
@@ -189,9 +189,9 @@ class Graph:
 
     def _check_tensor(self, variable: Any, what: str) -> None:
         if not isinstance(variable, GraphVariable) or not isinstance(variable.type, TensorType):
-            kind = getattr(variable, "type", type(variable).__name__)
+            kind = with_article(str(getattr(variable, "type", type(variable).__name__)))
             raise InvalidType(
-                f"{what} of the function {self.name!r} is {variable!r}, a {kind}: only dense tensors "
+                f"{what} of the function {self.name!r} is {shown(variable)}, {kind}: only dense tensors "
                 f"can be split and reduced. (Random numbers: draw them in NumPy, and pass them.)"
             )
 
@@ -316,7 +316,7 @@ def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, Gra
     """
     if not isinstance(params, list | tuple) or not all(isinstance(p, SharedVariable) for p in params):
         raise InvalidType(
-            f"params must be a list of shared variables, made by pytensor.shared(); got {params!r}."
+            f"params must be a list of shared variables, made by pytensor.shared(); got {shown(params)}."
         )
     if not params:
         raise InvalidValue("params is empty: list the shared variables that are to be trained.")
@@ -348,7 +348,7 @@ def updates_by(
     states: int,
     timed: bool,
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]], SharedVariable]:
-    """The updates of a step by *formula*, one of ``extensions.formulas``, with so many *states*.
+    """The updates of a step by *formula*, that of one of ``extensions.rules``, with so many *states*.
 
     The first of its constants is the number of the step, if it is *timed*.  Returns the updates of the
     variable of the flat gradient, those of the parameters and the state, and that variable.
@@ -358,7 +358,7 @@ def updates_by(
     number = isinstance(rate, int | float | np.number | np.ndarray) and not isinstance(rate, bool)
     if not (number or isinstance(rate, GraphVariable)):
         raise InvalidType(
-            f"the learning rate must be a number or a variable of the graph; got {rate!r}."
+            f"the learning rate must be a number or a variable of the graph; got {shown(rate)}."
         )
     gradient, flat = flat_gradient(loss, params)
     zeros = gradient.get_value()
@@ -409,7 +409,7 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
     if not isinstance(listed, list | tuple):
         raise InvalidType(
             f"outputs= of a graph takes a variable, a pair (variable, operation), or a list of them; "
-            f"got {outputs!r}."
+            f"got {shown(outputs)}."
         )
     return [_pair(output) for output in listed], single
 
@@ -444,7 +444,7 @@ def _pair(output: Any) -> tuple[Any, Any]:
     if isinstance(output, GraphVariable):
         return output, DEFAULT
     raise InvalidType(
-        f"an output of a graph is a variable, or a pair (variable, operation); got {output!r}."
+        f"an output of a graph is a variable, or a pair (variable, operation); got {shown(output)}."
     )
 
 
@@ -455,7 +455,7 @@ def _updates(updates: Any) -> list[Update]:
     for entry in _pairs(updates, takes, 3):
         variable, new, op = entry if len(entry) == 3 else (*entry, "mean")
         if not isinstance(variable, SharedVariable):
-            raise InvalidType(f"updates= changes shared variables; got {variable!r}.")
+            raise InvalidType(f"updates= changes shared variables; got {shown(variable)}.")
         if any(variable is other for other, _, _ in made):
             raise InvalidValue(f"updates= names the shared variable {variable} twice: name each once.")
         what = f"the new value of the shared variable {variable} is of another type"
@@ -467,10 +467,10 @@ def _pairs(given: Any, takes: str, most: int = 2) -> list[Any]:
     """A dict, or a list of pairs, as a list of pairs (or of up to *most*).  Raises: InvalidType."""
     entries = list(given.items()) if isinstance(given, Mapping) else given or ()
     if not isinstance(entries, list | tuple):
-        raise InvalidType(f"{takes}; got {given!r}.")
+        raise InvalidType(f"{takes}; got {shown(given)}.")
     for entry in entries:
         if not isinstance(entry, tuple | list) or not 2 <= len(entry) <= most:
-            raise InvalidType(f"{takes}; got {entry!r}.")
+            raise InvalidType(f"{takes}; got {shown(entry)}.")
     return list(entries)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytensor
 from pytensor.tensor.random.type import RandomType
 
-from ..errors import NotAvailable
+from ..errors import NotAvailable, shown
 from ..values.foreign import handed, is_on_gpu
 
 Recipe = tuple[list[Any], list[Any], dict[str, Any]]  # the arguments of ``pytensor.function``
@@ -87,14 +87,14 @@ def _interpreted(name: str, recipe: Recipe) -> Any:
     if mode not in (None, "JAX", pytensor.compile.mode.JAX):
         raise NotAvailable(
             f"on GPUs, JAX compiles the graphs of PyTensor; the function {name!r} asks for "
-            f'mode={mode!r}: leave that out, or fork(devices="cpu").'
+            f'mode={shown(mode)}: leave that out, or fork(devices="cpu").'
         )
     try:
         from pytensor.link.jax.dispatch import jax_funcify  # noqa: PLC0415  it imports JAX
-    except ImportError:
+    except ModuleNotFoundError as error:
         raise NotAvailable(
-            'on GPUs, JAX compiles the graphs of PyTensor: pip install "jax[cuda12]", or '
-            'fork(devices="cpu").'
+            f'on GPUs, JAX compiles the graphs of PyTensor ({error}): pip install "jax[cuda12]", or '
+            f'fork(devices="cpu").'
         ) from None
     jax = pytensor.compile.mode.JAX
     rewrites = jax.provided_optimizer.excluding(*jax.linker.incompatible_rewrites)

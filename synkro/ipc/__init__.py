@@ -2,12 +2,12 @@
 
 ::
 
-    crew         the worker processes of one host: started together, ended together
+    pool         the worker processes of one host: started together, ended together
     process      one worker process: start, watch, interrupt, stop
     output       what the workers print, brought to the user
     channel      commands and replies through one shared block: the main process's end
     listener     a worker's end
-    deputy       the end for workers on other hosts
+    proxy        the end for workers on other hosts
     block        what lies where in the block
     descriptors  open files, on their way to another process
     waiting      poll for a while, then sleep; fences

@@ -17,8 +17,8 @@ is written for each of its ranks.  Its payload, its wake-ups and what the main p
 belong to the first rank of the lane, *f*.  So lanes that share no rank share nothing, and several
 threads of the main process may wait at the same time, each for a lane.
 
-Before a call is planned, ``Controller.rouse`` wakes workers that have slept for long: a sleeper needs
-some 50 us to come to itself, and has most of them behind it when the command comes.
+Before a call is planned, ``Controller.wake_early`` wakes workers that have slept for long: a sleeper
+needs some 50 us to come to itself, and has most of them behind it when the command comes.
 
 A number is written after its payload, so whoever sees the number sees the payload.  How the two sides
 wait for each other, and where the fences stand, is in ``ipc.waiting``.
@@ -46,74 +46,55 @@ import itertools
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .block import (
     ANSWERED,
-    AWAITED,
     COMMAND,
-    COMMAND_EDITION,
-    COMMAND_SIZE,
     EACH,
-    ENOUGH,
     FIRST,
-    HOUSEKEEPING_SIZE,
     MAIN_SLEEPS,
-    MARK,
-    MARKED,
-    MARKS,
-    PHASE,
-    READ,
     REPLY_EDITION,
-    REPLY_SIZE,
-    ROUSED,
     SENT,
     SLEEPS,
-    SLICE,
-    TRACED,
-    UNWANTED,
+    WOKEN,
     Block,
 )
 from .waiting import Patience, polling, sleep_until
-
-_NEVER = (1 << 64) - 1  # a number that no item has
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
 _NAP = 1000  # and the main process from then on: a fork of it may have been woken in its place
 
 
-class Controller:
-    """The main process's end.
+class Controller(Block):
+    """The main process's end of the channel.
 
     Attributes:
         everyone: the lane of all ranks.
+        numbers: those of commands, and editions, of all lanes.
     """
 
     def __init__(
-        self,
-        memory: memoryview,
-        size: int,
-        wakes_main: Sequence[int],
-        wake_workers: int,
+        self, memory: memoryview, size: int, wakes_main: Sequence[int], wake_workers: int
     ) -> None:
-        """*wakes_main* are the eventfds that wake this process, by the first ranks of lanes."""
-        self._block = Block(memory, size)
-        self._wakes_main = wakes_main
-        self._wake_workers = wake_workers
-        self._fence = self._block.fence
-        self._sleeps = [line + SLEEPS for line in self._block.lines]
-        self._numbers = itertools.count(1)
+        super().__init__(memory, size, wakes_main, wake_workers)
+        self.numbers = itertools.count(1)
         self._lanes: dict[tuple[int, ...], Lane] = {}
+        self._on_gpus = False
         self.everyone = self.lane(tuple(range(size)))
 
     def lane(self, ranks: tuple[int, ...]) -> Lane:
         """The lane of *ranks*, which are in ascending order."""
         lane = self._lanes.get(ranks)
         if lane is None:
-            wake = self._wakes_main[ranks[0]]
-            patience = Patience(polling(len(ranks)))
-            lane = self._lanes[ranks] = Lane(self, self._block, ranks, wake, self._numbers, patience)
+            seconds = polling(len(ranks), self._on_gpus)
+            lane = self._lanes[ranks] = Lane(self, ranks, Patience(seconds))
         return lane
+
+    def wait_for_gpus(self) -> None:
+        """The workers compute on GPUs: it pays to poll longer for their answers."""
+        self._on_gpus = True
+        self.everyone.poll(polling(len(self.everyone.ranks), True))
 
     def displace(self, lane: Lane) -> None:
         """What other lanes have written for the ranks of *lane* counts no more."""
@@ -121,55 +102,37 @@ class Controller:
             if not lane.members.isdisjoint(other.members):
                 other.displaced()
 
-    def rouse(self) -> None:
+    def wake_early(self) -> None:
         """Wake the workers, if they have slept for long: a command will follow at once.
 
         They wake while the main process prepares it, and then poll for it.  The last rank stands for
         all: this is a hint, and ``send`` wakes those that sleep all the same.
         """
-        words = self._block.words
+        words = self.words
         if words[self._sleeps[-1]] > 1:
-            words[ROUSED] += 1
-            self._fence()  # that they are roused is stored before they wake and load it
+            words[WOKEN] += 1
+            self.fence()  # that they are woken is stored before they wake and load it
             self.wake_all()
 
-    def wake_sleepers(self) -> None:
-        """Wake the workers, if one of them sleeps: what is there for them has been stored."""
-        self._fence()  # that is stored before the loads of who sleeps
-        words = self._block.words
-        for sleeps in self._sleeps:
-            if words[sleeps]:
-                self.wake_all()
-                break
-
-    def wake_all(self) -> None:
-        """Wake all workers in one system call: the first that is awake may take this process's core."""
-        os.eventfd_write(self._wake_workers, 1)
-
     def close(self) -> None:
-        """Let go of the block; the controller cannot be used after that."""
         for lane in self._lanes.values():
             lane.close()
-        del self._block
+        super().close()
 
-    def answered(self, rank: int) -> int:
-        """The number of the last command that a rank has answered."""
-        return self._block.words[self._block.lines[rank] + ANSWERED]
-
-    def dozing(
-        self, lanes: Sequence[Lane], news: Callable[[], bool], doze: Callable[[list[int]], object]
+    def sleeping(
+        self, lanes: Sequence[Lane], news: Callable[[], bool], nap: Callable[[list[int]], object]
     ) -> None:
-        """Do *doze*, unless there is *news*: it ends when one of the descriptors that it gets is
+        """Do *nap*, unless there is *news*: it ends when one of the descriptors that it gets is
         readable, as a rank of *lanes* has answered."""
-        words, firsts = self._block.words, [lane.ranks[0] for lane in lanes]
-        heads = [self._block.orders[first] for first in firsts]
-        wakes = [self._wakes_main[first] for first in firsts]
+        words, firsts = self.words, [lane.ranks[0] for lane in lanes]
+        heads = [self.orders[first] for first in firsts]
+        wakes = [self.wakes_main[first] for first in firsts]
         try:
             for head in heads:
                 words[head + MAIN_SLEEPS] = 1
-            self._fence()  # "it sleeps" is stored before the loads of who has answered
+            self.fence()  # "it sleeps" is stored before the loads of who has answered
             if not news():
-                doze(wakes)
+                nap(wakes)
         finally:
             for head, wake in zip(heads, wakes, strict=True):
                 words[head + MAIN_SLEEPS] = 0
@@ -179,38 +142,7 @@ class Controller:
     def note_answered(self, numbers: Mapping[int, int]) -> None:
         """Ranks of other hosts have answered these commands, by rank: the workers here may look."""
         for rank, number in numbers.items():
-            self._block.words[self._block.lines[rank] + ANSWERED] = number
-
-    def expect(self, number: int | None = None, enough: int | None = None) -> None:
-        """Have workers wake this process with the result of item *number*, and of items from *enough*
-        on; None: with none."""
-        words = self._block.words
-        words[AWAITED] = _NEVER if number is None else number
-        words[ENOUGH] = _NEVER if enough is None else enough
-
-    def read_block(self, rank: int) -> None:
-        """One more block of *rank* with a result has been read."""
-        self._block.words[self._block.lines[rank] + READ] += 1
-
-    def trace(self, on: bool) -> None:
-        """Make the workers leave marks from now on, or stop it."""
-        self._block.words[TRACED] = on
-
-    def marked(self, rank: int) -> int:
-        """How many marks *rank* has left until now."""
-        return self._block.words[self._block.lines[rank] + MARKED]
-
-    def marks(self, rank: int, since: int) -> list[tuple[int, int, int]]:
-        """The marks of *rank* from number *since* on that are still there: ns, phase and count."""
-        end = self.marked(rank)
-        marks = self._block.marks[rank]
-        numbers = range(max(since, end - MARKS), end)
-        return [MARK.unpack_from(marks, number % MARKS * MARK.size) for number in numbers]
-
-    def whereabouts(self, rank: int) -> tuple[int, int]:
-        """The phase that *rank* reported last, and its count in that phase."""
-        line = self._block.lines[rank]
-        return self._block.words[line + PHASE], self._block.words[line + SLICE]
+            self.words[self.lines[rank] + ANSWERED] = number
 
 
 class Lane:
@@ -221,31 +153,20 @@ class Lane:
         members: the same, as a set.
     """
 
-    def __init__(
-        self,
-        controller: Controller,
-        block: Block,
-        ranks: tuple[int, ...],
-        wake_main: int,
-        numbers: Iterator[int],
-        patience: Patience,
-    ) -> None:
-        """*numbers* are those of commands, and editions, of all lanes."""
+    def __init__(self, block: Controller, ranks: tuple[int, ...], patience: Patience) -> None:
         self.ranks = ranks
         self.members = frozenset(ranks)
-        self._controller = controller
         self._block = block
         self._fence = block.fence
-        self._wake_main = wake_main
-        self._numbers = numbers
-        self._area = block.commands[ranks[0]]
+        self._wake_main = block.wakes_main[ranks[0]]
+        self._numbers = block.numbers
         self._head = block.orders[ranks[0]]
         self._commands = [block.orders[rank] + COMMAND for rank in ranks]
         self._last_first = self._commands[::-1]
-        self._lines = [block.lines[rank] for rank in ranks]
-        self._answered = [line + ANSWERED for line in self._lines]
-        self._sleeps = [line + SLEEPS for line in self._lines]
-        self._editions = [line + REPLY_EDITION for line in self._lines]
+        lines = [block.lines[rank] for rank in ranks]
+        self._answered = [line + ANSWERED for line in lines]
+        self._sleeps = [line + SLEEPS for line in lines]
+        self._editions = [line + REPLY_EDITION for line in lines]
         self._whole = len(ranks) == len(block.lines)
         self._number = 0  # of the last command
         self._command: bytes | None = None  # what lies in the block; None while it is being written
@@ -253,9 +174,13 @@ class Lane:
         self._replies: list[bytes] = []
         self._patience = patience
 
+    def poll(self, seconds: float) -> None:
+        """Poll for answers so long before sleeping, from now on."""
+        self._patience = Patience(seconds)
+
     def close(self) -> None:
         """Let go of the block."""
-        del self._block, self._area
+        del self._block
 
     def displaced(self) -> None:
         """Other lanes may have written to the block what this one had written there."""
@@ -276,34 +201,27 @@ class Lane:
             words[place] = number  # from here on it is sent
         self._number = number
         self._fence()  # the number before the loads of who sleeps, and before SENT
-        words[SENT] = number  # for the deputy of ranks on other hosts
+        words[SENT] = number  # for the proxy of ranks on other hosts
         for sleeps in self._sleeps:
             if words[sleeps]:
-                self._controller.wake_all()
+                self._block.wake_all()
                 break
 
     def _write(self, command: bytes, housekeeping: bytes) -> None:
-        words, area, head = self._block.words, self._area, self._head
+        words = self._block.words
         if self._command is None:
-            self._controller.displace(self)
+            self._block.displace(self)
             for rank in self.ranks:
                 words[self._block.orders[rank] + FIRST] = self.ranks[0]
-            words[head + EACH] = not self._whole
+            words[self._head + EACH] = not self._whole
         self._command = None  # an interrupt may leave a half-written command in the block
-        middle = len(command)
-        end = middle + len(housekeeping)
-        area[:middle] = command
-        area[middle:end] = housekeeping
-        words[head + COMMAND_SIZE], words[head + HOUSEKEEPING_SIZE] = middle, end - middle
-        words[head + COMMAND_EDITION] = next(self._numbers)
+        self._block.write_command(self.ranks[0], command, housekeeping, next(self._numbers))
         self._command = command
 
-    def disclaim(self) -> None:
+    def give_up(self) -> None:
         """Say that nobody wants the last command any more: a worker that has not begun it skips it."""
-        words = self._block.words
         for rank in self.ranks:
-            order = self._block.orders[rank]
-            words[order + UNWANTED] = words[order + COMMAND]
+            self._block.give_up(rank)
         self._fence()  # it is stored before the workers are interrupted
 
     def unanswered(self) -> list[int]:
@@ -343,8 +261,8 @@ class Lane:
         sentinels: Sequence[int],
         on_tick: Callable[[], None] | None = None,
     ) -> list[int]:
-        """As ``wait``, but sleep until *condition* holds, which a rank's answer, or a result that was
-        expected, may make true."""
+        """Sleep until *condition* holds, which a rank's answer, or a result that was expected, may make
+        true, one of *sentinels* is ready, or the *deadline* is over."""
         words, each = self._block.words, self._head + EACH
         before = words[each]
         words[each] = 1
@@ -366,7 +284,7 @@ class Lane:
         naps = itertools.chain([_FIRST_NAP], itertools.repeat(_NAP if on_tick is None else 50))
         ready: list[int] = []
 
-        def doze() -> bool:
+        def nap() -> bool:
             found = [fd for fd, _ in poll.poll(_poll_ms(next(naps), deadline))]
             if self._wake_main in found:
                 with contextlib.suppress(BlockingIOError):  # a fork of this process has read it
@@ -379,7 +297,7 @@ class Lane:
                 on_tick()
             return deadline is not None and time.monotonic() >= deadline
 
-        sleep_until(condition, self._block.words, self._head + MAIN_SLEEPS, self._fence, doze)
+        sleep_until(condition, self._block.words, self._head + MAIN_SLEEPS, self._fence, nap)
         return ready
 
     def replies(self) -> list[bytes]:
@@ -389,10 +307,7 @@ class Lane:
         self._fence()  # the numbers of the answers are loaded before the replies
         editions = [words[edition] for edition in self._editions]
         if editions != self._read:
-            self._replies = [
-                bytes(self._block.replies[rank][: words[line + REPLY_SIZE]])
-                for rank, line in zip(self.ranks, self._lines, strict=True)
-            ]
+            self._replies = [self._block.read_reply(rank) for rank in self.ranks]
             self._read = editions
         return self._replies
 

@@ -19,9 +19,9 @@ class Inherited(NamedTuple):
     Attributes:
         block, arena: memory, where commands are, and where ranks meet.
         wake_workers: the eventfd on which all workers sleep that have no command.
-        wakes_main: those on which the main process sleeps, by the first rank of what it waits for.
-        wakes: those on which ranks sleep in collectives, by rank.
-        wake_relay: the one on which the relay of the host sleeps.
+        wakes_main: the eventfds on which the main process sleeps, by the first rank that it waits for.
+        wakes: the eventfds on which ranks sleep in collectives, by rank.
+        wake_relay: the eventfd on which the relay of the host sleeps.
     """
 
     block: int
@@ -33,18 +33,18 @@ class Inherited(NamedTuple):
 
     @staticmethod
     def count(size: int) -> int:
-        """How many there are, of *size* ranks."""
+        """How many descriptors there are, of *size* ranks."""
         return 4 + 2 * size
 
     @classmethod
     def of(cls, listed: Sequence[int]) -> Inherited:
-        """Those that ``listed`` has listed."""
+        """The descriptors that ``listed`` has listed."""
         block, arena, wake_workers, *wakes, wake_relay = listed
         size = len(wakes) // 2
         return cls(block, arena, wake_workers, tuple(wakes[:size]), tuple(wakes[size:]), wake_relay)
 
     def listed(self) -> list[int]:
-        """All of them."""
+        """All descriptors, in one list."""
         return [
             *(self.block, self.arena, self.wake_workers),
             *(*self.wakes_main, *self.wakes, self.wake_relay),
@@ -61,11 +61,12 @@ def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -
 
 
 class Descriptors:
-    """The end of a socket at which they arrive, and where they are kept until they are released."""
+    """Descriptors that arrive at the end of a socket, and are kept until they are released."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._received: dict[int, int] = {}
+        self._unwanted: set[int] = set()  # those that were released before they could be received
 
     def close(self) -> None:
         """Let go of the socket, when none will come any more, and of what was not released."""
@@ -90,23 +91,31 @@ class Descriptors:
             if len(fds) < count:
                 for fd in fds:
                     os.close(fd)
-                raise OSError(errno.EMFILE, "this process has too many open files to map an input")
+                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: an input cannot be mapped")
             body = b""
             while len(body) < 8 * (1 + count):
                 body += self._socket.recv(8 * (1 + count) - len(body))
             for name, fd in zip(struct.unpack_from(f"<{count}q", body, 8), fds, strict=True):
                 if name in self._received:
                     os.close(self._received[name])
-                self._received[name] = fd
+                if name in self._unwanted:
+                    self._unwanted.remove(name)
+                    os.close(fd)
+                else:
+                    self._received[name] = fd
         return self._received[number]
 
     def take(self, number: int) -> int:
-        """The same, which is the caller's from now on."""
+        """The descriptor that was passed under *number*, which is the caller's from now on."""
         fd = self.descriptor(number)
         del self._received[number]
         return fd
 
     def release(self, number: int) -> None:
-        """Close the descriptor that was passed under *number*."""
-        os.close(self.descriptor(number))
-        del self._received[number]
+        """Close the descriptor that was passed under *number*: later, if it cannot be received now."""
+        try:
+            os.close(self.take(number))
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            self._unwanted.add(number)

@@ -6,32 +6,9 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from .block import (
-    ANSWERED,
-    AWAITED,
-    COMMAND,
-    COMMAND_EDITION,
-    COMMAND_SIZE,
-    EACH,
-    ENOUGH,
-    FIRST,
-    HOUSEKEEPING_SIZE,
-    MAIN_SLEEPS,
-    MARK,
-    MARKED,
-    MARKS,
-    PHASE,
-    READ,
-    REPLY_EDITION,
-    REPLY_SIZE,
-    ROUSED,
-    SLEEPS,
-    SLICE,
-    TRACED,
-    UNWANTED,
-    Block,
-)
+from .block import ANSWERED, COMMAND, FIRST, PHASE, SLEEPS, SLICE, TRACED, WOKEN, Block
 from .waiting import Patience, polling, sleep_until, spin
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
@@ -65,34 +42,33 @@ def _allow(cores: set[int]) -> None:
 
 
 class Listener:
-    """A worker's end: receive a command, reply to it."""
+    """A worker's end of the channel: receive a command, reply to it.
+
+    It passes on what ``Block`` says of its rank: ``unwanted``, ``blocks_read``, ``is_expected``,
+    ``wake_main`` and ``wake_sleepers``.
+    """
 
     def __init__(
-        self,
-        memory: memoryview,
-        rank: int,
-        size: int,
-        wakes_main: Sequence[int],
-        wake_workers: int,
+        self, memory: memoryview, rank: int, size: int, wakes_main: Sequence[int], wake_workers: int
     ) -> None:
-        self._block = Block(memory, size)
-        self._order = self._block.orders[rank]
-        self._line = self._block.lines[rank]
+        self._block = block = Block(memory, size, wakes_main, wake_workers)
+        self._rank = rank
+        self._words = block.words
+        self._order, self._line = block.orders[rank], block.lines[rank]
         self._first = 0  # of the lane of the last command
-        self._head = self._block.orders[0]
-        self._area = self._block.replies[rank]
-        self._marks = self._block.marks[rank]
-        self._wakes_main = wakes_main
         self._wakes = select.epoll()
         self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
         self._home = _home(rank, size)
         self._parent = os.getppid()
-        self._fence = self._block.fence
-        self._roused = 0  # how often the main process had roused the workers
+        self._fence = block.fence
+        self._woken = 0  # how often the main process had woken the workers
         self._edition = 0  # of the command that was read last
         self._command = b""
         self._reply = b""  # what lies in the reply area
         self._patience = Patience(polling(size))
+        self.unwanted, self.blocks_read = partial(block.unwanted, rank), partial(block.blocks_read, rank)
+        self.is_expected, self.wake_main = block.is_expected, block.wake_main
+        self.wake_sleepers = block.wake_sleepers
 
     def receive(self, phase: int) -> tuple[bytes, bytes]:
         """Wait for the next command, which begins *phase*; returns it and its housekeeping."""
@@ -100,31 +76,25 @@ class Listener:
             with self._patience:
                 self._sleep()
         self._fence()  # the number of the command is loaded before its payload
-        words = self._block.words
+        words = self._words
         if words[TRACED]:
-            self._leave_mark(phase, words[self._line + SLICE])
-        if words[self._order + FIRST] != self._first:
-            self._first = words[self._order + FIRST]
-            self._head = self._block.orders[self._first]
-        head = self._head
-        edition = words[head + COMMAND_EDITION]
-        if edition == self._edition:
+            self.mark(phase)
+        self._first = words[self._order + FIRST]
+        found = self._block.read_command(self._first, self._edition)
+        if found is None:
             return self._command, b""
-        middle = words[head + COMMAND_SIZE]
-        end = middle + words[head + HOUSEKEEPING_SIZE]
-        area = self._block.commands[self._first]
-        self._command, self._edition = bytes(area[:middle]), edition
-        return self._command, bytes(area[middle:end])
+        self._edition, self._command, housekeeping = found
+        return self._command, housekeeping
 
     def _sleep(self) -> None:
         """Sleep until there is a command; when one is about to come, poll for it."""
-        words = self._block.words
+        words = self._words
         while True:
             allowed = _confine(self._home)
-            sleep_until(self._is_wanted, words, self._line + SLEEPS, self._fence, self._doze)
+            sleep_until(self._is_wanted, words, self._line + SLEEPS, self._fence, self._nap)
             if allowed and os.sched_getaffinity(0) == {self._home}:  # unless somebody has changed it
                 _allow(allowed)
-            self._roused = words[ROUSED]
+            self._woken = words[WOKEN]
             if spin(self._has_command):
                 return
 
@@ -138,85 +108,66 @@ class Listener:
             if condition():
                 return
             time.sleep(_LOOK)
-        sleep_until(condition, self._block.words, self._line + SLEEPS, self._fence, self._doze)
+        sleep_until(condition, self._words, self._line + SLEEPS, self._fence, self._nap)
 
     def _is_wanted(self) -> bool:
         """Whether a command is there, or about to come."""
-        return self._has_command() or self._block.words[ROUSED] != self._roused
+        return self._has_command() or self._words[WOKEN] != self._woken
 
     def _has_command(self) -> bool:
-        words = self._block.words
+        words = self._words
         return words[self._order] != words[self._line]  # COMMAND and ANSWERED
 
-    def _doze(self) -> bool:
-        first = self._block.words[self._line + SLEEPS] == 1
+    def _nap(self) -> bool:
+        first = self._words[self._line + SLEEPS] == 1
         self._wakes.poll(_FIRST_NAP / 1000 if first else None)
         if first and os.getppid() != self._parent:  # in case a function has closed the lifeline
             raise EOFError("the main process has gone")
         return False
 
     @property
+    def count(self) -> tuple[memoryview, int]:
+        """The words, and the place among them of the count in the phase that was reported last."""
+        return self._words, self._line + SLICE
+
+    @property
+    def traced(self) -> bool:
+        """Whether what this worker does is recorded."""
+        return bool(self._words[TRACED])
+
+    @property
     def number(self) -> int:
         """The number of the last command."""
-        return self._block.words[self._order + COMMAND]
+        return self._words[self._order + COMMAND]
 
     def answered(self, rank: int, number: int) -> bool:
         """Whether *rank* has answered command *number*."""
-        return self._block.words[self._block.lines[rank] + ANSWERED] == number
-
-    def unwanted(self) -> bool:
-        """Whether the main process no longer wants the last command."""
-        words = self._block.words
-        return words[self._order + UNWANTED] == words[self._order + COMMAND]
+        return self._block.answered(rank) == number
 
     def reply(self, payload: bytes, phase: int) -> None:
         """Answer the last command, with at most ``AREA`` bytes; *phase* begins."""
         self.report(phase, 0)
-        words, line = self._block.words, self._line
+        words, block = self._words, self._block
         if payload is not self._reply:
-            self._area[: len(payload)] = payload
-            words[line + REPLY_SIZE] = len(payload)
-            words[line + REPLY_EDITION] += 1
+            block.write_reply(self._rank, payload)
             self._reply = payload
         self._fence()  # the payload before the number
-        number = words[self._order]  # COMMAND
-        words[line] = number  # ANSWERED
+        words[self._line + ANSWERED] = number = words[self._order + COMMAND]
         self._fence()  # the number is stored before the load of whether the main process sleeps
-        head = self._head
-        if words[head + MAIN_SLEEPS] and (words[head + EACH] or self._block.all_answered(number)):
-            os.eventfd_write(self._wakes_main[self._first], 1)
+        block.wake_for(number, self._first)
         os.sched_yield()  # to the main process, which may wait for this core
-
-    def is_expected(self, number: int) -> bool:
-        """Whether the main process waits for the result of item *number*, or will."""
-        words = self._block.words
-        return number == words[AWAITED] or number >= words[ENOUGH]
-
-    def wake_main(self) -> None:
-        """Wake the main process, if it sleeps."""
-        if self._block.words[self._block.orders[0] + MAIN_SLEEPS]:
-            os.eventfd_write(self._wakes_main[0], 1)
-
-    def blocks_read(self) -> int:
-        """How many blocks of this rank with results the main process has read."""
-        return self._block.words[self._line + READ]
 
     def report(self, phase: int, count: int) -> None:
         """Say what this worker does: for timeouts, progress bars and traces."""
-        words = self._block.words
-        words[self._line + PHASE] = phase
-        words[self._line + SLICE] = count
+        words, line = self._words, self._line  # as ``Block.report``, without a call
+        words[line + PHASE] = phase
+        words[line + SLICE] = count
         if words[TRACED]:
-            self._leave_mark(phase, count)
+            self.mark(phase)
 
     def mark(self, phase: int) -> None:
-        """As ``report``, but for traces only; the count stays that of the last report."""
-        words = self._block.words
+        """Say what this worker does, for traces only; the count stays that of the last report."""
+        words = self._words
         if words[TRACED]:
-            self._leave_mark(phase, words[self._line + SLICE])
-
-    def _leave_mark(self, phase: int, count: int) -> None:
-        words, marked = self._block.words, self._line + MARKED
-        number = words[marked]
-        MARK.pack_into(self._marks, number % MARKS * MARK.size, time.perf_counter_ns(), phase, count)
-        words[marked] = number + 1
+            count = words[self._line + SLICE]
+            self._block.mark(self._rank, [(time.perf_counter_ns(), phase, count)])

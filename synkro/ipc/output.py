@@ -63,7 +63,7 @@ class _Stream:
                 yield line
 
     def pass_on(self, text: Sequence[str]) -> None:
-        """Write these lines to the user's stream."""
+        """Write lines to the user's stream."""
         self.tail.extend(text)
         if text:
             stream = getattr(sys, self.target)  # the present one: a notebook replaces it
@@ -76,7 +76,7 @@ Sink = Callable[[int, str, bytes], None]
 
 
 class Distant(Protocol):
-    """Where what a sink got comes from, as of a connection; and None, which is for nobody here."""
+    """What a sink of another host got, as it comes by a connection; None is for nobody here."""
 
     def fileno(self) -> int: ...
 

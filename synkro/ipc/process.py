@@ -1,12 +1,13 @@
 """One worker process: start it, watch it, interrupt it, stop it.
 
 A worker is a fresh interpreter (nothing is forked after threads or CUDA have started) that begins in
-``synkro.worker.loop``.  It inherits its descriptors and nothing else.
+``synkro.worker.begin``.  It inherits its descriptors and nothing else.
 
 It cannot outlive the main process: the main process holds the write end of a pipe, its *lifeline*,
-and the worker asks the kernel for a SIGKILL to itself when that end is closed.  That needs no thread,
-works while native code holds the interpreter lock, and, unlike PR_SET_PDEATHSIG, does not depend on
-the thread that started the worker.
+and the kernel sends the worker a SIGKILL when that end is closed.  That needs no thread, works while
+native code holds the interpreter lock, and, unlike PR_SET_PDEATHSIG, does not depend on the thread that
+started the worker.  The main process asks for it when it has started the worker, whose interpreter may
+take long to begin; and the worker itself, first of all, in case that the main process went before.
 """
 
 from __future__ import annotations
@@ -39,13 +40,18 @@ def hold_on_to(lifeline: int) -> None:
     """In the worker: be killed by the kernel when the main process lets go of the lifeline."""
     own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_CLOEXEC)  # with a signal of its own
     os.close(lifeline)
-    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    _tie(own, os.getpid())
     poll = select.poll()
     poll.register(own, select.POLLIN)
     if poll.poll(0):  # the main process went before the kernel watched for that
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tie(lifeline: int, pid: int) -> None:
+    """Let the kernel kill the process when the other end of its lifeline is closed."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def occupy_standard_descriptors() -> None:
@@ -75,7 +81,7 @@ class WorkerProcess:
         inherited: Inherited,
         environment: Mapping[str, str],
     ) -> None:
-        """Start that of *rank*, one of *size*, which are distributed over *hosts*."""
+        """Start the worker of *rank*, one of *size*, which are distributed over *hosts*."""
         self.rank = rank
         with contextlib.ExitStack() as undo:
             with contextlib.ExitStack() as theirs:
@@ -85,16 +91,17 @@ class WorkerProcess:
                 self.socket, other = socket.socketpair()
                 theirs.callback(other.close)
                 undo.callback(self.socket.close)
-                fds = [other.fileno(), lifeline, *inherited.listed()]
+                fds = [lifeline, other.fileno(), *inherited.listed()]
                 self._process = start(
-                    "from synkro.worker.loop import main; main(argument)",
+                    "from synkro.worker.begin import main; main(argument)",
                     f"{rank} {size} {_spelled(hosts)} {' '.join(map(str, fds))}",
                     fds=fds,
                     environment=environment,
                     alone=True,
                 )
-            undo.callback(self._process.wait)
-            undo.callback(self._process.kill)
+                undo.callback(self._process.wait)
+                undo.callback(self._process.kill)
+                _tie(lifeline, self._process.pid)
             self.sentinel = os.pidfd_open(self._process.pid)
             undo.pop_all()
         self.pid = self._process.pid
@@ -103,14 +110,16 @@ class WorkerProcess:
 
     def interrupt(self) -> None:
         """Send SIGINT, as Ctrl-C would; a worker obeys it only while it does a command."""
-        self._signal(signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self.sentinel, signal.SIGINT)
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.sentinel, number)
+        try:
+            signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError:  # this program has changed its user; the kernel kills it nevertheless
+            self._let_go()
 
     def ended(self, patience: float) -> bool:
         """Whether the process has ended, after waiting *patience* seconds for it."""
@@ -118,9 +127,17 @@ class WorkerProcess:
         poll.register(self.sentinel, select.POLLIN)
         return bool(poll.poll(patience * 1000))
 
-    def status(self) -> int:
-        """The exit code of the ended process, or minus the number of the signal that ended it."""
-        return self._process.wait()
+    def status(self) -> int | None:
+        """The exit code of the ended process, or minus the number of the signal that ended it.
+
+        None where the system has forgotten it, or has told somebody else in this program.
+        """
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def close(self) -> None:
         """Kill the process if it still runs, wait for it, and give its descriptors back."""
@@ -128,13 +145,19 @@ class WorkerProcess:
         self._process.wait()
         self.release()
 
+    def _let_go(self) -> None:
+        """Let go of the lifeline."""
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline != -1:
+            os.close(lifeline)
+
     def release(self) -> None:
         """Give the descriptors back without touching the process (in a fork of the main process)."""
         self.socket.close()
-        for fd in (self._lifeline, self.sentinel):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self._lifeline = self.sentinel = -1
+        self._let_go()
+        with contextlib.suppress(OSError):
+            os.close(self.sentinel)
+        self.sentinel = -1
 
 
 def _spelled(hosts: Sequence[range]) -> str:
@@ -147,11 +170,11 @@ def spelled(hosts: str) -> list[range]:
 
 
 class ProcessEnd(NamedTuple):
-    """A process that has ended: *status* is its exit code, or minus the number of a signal."""
+    """A process that has ended: *status* is its exit code, minus the number of a signal, or None."""
 
     rank: int
     pid: int
-    status: int
+    status: int | None
 
 
 _HINTS: dict[int, str] = {
@@ -161,19 +184,30 @@ _HINTS: dict[int, str] = {
 }
 
 
+_UNKNOWN = (
+    " (how is not known: this program, or what started it, ignores SIGCHLD, or something in it waits "
+    "for all processes, as os.wait() does, and the system tells how one has ended only once)"
+)
+
+
 def worker_died(ended: ProcessEnd, stderr: str, host: str = "") -> WorkerDied:
     """What to raise for the end of a process; on which *host* it ran is told if there are several."""
     rank, pid, status = ended
-    how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
-    hint = _HINTS.get(-status, "")
+    number = -status if status is not None and status < 0 else None
+    if status is None:
+        how, hint = "ended", _UNKNOWN
+    elif number is None:
+        how, hint = f"ended with exit code {status}", ""
+    else:
+        how, hint = f"was killed by {_signal_name(number)}", _HINTS.get(number, "")
     ending = f" The end of its stderr:\n{stderr}" if stderr else ""
     what = f"the worker of rank {rank} (pid {pid}){f' on {host}' if host else ''} {how}"
     return WorkerDied(
         f"{what}{hint}. Call close() and then fork() to go on; all Data keep their contents.{ending}",
         rank=rank,
         pid=pid,
-        exitcode=None if status < 0 else status,
-        signal=-status if status < 0 else None,
+        exitcode=status if number is None else None,
+        signal=number,
         stderr=stderr,
         host=host,
     )

@@ -36,7 +36,7 @@ def call_off(handle: int) -> bool:
 
 
 class WhileThere(Generic[Key, Value]):
-    """As ``weakref.WeakKeyDictionary``, kept up by C functions: an entry goes with its key."""
+    """Values by objects that are there, kept up by C functions: an entry goes with its key."""
 
     def __init__(self) -> None:
         self._values: dict[weakref.ref[Key], Value] = {}

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .segment import descriptors_for
+
 _PAGE = 1 << 12
 _PAGES = 16  # of a file that are compared
 
@@ -26,7 +28,8 @@ def file_of(array: np.memmap[Any, Any], flags: int = os.O_RDONLY) -> tuple[int, 
         return None
     start = np.frombuffer(handle, np.uint8).__array_interface__["data"][0]
     address = array.__array_interface__["data"][0]
-    mapped = _mapped_file(start)
+    with descriptors_for(f"the file {array.filename} could not be mapped"):
+        mapped = _mapped_file(start)
     with contextlib.suppress(OSError):
         fd = os.open(array.filename, flags | os.O_CLOEXEC)
         if mapped is not None and os.fstat(fd).st_ino == mapped[0]:
@@ -56,7 +59,7 @@ class Likeness(NamedTuple):
 
 
 def likeness(fd: int, path: str | None = None) -> Likeness:
-    """That of an open file, which has this *path*, or the one by which it was opened.
+    """The likeness of an open file, which has this *path*, or the one by which it was opened.
 
     What this host has written to it goes to the disk first: there other hosts see it.
 

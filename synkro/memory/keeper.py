@@ -13,10 +13,11 @@ The descriptors share the program's locks: a name is locked until it is removed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
-FOLDER = "/dev/shm"
+SHM_FOLDER = "/dev/shm"
 MAGIC = b"SYNKSHM\0"
 COMPANIONS = (".free", ".full")
 """What the names of a ring's two semaphores end with."""
@@ -26,40 +27,33 @@ _RINGS = 1  # the kind of segment, which the header names
 
 def companions(name: str) -> list[str]:
     """The files of a ring's semaphores, as sem_open(3) names them."""
-    return [f"{FOLDER}/sem.{name.lstrip('/')}{end}" for end in COMPANIONS]
+    return [f"{SHM_FOLDER}/sem.{name.lstrip('/')}{end}" for end in COMPANIONS]
 
 
 def remove(name: str, fd: int) -> bool:
     """Remove a name, if it is still that of the open file, whose lock the caller holds.
 
-    Returns whether it was.
+    Returns whether the file has that name no more; where this user may not remove it, it has.
     """
-    path = FOLDER + name
-    try:
-        try:
-            named = os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
-        except FileNotFoundError:  # somebody has removed the name, and not those of the semaphores
-            named = True
-        if not named:
-            return False
-        if int.from_bytes(os.pread(fd, 4, 12), "little") == _RINGS:
-            for semaphore in companions(name):  # first: they are found by the name of the ring
-                _unlink(semaphore)
-        return _unlink(path)
-    except OSError:
-        return False
-
-
-def _unlink(path: str) -> bool:
+    path = SHM_FOLDER + name
+    with contextlib.suppress(FileNotFoundError):  # then those of the semaphores may be left
+        if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
+            return True
+    if int.from_bytes(os.pread(fd, 4, 12), "little") == _RINGS:
+        for semaphore in companions(name):  # first: they are found by the name of the ring
+            with contextlib.suppress(OSError):  # somebody else's in its place stays
+                os.unlink(semaphore)
     try:
         os.unlink(path)
     except FileNotFoundError:
+        return True
+    except OSError:
         return False
     return True
 
 
 def main() -> None:
-    """Be that process."""
+    """Be the process that removes names when the program has ended."""
     program = socket.socket(fileno=0)
     names: dict[str, int] = {}
     while True:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
+import errno
 import fcntl
 import importlib
 import os
@@ -25,7 +26,6 @@ import socket
 import stat
 import struct
 import subprocess
-import sys
 import threading
 from math import prod
 from typing import Any, NamedTuple
@@ -33,12 +33,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InvalidType, InvalidValue, NotAvailable, counted
-from ..plan.call import Access, Region
-from ..values.arrays import Array, code_of, is_fixed
+from ..machine import python
+from ..plan.call import Access, Region, aligned
+from ..values.arrays import Array, code_of, is_fixed, is_of_extension
 from . import keeper
 from .interrupts import uninterrupted
-from .keeper import COMPANIONS, MAGIC, remove
-from .segment import SHM_FOLDER, Segment, aligned, explained, require_memory, reserved
+from .keeper import COMPANIONS, MAGIC, SHM_FOLDER, remove
+from .segment import Segment, descriptors_for, explained, require_memory, reserved
 
 HEADER_BYTES = 4096
 VERSION = 1
@@ -109,7 +110,7 @@ class SegmentLayout(NamedTuple):
 
 
 def ring_layout(dtype: np.dtype[Any], shape: tuple[int, ...], slots: int) -> SegmentLayout:
-    """That of a ring: each slot begins at a multiple of 64 bytes."""
+    """The layout of a ring: each slot begins at a multiple of 64 bytes."""
     layout = SegmentLayout(dtype, shape, slots)
     return layout._replace(slot_bytes=aligned(max(layout.one, 1)))
 
@@ -139,7 +140,8 @@ def checked_name(name: Any, room: int = 0) -> str:
 
 
 def checked_ring_name(name: Any) -> str:
-    """As ``checked_name``, with room for the names of the semaphores."""
+    """A name of a ring with its slash, which may be left out; there is room for the names of its
+    semaphores."""
     return checked_name(name, len("sem.") + len(COMPANIONS[0]))
 
 
@@ -162,7 +164,8 @@ def create(number: int, name: str, layout: SegmentLayout) -> Segment:
         segment = Segment(number, fd, layout.nbytes, Access.WRITE)
         try:
             _fill_in(header_of(segment.base), layout)
-            _names.publish(name, segment)
+            with descriptors_for(f"the name {name} could not be had"):
+                _names.publish(name, segment)
         except BaseException:
             segment.close()
             raise
@@ -215,7 +218,7 @@ def posix_ipc() -> Any:
     """The module.  Raises: NotAvailable."""
     try:
         import posix_ipc as module  # noqa: PLC0415  Python 3.14 may not have it
-    except ImportError:
+    except ModuleNotFoundError:
         raise NotAvailable(
             "opening memory with a name needs posix_ipc: pip install posix_ipc (on Python 3.14 with a C "
             "compiler)."
@@ -223,38 +226,108 @@ def posix_ipc() -> Any:
     return module
 
 
-def open_named(name: str, writable: bool) -> tuple[int, int]:
+def open_named(name: str, writable: bool, any_owner: bool) -> tuple[int, int]:
     """A descriptor of a segment that another program has made, and its size.
 
-    Raises: InvalidValue if there is none, or it cannot be opened.
+    Raises: InvalidValue if there is none, it cannot be opened, or ``check_owner`` refuses it;
+    SharedMemoryError.
     """
-    ipc = posix_ipc()
+    path = SHM_FOLDER + name
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with uninterrupted():
-            memory = ipc.SharedMemory(name, read_only=not writable)
-            fd, nbytes = int(memory.fd), int(memory.size)
-    except ipc.ExistentialError:
+        with descriptors_for(f"the shared memory {name} could not be opened"):
+            fd = os.open(path, flags)
+    except FileNotFoundError:
         raise InvalidValue(
             f"there is no shared memory with the name {name}: start the program that makes it first. If "
             f"it was there, a program may have removed it: up to Python 3.12, "
             f"multiprocessing.shared_memory does so at the end of a program that has only opened it."
         ) from None
-    except (ipc.PermissionsError, PermissionError):
+    except PermissionError:
         how = "written" if writable else "read"
         raise InvalidValue(
             f"the shared memory {name} is another user's, or cannot be {how} by this one: run both "
             f"programs as the same user{', or leave writable= out' if writable else ''}."
         ) from None
-    except (OSError, ValueError) as error:  # a folder, or a name that the system does not take
-        raise InvalidValue(f"the shared memory {name} cannot be opened: {error}.") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode) or not nbytes:
+    except OSError as error:  # a folder, a link, or a name that the system does not take
+        why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise InvalidValue(f"the shared memory {name} cannot be opened: {why}.") from None
+    try:
+        status = os.fstat(fd)
+        check_owner(fd, f"the shared memory {name}", path, any_owner)
+        check_kind(status.st_mode, f"the shared memory {name}")
+        if not status.st_size:
+            raise InvalidValue(
+                f"the shared memory {name} is empty: its maker has to give it a size first."
+            )
+    except BaseException:
         os.close(fd)
-        raise InvalidValue(f"the shared memory {name} is empty: its maker has to give it a size first.")
-    return fd, nbytes
+        raise
+    return fd, status.st_size
+
+
+def check_owner(fd: int, called: str, path: str, any_owner: bool = False) -> None:
+    """Raises: InvalidValue where somebody else than this user and root may have written an open file."""
+    if any_owner:
+        return
+    status = os.fstat(fd)
+    otherwise = "or give any_owner=True if you trust what they write"
+    if status.st_uid not in (os.geteuid(), 0):
+        raise InvalidValue(
+            f"{called} belongs to another user, of the number {status.st_uid}, who may have put "
+            f"anything there: run both programs as the same user, {otherwise}."
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidValue(
+            f"{called} can be written by other users (its mode is {stat.S_IMODE(status.st_mode):04o}): "
+            f"take that from them, by chmod 600 {path}, {otherwise}."
+        )
+
+
+def check_kind(mode: int, called: str) -> None:
+    """Raises: InvalidValue for what is no file, but lies where memory is looked for."""
+    if not stat.S_ISREG(mode):
+        kind = next((what for what, test in _KINDS.items() if test(mode)), "a device")
+        raise InvalidValue(f"{called} is {kind}, and no memory: remove it, or take another name.")
+
+
+_KINDS = {
+    "a symbolic link": stat.S_ISLNK,
+    "a folder": stat.S_ISDIR,
+    "a pipe": stat.S_ISFIFO,
+    "a socket": stat.S_ISSOCK,
+}
+_SEMAPHORE_BYTES = 4 * struct.calcsize("P")  # sizeof(sem_t), of glibc and of musl
+
+
+def check_companions(name: str, any_owner: bool) -> None:
+    """Raises: InvalidValue where the semaphores of a ring are none, and as ``check_owner``.
+
+    No other user can put another in the place of one that is checked: the folder is sticky.
+    """
+    for path in keeper.companions(name):
+        try:
+            fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # whoever opens them says it
+        try:
+            status = os.fstat(fd)
+            called = f"a semaphore of the ring {name}, {path},"
+            check_kind(status.st_mode, called)
+            check_owner(fd, called, path, any_owner)
+            if status.st_size < _SEMAPHORE_BYTES:
+                raise InvalidValue(
+                    f"{called} has {counted(status.st_size, 'byte')}, and a semaphore has "
+                    f"{_SEMAPHORE_BYTES}: make the ring anew."
+                )
+        finally:
+            os.close(fd)
 
 
 def layout_of(fd: int, name: str) -> SegmentLayout | None:
     """What the header says, checked; None if there is none.
+
+    Arrays of this layout can be made, and they lie in the file, whatever the bytes are.
 
     Raises: InvalidValue for a header that cannot be.
     """
@@ -276,16 +349,28 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
     _check_field(name, "slots", slots, bool(slots) == (kind == RING), "0 of an array, more of a ring")
     dtype, shape = _dtype_of(bytes(header["dtype"]), name), tuple(map(int, header["shape"][:ndim]))
     layout = SegmentLayout(dtype, shape, slots, offset, slot_bytes)
-    enough = not slots or slot_bytes >= layout.one
-    _check_field(name, "slot_bytes", slot_bytes, enough, f"at least {layout.one}, those of a frame")
+    least = ring_layout(dtype, shape, slots).slot_bytes
+    apart = not slots or (slot_bytes >= least and slot_bytes == aligned(slot_bytes))
+    expected = f"a multiple of {aligned(1)}, and at least {least}, for a frame"
+    _check_field(name, "slot_bytes", slot_bytes, apart, expected)
     nbytes = os.fstat(fd).st_size
     if layout.nbytes > nbytes:
         raise InvalidValue(
             f"the header of the shared memory {name} cannot be right: it tells of "
-            f"{counted(layout.nbytes, 'byte')}, of {slots or 1} × {dtype} of shape {shape} from byte "
-            f"{offset} on, and there are {nbytes}. Make it anew."
+            f"{counted(layout.nbytes, 'byte')}, of {slots or 1} × {_shown(dtype)} of shape "
+            f"{_shown(shape)} from byte {offset} on, and there are {nbytes}. Make it anew."
         )
+    _check_field(name, "shape", _shown(shape), _can_be(shape, dtype), "one that an array can have")
     return layout
+
+
+def _can_be(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy makes such arrays: lengths beside one of zero can be too large, too."""
+    try:
+        np.broadcast_to(np.empty((), dtype), shape)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def _check_field(name: str, field: str, value: object, right: bool, expected: str) -> None:
@@ -295,6 +380,11 @@ def _check_field(name: str, field: str, value: object, right: bool, expected: st
             f"the header of the shared memory {name} cannot be right: its field {field!r} is {value}, "
             f"and has to be {expected}. Let the program that writes it write that, or make it anew."
         )
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _dtype_of(code: bytes, name: str) -> np.dtype[Any]:
@@ -311,9 +401,10 @@ def _dtype_of(code: bytes, name: str) -> np.dtype[Any]:
             dtype = np.lib.format.descr_to_dtype(ast.literal_eval(text))
         else:
             dtype = np.dtype(text)
-    except (TypeError, ValueError, SyntaxError):
+    except Exception:  # any text may be there
         dtype = np.dtype(object)
-    right = is_fixed(dtype) and (dtype.names is None or text.startswith("["))
+    known = text == "bfloat16" or not is_of_extension(dtype)
+    right = known and is_fixed(dtype) and (dtype.names is None or text.startswith("["))
     shown = repr(text if len(text) <= 40 else f"{text[:40]}…")
     _check_field(name, "dtype", shown, right, "one of NumPy's, whose elements have one size, as '<f8'")
     return dtype
@@ -391,17 +482,19 @@ class _Keeper:
     """The process that removes this one's names if this one is killed."""
 
     def __init__(self) -> None:
-        """Start it."""
+        """Start the keeper.  Raises: OSError."""
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other:
+        with contextlib.ExitStack() as undo, other:
+            undo.callback(self._socket.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(keeper.__file__)],
+                [python(), "-I", "-S", str(keeper.__file__)],
                 stdin=other.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 start_new_session=True,
             )
+            undo.pop_all()
 
     def remember(self, name: str, fd: int) -> None:
         """Raises: OSError if it was killed."""
@@ -412,12 +505,12 @@ class _Keeper:
             self._socket.send(os.fsencode(name))
 
     def close(self) -> None:
-        """Let it remove what it remembers, and end."""
+        """Let the keeper remove what it remembers, and end."""
         self._socket.close()
         self._process.wait()
 
     def disown(self) -> None:
-        """In a fork of this process: it is the parent's."""
+        """In a fork of this process: the keeper is the parent's."""
         self._socket.close()
         self._process.poll()  # which says that it is no child
 
@@ -467,16 +560,16 @@ class _Names:
             made = self._made.get(name)
             if made is not None and made.segment is segment:
                 del self._made[name]
-                remove(name, made.lock)
+                removed = remove(name, made.lock)
                 os.close(made.lock)
-                self._forget(name)
+                self._forget(name, removed)
 
     def end_all(self) -> None:
         for name, made in list(self._made.items()):
             self.end(name, made.segment)
 
     def disown(self) -> None:
-        """In a fork of this process: they are the parent's, and so are their locks."""
+        """In a fork of this process: the names are the parent's, and so are their locks."""
         self._mutex = threading.RLock()
         for made in self._made.values():
             os.close(made.lock)
@@ -498,10 +591,12 @@ class _Names:
                 self._keeper.remember(known, made.lock)
             self._keeper.remember(name, lock)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, removed: bool = True) -> None:
+        """Tell the keeper, which takes care of a name that this user may not remove."""
         if self._keeper is None:
             return
-        self._keeper.forget(name)
+        if removed:
+            self._keeper.forget(name)
         if not self._made:
             self._keeper.close()
             self._keeper = None

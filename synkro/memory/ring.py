@@ -15,6 +15,7 @@ writer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -23,16 +24,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import CallTimeout, InvalidValue, RingBroken
 from ..plan.call import Access
-from ..values.arrays import Array, cast, checked_seconds
+from ..values.arrays import Array, cast, checked_bool, checked_seconds
 from . import named
-from .keeper import COMPANIONS
-from .mapping import map_file
-from .segment import Segment
+from .keeper import COMPANIONS, companions
+from .segment import Segment, descriptors_for
 
 _SIGNALS = signal.valid_signals()
 _ENDED = -1  # in the place of a slot
@@ -47,12 +46,12 @@ class _Signals:
         closed: whether a thread has closed this side, or is about to.
     """
 
-    def __init__(self, name: str, header: Any, slots: int, new: bool) -> None:
-        """Make them, if *new*, or open them.
+    def __init__(self, name: str, header: Any, slots: int, new: bool, any_owner: bool = False) -> None:
+        """Make the semaphores, if *new*, or open them.
 
-        Raises: InvalidValue.
+        Raises: InvalidValue; SharedMemoryError.
         """
-        self._ipc = ipc = named.posix_ipc()
+        self._ipc = named.posix_ipc()
         self._name = name
         self.mutex = threading.RLock()
         self.closed = False
@@ -60,7 +59,19 @@ class _Signals:
         self.header = header
         self.free: Any = None
         self.full: Any = None
-        free, full = (name + end for end in COMPANIONS)
+        try:
+            with descriptors_for(f"the semaphores of the ring {name} could not be had"):
+                if not new:
+                    named.check_companions(name, any_owner)
+                self._open(slots, new)
+        except BaseException:
+            with self.closing():
+                pass
+            raise
+
+    def _open(self, slots: int, new: bool) -> None:
+        ipc = self._ipc
+        free, full = (self._name + end for end in COMPANIONS)
         flags = ipc.O_CREX if new else 0
         try:
             for semaphore in (free, full) if new else ():  # whoever has the ring's name has theirs
@@ -68,11 +79,13 @@ class _Signals:
                     ipc.unlink_semaphore(semaphore)
             self.free = ipc.Semaphore(free, flags, 0o600, slots if new else 0)
             self.full = ipc.Semaphore(full, flags, 0o600, 0)
-        except ipc.Error as error:
-            with self.closing():
-                pass
+        except (ipc.Error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is None:  # as where no descriptor is left
+                raise OSError(errno.EMFILE, str(error)) from None
+            there = " and ".join(companions(self._name))
             raise InvalidValue(
-                f"the semaphores of the ring {name}, {free} and {full}, cannot be had: {error}"
+                f"the semaphores of the ring {self._name} cannot be had: {error}. Remove {there}, if "
+                f"they are left from before, or take another name."
             ) from None
 
     def count(self, field: str) -> int:
@@ -81,8 +94,14 @@ class _Signals:
     def add(self, field: str) -> None:
         self.header[field] += 1
 
+    def post(self, semaphore: Any) -> None:
+        """Wake who waits for a *semaphore*; a count that is full, which nothing here makes, wakes as
+        well."""
+        with contextlib.suppress(OSError):
+            semaphore.release()
+
     def wait(self, semaphore: Any, patience: float = _WAIT) -> None:
-        """Wait until it is posted, or the *patience* is over.
+        """Wait until a *semaphore* is posted, or the *patience* is over.
 
         Signals come after it: posix_ipc would run their handlers, and drop what these raise.
         """
@@ -210,7 +229,7 @@ class RingReader:
         """The frame that was taken last is not needed any more."""
         with self._signals.held():
             self._signals.add("read")
-            self._signals.free.release()
+            self._signals.post(self._signals.free)
 
     def close(self) -> None:
         """Remove the names; the writer finds the ring's lock free."""
@@ -232,16 +251,11 @@ class RingWriter:
         slots: how many frames may wait.
     """
 
-    def __init__(self, name: str, timeout: float | None = None) -> None:
-        """Open it; made by ``ring(name)``."""
+    def __init__(self, name: str, timeout: float | None = None, any_owner: bool = False) -> None:
+        """Open the ring; made by ``ring(name)``."""
         self.name = named.checked_ring_name(name)
         self._timeout = None if timeout is None else checked_seconds(timeout, "timeout")
-        opened, nbytes = named.open_named(self.name, writable=True)
-        try:
-            self._fd = named.reopened(opened)
-            self._memory = map_file(opened, nbytes, Access.WRITE)
-        finally:
-            os.close(opened)
+        self._fd, nbytes = named.open_named(self.name, True, checked_bool(any_owner, "any_owner"))
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         try:
             layout = named.layout_of(self._fd, self.name)
@@ -251,9 +265,12 @@ class RingWriter:
                     f"shape=…, dtype=…) in the program that reads; attach() opens arrays."
                 )
             self.shape, self.dtype, self.slots = layout.shape, layout.dtype, layout.slots
-            places = [layout.region(0, slot).offset for slot in range(self.slots)]
-            self._frames = [np.ndarray(self.shape, self.dtype, self._memory, at) for at in places]
-            self._signals = _Signals(self.name, named.header_of(self._memory), self.slots, new=False)
+            self._layout = layout
+            with descriptors_for(f"the shared memory {self.name} could not be opened"):
+                mapped = named.reopened(self._fd)
+            self._segment = Segment.attach(0, mapped, nbytes, Access.WRITE)
+            header = named.header_of(self._segment.base)
+            self._signals = _Signals(self.name, header, self.slots, new=False, any_owner=any_owner)
             self._enter()
         except BaseException:
             self._close_fd()
@@ -305,9 +322,9 @@ class RingWriter:
             return None
         signals.wait(signals.free, 0)
         slot = count % self.slots
-        self._frames[slot][...] = frame
+        self._segment.array(self._layout.region(0, slot))[...] = frame
         signals.add("writes")
-        signals.full.release()
+        signals.post(signals.full)
         return slot
 
     def close(self) -> None:
@@ -320,7 +337,7 @@ class RingWriter:
         with self._signals.closing():
             if ended:
                 self._signals.add("ended")
-                self._signals.full.release()
+                self._signals.post(self._signals.full)
             _writers.discard(self)
             self._close_fd()
 

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import resource
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,22 +23,16 @@ from ..machine import available_memory, readable_bytes
 from ..plan.call import Access, Region
 from .departures import call_off, call_with_last
 from .interrupts import uninterrupted
+from .keeper import SHM_FOLDER
 from .mapping import map_file, take_huge_pages
-
-SHM_FOLDER = "/dev/shm"
-ALIGNMENT = 64
-"""Every array begins at a multiple of this: a cache line, and what JAX needs to take it as it is."""
 
 _close = ctypes.CDLL(None)["close"]  # it ignores the second argument that callbacks get
 _close.argtypes = [ctypes.c_int, ctypes.py_object]
 
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+
 _MEASURED_FROM = 1 << 20
 """Smaller requests are made without a look at the free memory, which would cost more than they do."""
-
-
-def aligned(nbytes: int) -> int:
-    """*nbytes* rounded up to the alignment of arrays."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class Segment:
@@ -144,10 +139,8 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
     """The error for *nbytes* that could not be reserved or mapped."""
     what = f"{readable_bytes(nbytes)} of shared memory could not be had"
     why = os.strerror(error.errno or 0)
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return SharedMemoryError(
-            f"{what} ({why}): raise the limit (ulimit -n), or hold fewer Data at once: each needs one."
-        )
+    if error.errno in _NO_DESCRIPTOR:
+        return _too_few(error, what)
     if error.errno == errno.EFBIG:
         limit = readable_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
         return SharedMemoryError(
@@ -157,4 +150,30 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
     return SharedMemoryError(
         f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
         f"{readable_bytes(available_memory())}): use less data at once, or free some (Data.free_memory)."
+    )
+
+
+@contextlib.contextmanager
+def descriptors_for(what: str) -> Iterator[None]:
+    """A block that opens files.  Raises: SharedMemoryError, that *what* failed, if none is left."""
+    try:
+        yield
+    except Exception as error:
+        check_descriptors(error, what)
+        raise
+
+
+def check_descriptors(error: BaseException, what: str) -> None:
+    """Raises: SharedMemoryError, which says *what* failed, if *error* came as no descriptor is left."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _NO_DESCRIPTOR:
+            raise _too_few(cause, what) from None
+        cause = cause.__cause__ or cause.__context__
+
+
+def _too_few(error: OSError, what: str) -> SharedMemoryError:
+    return SharedMemoryError(
+        f"{what} ({os.strerror(error.errno or 0)}): raise the limit (ulimit -n), or hold fewer Data, "
+        f"files and sockets at once: each needs one."
     )

@@ -6,6 +6,7 @@
     kinds       what an object of each kind holds
     code        what the code of a function names
     imported    what cannot travel of modules, and is made by an import
+    pytrees     classes that are registered with JAX
     numba       functions of numba, compiled once for all workers
     refused     what cannot be sent to the workers, and what to do instead
     settings    settings of libraries, which the workers take over

@@ -21,7 +21,8 @@ class Uses(NamedTuple):
     Attributes:
         names: globals, in the order in which they first come.
         attributes: all names, also of attributes.
-        imports: modules that it imports, as the import statement has them, with their dots.
+        imports: modules that it imports, as the import statement has them, with their dots; and what it
+            takes from one, which may be a module in a package.
         rebinds: a global that it assigns or deletes, or a variable that it closes over; or None.
     """
 
@@ -46,7 +47,10 @@ def uses(code: CodeType) -> Uses:
             names[name] = None
         elif op == "IMPORT_NAME":
             level = before[0] if isinstance(before[0], int) else 0
-            imports["." * level + name] = None
+            whole = "." * level + name
+            imports[whole] = None
+            names_of = before[1] if isinstance(before[1], tuple) else ()
+            imports |= dict.fromkeys(whole + "." * (not whole.endswith(".")) + each for each in names_of)
         if op in _REBOUND_GLOBALS or (op in _REBOUND_CELLS and name in free):
             rebinds = name
         before = before[1], name

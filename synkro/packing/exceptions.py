@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import pickle
 import sys
 from typing import Any
 
-import cloudpickle
-
 from ..errors import Parts
+from ..values.foreign import is_outcome
+from .pickles import Loader, dumped
 
 _LIMIT = 1 << 16  # bytes that a pickled exception may have
 
@@ -20,9 +19,9 @@ _LIMIT = 1 << 16  # bytes that a pickled exception may have
 
 def packed(error: BaseException) -> bytes | None:
     """The exception, pickled; None if it cannot be unpickled again, or is too long."""
-    for form in (error, Parts(error)):
+    for form in (_Outcome(error),) if is_outcome(error) else (error, Parts(error)):
         try:
-            data: bytes = cloudpickle.dumps(form)
+            data: bytes = dumped(form, there=True)
             again = _Familiar(io.BytesIO(data)).load()
         except BaseException:
             continue
@@ -31,26 +30,43 @@ def packed(error: BaseException) -> bytes | None:
     return None
 
 
+class _Outcome:
+    """Pickles an exception of pytest's, whose class says of itself that it is a builtin."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _outcome, (type(self.error).__name__, self.error.args, vars(self.error))
+
+
+def _outcome(name: str, args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    kind = getattr(sys.modules["_pytest.outcomes"], name)
+    error: BaseException = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
+
+
 def kinds(error: BaseException) -> tuple[bytes, ...]:
     """The classes of the exception, the nearest first, each pickled by itself."""
     found = []
     for kind in type(error).__mro__[: -len(BaseException.__mro__)]:
         with contextlib.suppress(BaseException):
-            found.append(cloudpickle.dumps(kind))
+            found.append(dumped(kind, there=True))
     return tuple(found)
 
 
 # ── in the main process ──────────────────────────────────────────────────────────────────────────────
 
 
-def loaded(data: bytes) -> Any:
+def unpickled(data: bytes) -> Any:
     """The exception, or the class, in *data*; None if its modules are not imported here."""
     with contextlib.suppress(Exception):
         return _Familiar(io.BytesIO(data)).load()
     return None
 
 
-class _Familiar(pickle.Unpickler):
+class _Familiar(Loader):
     """Loads an exception only if its modules are imported here already.
 
     An error of CuPy's would otherwise import CuPy, and so CUDA, into the main process.
@@ -59,13 +75,4 @@ class _Familiar(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module not in sys.modules:
             raise ImportError(f"{module} is not imported here")
-        found = super().find_class(module, name)
-        if (module, name) != ("cloudpickle.cloudpickle", "_class_setstate"):
-            return found
-
-        def set_unless_known(kind: type, state: Any) -> type:
-            """Leave a class that this process has: its methods would become copies of the other's."""
-            known = vars(kind).keys() >= state[0].keys()
-            return kind if known else found(kind, state)
-
-        return set_unless_known
+        return super().find_class(module, name)

@@ -9,14 +9,29 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import queue
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ..errors import InvalidType
+from ..errors import InvalidType, reason, shown, with_article
 from .code import is_own
-from .kinds import CLASS, INSTANCE, KINDS, Contents, alike, is_plain, is_sent_by_value, kind_of
+from .kinds import (
+    CLASS,
+    CLASS_OF,
+    INSTANCE,
+    KINDS,
+    Contents,
+    Kind,
+    alike,
+    holds_only_plain,
+    is_plain,
+    is_sent_by_value,
+    kind_of,
+)
 
 
 class Part(NamedTuple):
@@ -61,7 +76,7 @@ def made(module: str, steps: tuple[Any, ...], kind: str) -> Any:
         except Exception as error:
             raise InvalidType(
                 f"{part} cannot be pickled, so the workers import {module!r} to make it, and that "
-                f"failed: {type(error).__name__}: {error}"
+                f"failed: {reason(error)}"
             ) from error
     found: Any = _imported.get(module)
     with contextlib.suppress(AttributeError, LookupError, TypeError):
@@ -69,9 +84,10 @@ def made(module: str, steps: tuple[Any, ...], kind: str) -> Any:
             found = found[step[0]] if isinstance(step, tuple) else getattr(found, step)
         if name_of_kind(found) == kind:
             return found
+    kind = with_article(kind.rpartition(".")[2])
     raise InvalidType(
-        f"{part}, a {kind.rpartition('.')[2]}, cannot be pickled, and an import of {module!r} on a "
-        f"worker does not make it: make it where the module begins, or inside the function."
+        f"{part}, {kind}, cannot be pickled, and an import of {module!r} on a worker does not make it: "
+        f"make it where the module begins, or inside the function."
     )
 
 
@@ -103,18 +119,36 @@ def taken_over(obj: Any) -> tuple[int, Contents, bool] | None:
     contents, and whether these are only compared there.  None: nobody can tell.
 
     Of a class of the user's, whose import may have another value of what the program has changed, that
-    are numbers, strings and functions; of an object of a package's its numbers and strings.
+    are numbers, strings and functions; of an object of a package's its numbers and strings.  An event or
+    a semaphore is set to what it is here, and so is what a queue holds.
     """
     kind = kind_of(obj)
     if kind is None or kind not in (CLASS, INSTANCE):
         return None
-    contents = {
+    compared = kind is INSTANCE and not isinstance(obj, _COUNTING)
+    return KINDS.index(kind), kept_of_part(kind, kind.look(obj)), compared
+
+
+def kept_of_part(kind: Kind, contents: Contents) -> Contents:
+    """What is taken over of the *contents* of a part."""
+    cls = contents.get(CLASS_OF, object) if kind is INSTANCE else object
+    counts, queues = issubclass(cls, _COUNTING), issubclass(cls, queue.Queue)
+    return {
         name: value
-        for name, value in kind.look(obj).items()
-        if not name.startswith("_")
-        if is_plain(value) or (kind is CLASS and _is_function(value))
+        for name, value in contents.items()
+        if isinstance(name, str) and (counts or not name.startswith("_"))
+        if is_plain(value)
+        or (kind is CLASS and _is_function(value))
+        or (queues and _is_container(value))
     }
-    return KINDS.index(kind), contents, kind is INSTANCE
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | deque) and holds_only_plain(value)
+
+
+_COUNTING = (threading.Event, threading.Semaphore, threading.Barrier)
+"""Types whose numbers and strings are all that they are."""
 
 
 def _is_function(value: Any) -> bool:
@@ -135,9 +169,12 @@ def settle(obj: Any, state: tuple[int, Contents, bool]) -> None:
         return
     there = kind.look(obj)
     for name, value in contents.items():
-        if name not in there or not alike(there[name], value):
+        contained = _is_container(value) and repr(there.get(name)) == repr(value)
+        if contained:
+            setattr(obj, name, value)  # this one, in which later changes arrive
+        elif name not in there or not alike(there[name], value):
             raise InvalidType(
                 f"an object of type {type(obj).__name__} cannot be pickled, and what the workers make "
-                f"by an import is not as it is in the program, where its {name!r} is {value!r}: set "
-                f"that where its module begins, or make the object inside the function."
+                f"by an import is not as it is in the program, where its {name!r} is {shown(value)}: "
+                f"set that where its module begins, or make the object inside the function."
             )

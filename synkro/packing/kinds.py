@@ -13,7 +13,6 @@ import copy
 import copyreg
 import enum
 import functools
-import io
 import os
 import pickle
 import re
@@ -32,8 +31,14 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from ..errors import InvalidType
-from ..values.foreign import is_generator, is_numba, is_tensor, put_into_tensor, tensor_bytes
+from ..errors import InvalidType, reason
+from ..values.foreign import (
+    is_generator,
+    is_numba,
+    is_tensor,
+    put_into_tensor,
+    tensor_bytes,
+)
 from ..values.random import put_state, state_of
 from ..values.variable import Variable
 from .code import is_own, is_own_name
@@ -158,7 +163,10 @@ def _set_attributes(obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None
 
 class _Array(Kind):
     def look(self, obj: Any) -> Contents:
-        return {WHOLE: digest_of_array(obj)}
+        view = np.asarray(obj)
+        whole = view if view.flags.c_contiguous else np.ascontiguousarray(view)
+        bits = whole.reshape(-1).view(np.uint8).data
+        return {WHOLE: _digest((view.shape, view.dtype.str), bits)}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         return {WHOLE: np.array(obj)}
@@ -187,7 +195,8 @@ class _Tensor(Kind):
     apart = True
 
     def look(self, obj: Any) -> Contents:
-        return {WHOLE: digest_of_tensor(obj), _GRADIENT: obj.requires_grad}
+        form, array = tensor_bytes(obj)
+        return {WHOLE: _digest(form, array.data), _GRADIENT: obj.requires_grad}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
         return contents | ({WHOLE: obj.detach()} if WHOLE in contents else {})
@@ -237,22 +246,15 @@ class _Stateful(Kind):
         try:
             state: Contents = obj.__getstate__()
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
             raise InvalidType(
                 f"an object of type {type(obj).__name__} that functions use can no longer be pickled: "
-                f"{type(error).__name__}: {reason}"
+                f"{reason(error)}"
             ) from error
         return dict(state)
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        if hasattr(type(obj), "__setstate__"):
-            own = attributes_of(obj) or {}
-            for name in self.look(obj).keys() - contents.keys():  # which it may leave as they are
-                own.pop(name, None)
-            obj.__setstate__(contents)
-        else:
-            obj.__dict__.clear()
-            obj.__dict__.update(contents)
+        INSTANCE.put_back(obj, {})  # what it had computed of the old state goes, too
+        _set_state(obj, dict(contents))
 
 
 class _Class(Kind):
@@ -341,28 +343,26 @@ class _Opaque(Kind):
     """An object that only pickle can look into."""
 
     def look(self, obj: Any) -> Contents:
-        buffers: list[Any] = []
+        total = _Sum()
         try:
-            stream = io.BytesIO()
-            _ByName(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
-            parts = [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
-        except Exception:  # it will not be sent, or has arrays with gaps
-            parts = [b""]
-        nbytes = sum(memoryview(part).nbytes for part in parts)
-        return {WHOLE: Digest(type(obj).__qualname__, _hash(*parts), nbytes)}
+            _ByName(total, protocol=5, buffer_callback=total.keep).dump(obj)
+        except Exception:  # it will not be sent
+            total = _Sum()
+        return {WHOLE: total.digest._replace(form=type(obj).__qualname__)}
 
     def travelling(self, obj: Any, contents: Contents) -> Contents:
-        reduced = obj.__reduce_ex__(4)
-        if isinstance(reduced, str) or not any(each is not None for each in reduced[2:5]):
+        way = copyreg.dispatch_table.get(type(obj)) or _CLOUDPICKLE.get(type(obj))
+        reduced = obj.__reduce_ex__(4) if way is None else way(obj)
+        if isinstance(reduced, str) or not _can_be_made_again(obj, *reduced[:3]):
             raise InvalidType(
                 f"an object of type {type(obj).__name__} has changed here since it was sent to the "
                 f"workers, and cannot be changed there: make a new one instead."
             )
-        items, pairs = (list(each or ()) for each in (*reduced, None, None)[3:5])
-        return {WHOLE: (reduced[2], list(obj) if isinstance(obj, set | deque) else items, pairs)}
+        made, args, state, items, pairs, put = (*reduced, *[None] * 4)[:6]
+        return {WHOLE: ((made, args), state, list(items or ()), list(pairs or ()), put)}
 
     def can_travel(self, obj: Any) -> bool:
-        """Whether another object can take its state over."""
+        """Whether another object can take the state of *obj* over."""
         try:
             self.travelling(obj, {})
         except Exception:
@@ -376,25 +376,55 @@ class _Opaque(Kind):
             return {}
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
+        """Make *obj* anew as pickle makes another one, but in its place: what it had computed of its
+        state goes."""
         if WHOLE not in contents:
             return
-        state, items, pairs = contents[WHOLE]
+        (make, args), state, items, pairs, put = contents[WHOLE]
+        other = make(*args)
+        if other is obj:  # the only one of its kind
+            return
+        INSTANCE.put_back(obj, INSTANCE.look(other))
         if isinstance(obj, list | dict | set | deque):
             obj.clear()
-            for item in items:
-                (obj.add if isinstance(obj, set) else obj.append)(item)  # type: ignore[union-attr]
-            for key, value in pairs:
-                obj[key] = value  # type: ignore[index]
-        if state is None:
-            return
-        if hasattr(type(obj), "__setstate__"):
-            obj.__setstate__(state)
-            return
-        if attributes_of(obj):
-            obj.__dict__.clear()
-        state, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-        for name, value in {**(state or {}), **(slots or {})}.items():
-            object.__setattr__(obj, name, value)
+        for item in items:
+            (obj.add if isinstance(obj, set) else obj.append)(item)
+        for key, value in pairs:
+            obj[key] = value
+        if put is not None:
+            put(obj, state)
+        elif state is not None:
+            _set_state(obj, state)
+
+
+def _can_be_made_again(obj: Any, make: Any, args: tuple[Any, ...], state: Any = None) -> bool:
+    """Whether an object can become another one of its class: it has nothing but attributes, or it is
+    told all else as its state."""
+    cls = type(obj)
+    places = len(slots_of(obj)) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
+    if isinstance(obj, list | dict | set | deque) or (
+        cls.__basicsize__ <= object.__basicsize__ + places * _POINTER and not cls.__itemsize__
+    ):
+        return True
+    told = state is not None and hasattr(cls, "__setstate__")
+    return told and not isinstance(obj, BaseException)  # whose args are no part of that
+
+
+_POINTER = tuple.__itemsize__  # bytes
+
+
+def _set_state(obj: Any, state: Any) -> None:
+    """Give *obj* the state that pickle has taken of another one."""
+    if hasattr(type(obj), "__setstate__"):
+        obj.__setstate__(state)
+        return
+    state, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    own = attributes_of(obj)
+    if own is not None:
+        own.update(state or {})
+        state = None
+    for name, value in {**(state or {}), **(slots or {})}.items():
+        object.__setattr__(obj, name, value)
 
 
 class _ByName(cloudpickle.Pickler):  # type: ignore[misc]
@@ -406,6 +436,44 @@ class _ByName(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.FunctionType) and is_sent_by_value(obj):
             return id(obj)
         return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        names = cached_names(type(obj))
+        if not names or isinstance(obj, type):
+            return super().reducer_override(obj)
+        reduced = obj.__reduce_ex__(5)
+        if isinstance(reduced, str) or len(reduced) < 3:
+            return reduced
+        return (*reduced[:2], _without(reduced[2], names), *reduced[3:])
+
+
+def _without(state: Any, names: frozenset[str]) -> Any:
+    """What pickle takes of an object, without what it has computed of the rest; None for nothing."""
+    if type(state) is dict:
+        return {key: value for key, value in state.items() if key not in names} or None
+    if type(state) is tuple:
+        rest = ((each, _without(each, names)) for each in state)
+        return tuple(kept for each, kept in rest if kept is not None or each is None)
+    return state
+
+
+def cached_names(cls: type) -> frozenset[str]:
+    """The attributes in which objects of *cls* keep what they have computed of the others.
+
+    They are those of ``functools.cached_property`` and its like in libraries.
+    """
+    found = _CACHED.get(cls)
+    if found is None:
+        own = chain.from_iterable(vars(each).items() for each in cls.__mro__)
+        cached = [(name, type(value).__name__) for name, value in own]
+        names = {name for name, kind in cached if kind in _CACHING}
+        pandas = any(kind == "CachedProperty" for _, kind in cached)  # which has a dict for them
+        found = _CACHED[cls] = frozenset(names | {"_cache"} if pandas else names)
+    return found
+
+
+_CACHED: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+_CACHING = {"cached_property", "lazyproperty", "reify"}
 
 
 class _Crowd(Kind):
@@ -429,7 +497,7 @@ class _Sum:
     """A file that keeps the digest of what is written to it."""
 
     def __init__(self) -> None:
-        import hashlib  # noqa: PLC0415  as in _hash
+        import hashlib  # noqa: PLC0415  it takes a while, and few workers need it
 
         self._hash = hashlib.sha1(usedforsecurity=False)
         self._nbytes = 0
@@ -468,7 +536,7 @@ class _Summer(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         cls = type(obj)
-        if cls in _SCALARS or cls is tuple:
+        if cls in SIMPLE or cls is tuple:
             return None
         ident = id(obj)
         if cls is type or isinstance(obj, type | types.FunctionType):
@@ -535,7 +603,9 @@ _PLAIN = (
     *(types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, re.Pattern),
     *(np.generic, np.ufunc, Variable, types.GenericAlias, types.UnionType, memoryview),
 )
-_SCALARS = {type(None), bool, int, float, complex, str, bytes}
+SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Types that pickle itself takes, and that hold nothing else."""
+
 _PLAIN_HOMES = {"datetime", "decimal", "fractions", "pathlib", "uuid", "zoneinfo"}
 """Modules of the standard library whose objects never change."""
 
@@ -592,14 +662,21 @@ def _kind_of_instance(obj: Any) -> Kind:  # noqa: PLR0911
     if isinstance(obj, _SEQUENCES):
         return SEQUENCE
     if _reduces_itself(cls) or cls in copyreg.dispatch_table or cls in _CLOUDPICKLE:
-        if callable(obj) and not is_own_name(_home_of(cls)):
+        if _is_foreign_function(obj):
             return FIXED
         return INSTANCE if is_named(obj) else OPAQUE
     if getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None):
         return INSTANCE
     if _has_lasting_state(obj):
         return STATEFUL
-    return FIXED if callable(obj) and not is_own_name(_home_of(cls)) else OPAQUE
+    return FIXED if _is_foreign_function(obj) else OPAQUE
+
+
+def _is_foreign_function(obj: Any) -> bool:
+    """Whether *obj* is what an installed package has made to be called; NumPy's polynomials are
+    numbers."""
+    home = _home_of(type(obj))
+    return callable(obj) and not is_own_name(home) and not home.startswith("numpy.polynomial")
 
 
 def _reduces_itself(cls: type) -> bool:
@@ -672,7 +749,7 @@ def is_data(obj: Any) -> bool:
 
 def is_scalar(obj: Any) -> bool:
     """Whether *obj* is a number, a string or None."""
-    return type(obj) in _SCALARS or isinstance(obj, np.number | np.bool_)
+    return type(obj) in SIMPLE or isinstance(obj, np.number | np.bool_)
 
 
 def are_alike_in_kind(cls: type) -> bool:
@@ -890,26 +967,11 @@ def same_entries(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
     return all(key in other and alike(value, other[key]) for key, value in one.items())
 
 
-def digest_of_array(array: Any) -> Digest:
+def _digest(form: Any, data: Any) -> Digest:
     """What stands for the elements of an array."""
-    view = np.asarray(array)
-    whole = view if view.flags.c_contiguous else np.ascontiguousarray(view)
-    return Digest((view.shape, view.dtype.str), _hash(whole.reshape(-1).view(np.uint8).data))
-
-
-def digest_of_tensor(tensor: Any) -> Digest:
-    """What stands for the elements of one of PyTorch's tensors."""
-    form, array = tensor_bytes(tensor)
-    return Digest(form, _hash(array.data))
-
-
-def _hash(*parts: Any) -> bytes:
-    import hashlib  # noqa: PLC0415  it takes a while, and few workers need it
-
-    found = hashlib.sha1(usedforsecurity=False)
-    for part in parts:
-        found.update(part)
-    return found.digest()
+    total = _Sum()
+    total.write(data)
+    return total.digest._replace(form=form, nbytes=0)
 
 
 def attributes_of(obj: Any) -> dict[str, Any] | None:
@@ -926,20 +988,15 @@ def slots_of(obj: Any) -> tuple[str, ...]:
     cls: Any = type(obj)
     found = _SLOTS.get(cls)
     if found is None:
-        found = _SLOTS[cls] = _slots(cls)
+        found = _SLOTS[cls] = tuple(chain.from_iterable(map(own_slots, cls.__mro__)))
     return found
 
 
 _SLOTS: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
-def _slots(cls: Any) -> tuple[str, ...]:
-    """The attributes that instances of *cls* have outside of their dict."""
-    return tuple(chain.from_iterable(map(own_slots, cls.__mro__)))
-
-
 def own_slots(cls: type) -> list[str]:
-    """Those attributes that *cls* itself adds."""
+    """The attributes in slots that *cls* itself adds."""
     given = vars(cls).get("__slots__", ())
     names = []
     for name in (given,) if isinstance(given, str) else tuple(given):

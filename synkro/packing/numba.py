@@ -42,7 +42,9 @@ class Compilations:
         self._numbers = itertools.count()
 
     def reduced(self, fn: Any) -> Any:
-        """How the function *fn*, made by ``@njit`` or ``@vectorize``, is pickled."""
+        """How the function *fn*, made by ``@njit``, ``@vectorize`` or ``@cuda.jit``, is pickled."""
+        if not isinstance(fn, DUFunc) and "sigs" not in (states := fn._reduce_states()):
+            return _rebuilt_for_gpus, (type(fn), states)
         place = f"/proc/{os.getpid()}/fd/{self._file}"
         cache = fn._dispatcher.cache if isinstance(fn, DUFunc) else fn._cache
         on_disk = isinstance(cache, caching.FunctionCache)  # the user has said cache=True
@@ -50,6 +52,11 @@ class Compilations:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _rebuilt_for_gpus(cls: Any, states: dict[str, Any]) -> Any:
+    """The kernel on a worker, which compiles it when it first launches it."""
+    return cls._rebuild(**states)
 
 
 def _rebuilt(cls: Any, states: dict[str, Any], on_disk: bool, place: str, number: int) -> Any:

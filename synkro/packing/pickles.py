@@ -7,6 +7,7 @@ are named, at the end of a stream, by their places in pickle's memo, which is th
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import importlib
 import io
@@ -16,13 +17,16 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from copyreg import __newobj__  # type: ignore[attr-defined]
 from itertools import accumulate
-from types import CodeType, FunctionType, MappingProxyType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
 
+from ..errors import InvalidValue, UsageError, too_deep
+from ..memory.segment import check_descriptors
 from ..values.foreign import is_movable, is_numba
 from .code import is_own, uses
 from .imported import Part, made, settle, taken_over
@@ -30,6 +34,7 @@ from .kinds import (
     CONTEXT,
     FUNCTION_PARTS,
     INSTANCE,
+    SIMPLE,
     Contents,
     is_for_program,
     is_named,
@@ -39,7 +44,8 @@ from .kinds import (
     singleton,
     stays_here,
 )
-from .refused import Absent, is_open_file, is_parallel_map
+from .pytrees import set_and_register, ways_of
+from .refused import Absent, is_parallel_map, refuse_open_file
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
@@ -48,14 +54,12 @@ PICKLED = np.dtype(np.uint16).newbyteorder("S").str
 """The dtype of a pickle among a function's outputs, which no output has: they are in native order."""
 
 INTEGER = np.dtype(np.int64).newbyteorder("S").str
-"""The dtype of an integer of Python's among them, to be reduced: one of 64 bits, or else a pickle."""
+"""The dtype of Python's integers among outputs, to be reduced: one of 64 bits, or else a pickle."""
 
 HEAD = 4  # bytes before it, which say how many buffers follow
 
-SIMPLE = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Types that pickle itself takes, and that hold nothing else."""
-
-_NUMBERS = frozenset({type(None), bool, int, float, complex})
+NUMBERS = SIMPLE - {str, bytes}
+"""Types of numbers, and of nothing."""
 
 _SHORT = 64  # entries of a container that is looked through, characters of a string that is small
 
@@ -90,18 +94,18 @@ class Space:
 
     @property
     def record(self) -> tuple[int, str, Any, dict[str, Any] | None]:
-        """What a worker needs to make it: its number, its name, the packages that it is in with their
-        folders (None: it cannot be imported), and its names that say where it is from (None: it is to be
-        imported)."""
+        """What a worker needs to make the space: its number, its name, the packages that it is in with
+        their folders (None: it cannot be imported), and its names that say where it is from (None: it is
+        to be imported)."""
         if self.installed:
             return self.number, self.module, None, None
         packages = None
         if self.importable:
             heads = list(accumulate(self.module.split(".")[:-1], "{}.{}".format))
-            packages = tuple(
-                (head, list(getattr(sys.modules.get(head), "__path__", ()))) for head in heads
-            )
+            packages = tuple((head, _folders(head)) for head in heads)
         own = {name: self.names[name] for name in _HOME if self.names.get(name) is not None}
+        if "__path__" in self.names:  # it is a package, parts of which may be imported later
+            own["__path__"] = _folders(self.module)
         return self.number, self.module, packages, own
 
 
@@ -109,7 +113,7 @@ def _folders(package: str) -> list[str]:
     return list(getattr(sys.modules.get(package), "__path__", ()))
 
 
-_HOME = ("__package__", "__file__")
+_HOME = ("__package__", "__file__", "__path__")
 
 
 class NumberOf(Protocol):
@@ -118,74 +122,10 @@ class NumberOf(Protocol):
     def get(self, ident: int, /) -> int | None: ...
 
 
-class Writer:
-    """Writes one stream."""
-
-    def __init__(
-        self,
-        numbers: NumberOf,
-        space_of: Callable[[dict[str, Any]], Space],
-        current: Callable[[Space, str, Any], bool],
-        compiled: Callable[[Any], Any],
-        least: int = OUT_OF_BAND,
-        parts: Mapping[int, tuple[Any, Part]] = MappingProxyType({}),
-    ) -> None:
-        """*numbers* are those of the objects that the workers have, by id.  Buffers of *least* bytes
-        are kept apart from the stream.  *parts*, also by id, the workers make by an import.
-
-        *space_of* gives the space of a function's globals; *current* says whether the workers have a
-        value of a name already; *compiled* how a function of numba's is pickled.
-        """
-        self._stream = io.BytesIO()
-        self.buffers: list[memoryview] = []
-        self.movable: list[Any] = []
-        self._pickler = _Pickler(
-            self._stream,
-            kept_apart(self.buffers, least),
-            numbers,
-            space_of,
-            current,
-            compiled,
-            self.movable,
-            parts,
-        )
-
-    def write(self, value: Any) -> None:
-        self._pickler.dump(value)
-
-    @property
-    def relies(self) -> bool:
-        """Whether what was written relies on objects, or names, that the workers have."""
-        return self._pickler.relies
-
-    def places(self, objects: Iterable[Any]) -> list[int | None]:
-        """The places of *objects* in the memo; None for what was not pickled."""
-        memo = self._pickler.memo.copy()
-        return [memo.get(id(obj), (None,))[0] for obj in objects]
-
-    @property
-    def stream(self) -> bytes:
-        return self._stream.getvalue()
-
-
-def _is_simple(value: Any, depth: int = 3) -> bool:
-    """Whether pickle itself takes *value*: numbers, strings, arrays, and short containers of these."""
-    kind = type(value)
-    if kind in SIMPLE or kind is np.ndarray:
-        return kind is not np.ndarray or (value.flags.writeable and not value.dtype.hasobject)
-    if depth and kind in (tuple, list):
-        return len(value) <= _SHORT and all(_is_simple(each, depth - 1) for each in value)
-    if depth and kind is dict:
-        return len(value) <= _SHORT and all(
-            type(key) is str and _is_simple(each, depth - 1) for key, each in value.items()
-        )
-    return isinstance(value, np.number | np.bool_) and type(value) is value.dtype.type
-
-
 def is_small(value: Any) -> bool:
     """Whether *value* cannot change, and pickle takes a few bytes for it: many travel together."""
     kind = type(value)
-    if kind in _NUMBERS:
+    if kind in NUMBERS:
         return True
     if kind is str or kind is bytes:
         return len(value) <= _SHORT
@@ -193,21 +133,18 @@ def is_small(value: Any) -> bool:
 
 
 def are_small(values: Sequence[Any]) -> bool:
-    """Whether all of them are small."""
-    return _NUMBERS.issuperset(map(type, values)) or all(map(is_small, values))
+    """Whether all *values* are small."""
+    return NUMBERS.issuperset(map(type, values)) or all(map(is_small, values))
 
 
-def is_too_deep(error: Exception) -> bool:
-    """Whether something could not be pickled as it is nested too deeply."""
-    return isinstance(error, RecursionError | pickle.PicklingError) and "recursion" in str(error)
+def check_cause(error: Exception, called: str, kind: type[UsageError] = InvalidValue) -> None:
+    """See whether it is *error* of something else that what is *called* so could not be pickled.
 
-
-def simply_pickled(value: Any) -> tuple[bytes, list[memoryview]] | None:
-    """What pickle itself makes of *value*, beside large buffers; None if it needs a pickler of ours."""
-    if not _is_simple(value):
-        return None
-    buffers: list[memoryview] = []
-    return pickle.dumps(value, 5, buffer_callback=kept_apart(buffers)), buffers
+    Raises: SharedMemoryError if no descriptor is left; an error of a *kind* if it is nested too deeply.
+    """
+    check_descriptors(error, f"{called} cannot be pickled")
+    if isinstance(error, RecursionError | pickle.PicklingError) and "recursion" in str(error):
+        raise too_deep(called, kind) from None
 
 
 def kept_apart(
@@ -228,34 +165,67 @@ def kept_apart(
     return stays
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Stream(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler with a stream of its own.
+
+    Attributes:
+        buffers: what is kept apart from the stream.
+    """
+
+    def __init__(self, least: int) -> None:
+        """Buffers of *least* bytes are kept apart."""
+        self._stream = io.BytesIO()
+        self.buffers: list[memoryview] = []
+        super().__init__(self._stream, protocol=5, buffer_callback=kept_apart(self.buffers, least))
+
+    @property
+    def stream(self) -> bytes:
+        """All that was written."""
+        return self._stream.getvalue()
+
+
+class _ForWorkers(Stream):
+    """What functions, classes and objects are made of again on a worker.
+
+    Attributes:
+        movable: PyTorch's modules and optimizers among what was written.
+        relies: whether that relies on objects, or names, that the workers have.
+        relied: these objects, by id.
+        classes: those that were written, by id.
+    """
+
     def __init__(
         self,
-        file: io.BytesIO,
-        buffer_callback: Callable[[pickle.PickleBuffer], bool | None] | None,
         numbers: NumberOf,
         space_of: Callable[[dict[str, Any]], Space],
         current: Callable[[Space, str, Any], bool],
         compiled: Callable[[Any], Any],
-        movable: list[Any],
         parts: Mapping[int, tuple[Any, Part]],
+        least: int = OUT_OF_BAND,
     ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        """*numbers* are those of the objects that the workers have, by id.  Buffers of *least* bytes
+        are kept apart from the stream.  *parts*, also by id, the workers make by an import.
+
+        *space_of* gives the space of a function's globals; *current* says whether the workers have a
+        value of a name already; *compiled* how a function of numba's is pickled.
+        """
+        super().__init__(least)
         self._numbers = numbers
         self._parts = parts
         self._space_of = space_of
         self._current = current
         self._compiled = compiled
-        self._movable = movable
+        self.movable: list[Any] = []
         self.relies = False
+        self.relied: dict[int, Any] = {}
+        self.classes: dict[int, type] = {}
 
-    def persistent_id(self, obj: Any) -> Any:
-        if type(obj) in _ATOMS:
-            return None
-        if type(obj) is Space:
-            return obj.record
+    def number_of(self, obj: Any) -> int | None:
+        """The number of an object that the workers have; None for others."""
         number = self._numbers.get(id(obj))
-        self.relies |= number is not None
+        if number is not None:
+            self.relies = True
+            self.relied[id(obj)] = obj
         return number
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911, PLR0912
@@ -276,10 +246,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _read_only, (np.array(obj),)  # in memory that new contents can be put into
         if (reduced := with_attributes(obj)) is not None:
             return reduced
-        if is_open_file(obj):
-            raise TypeError(f"cannot send the open file {obj!r}")
+        refuse_open_file(obj)
         if is_movable(obj):
-            self._movable.append(obj)
+            self.movable.append(obj)
         if is_numba(obj):
             return self._compiled(obj)
         if isinstance(obj, functools._lru_cache_wrapper):
@@ -292,8 +261,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return threading.local, (), INSTANCE.look(obj), None, None, _complete
         if isinstance(obj, np.finfo):
             return np.finfo, (obj.dtype,)
-        if is_named(obj):
-            return _made, (type(obj),), INSTANCE.look(obj), None, None, _complete
+        if (reduced := by_value(obj)) is not None:
+            return reduced
         place = singleton(obj) or _place(obj)
         return super().reducer_override(obj) if place is None else (_singleton, place)
 
@@ -337,10 +306,182 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         finally:
             if register:
                 cloudpickle.unregister_pickle_by_value(module)
-        if isinstance(reduced, tuple) and "__slots__" in vars(cls):  # private ones are forgotten there
-            for name in own_slots(cls):
-                reduced[2][0].pop(name, None)
+        if isinstance(reduced, tuple) and (slots := own_slots(cls)):
+            contents = reduced[2][0]
+            for name in slots:
+                contents.pop(name, None)
+            if isinstance(contents["__slots__"], str | tuple | list | dict):  # no iterator: that is over
+                reduced[1][3]["__slots__"] = contents.pop("__slots__")
+        by_value = isinstance(reduced, tuple) and len(reduced) == 6
+        if by_value:
+            self.classes[id(cls)] = cls
+        if by_value and issubclass(cls, enum.Enum):
+            return _enum(cls, *reduced)
+        if not by_value or (ways := ways_of(cls)) is None:
+            return reduced
+        make, arguments, contents, _, _, set_contents = reduced
+        return make, arguments, (set_contents, contents, ways), None, None, set_and_register
+
+
+class Writer(_ForWorkers):
+    """Writes one stream, by ``dump``."""
+
+    def places(self, objects: Iterable[Any]) -> list[int | None]:
+        """The places of *objects* in the memo; None for what was not pickled."""
+        memo = self.memo.copy()
+        return [memo.get(id(obj), (None,))[0] for obj in objects]
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in _ATOMS:
+            return None
+        return obj.record if type(obj) is Space else self.number_of(obj)
+
+
+class OneByOne(Stream):
+    """Pickles values one by one: none knows of the others.
+
+    It asks ``reduced`` once where the answer is that pickle does what it always does.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._ours = False  # whether pickle itself cannot read what was written
+        self._usual: tuple[set[type], dict[int, Any]] = set(_DTYPES), {id(numbered): numbered}
+
+    def pickled(self, value: Any) -> tuple[bytes, list[memoryview], bool]:
+        """*value*, pickled, beside its large buffers, and whether pickle itself cannot read it."""
+        self._ours = False
+        try:
+            self.dump(value)
+            return self.stream, self.buffers[:], self._ours
+        finally:
+            self.clear_memo()
+            self.buffers.clear()
+            self._stream.seek(0)
+            self._stream.truncate()
+
+    def reduced(self, obj: Any) -> Any:
+        """What to reduce *obj* to; NotImplemented for what pickle makes of it."""
+        raise NotImplementedError
+
+    def reducer_override(self, obj: Any) -> Any:
+        cls, (classes, named) = type(obj), self._usual
+        if cls in classes or (cls is np.ndarray and obj.flags.writeable and not obj.dtype.hasobject):
+            return obj.__reduce_ex__(5)  # as pickle calls it, after a look into the table of cloudpickle
+        if id(obj) in named:
+            return NotImplemented
+        reduced = self.reduced(obj)
+        if reduced is not NotImplemented:
+            return reduced
+        if isinstance(obj, type | FunctionType | types.BuiltinFunctionType):
+            named[id(obj)] = obj
+        elif _is_reduced_as_usual(obj) and cls not in self.dispatch_table:
+            classes.add(cls)
         return reduced
+
+
+_DTYPES = {type(np.dtype(code)) for code in "?bhilqBHILQefdgFDG"}
+
+
+class ValueWriter(OneByOne, _ForWorkers):
+    """Pickles values for workers: of what they hold, only what ``reduced`` sees can be the workers' own.
+
+    So numbers, strings and containers go as fast as plain pickle takes them, and so do objects of
+    classes that say nothing of how they are pickled.
+    """
+
+    def reduced(self, obj: Any) -> Any:
+        if type(obj) is Space:
+            self._ours = True
+            return space, obj.record
+        found = self._numbers_found.get(id(obj))
+        if found is None:
+            found = self._numbers_found[id(obj)] = obj, self.number_of(obj)
+        if found[1] is None:
+            return _ForWorkers.reducer_override(self, obj)
+        self._ours = True
+        return numbered, (found[1],)
+
+    @functools.cached_property
+    def _numbers_found(self) -> dict[int, tuple[Any, int | None]]:
+        return {}  # by id: objects, and their numbers
+
+
+def _is_reduced_as_usual(obj: Any) -> bool:
+    """Whether all instances of *obj*'s class are pickled as Python does where nobody says how."""
+    cls: Any = type(obj)
+    usual = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
+    return usual and cls.__module__ != "builtins" and not is_movable(obj)
+
+
+def numbered(number: int) -> Any:
+    """Stands for an object by its number; who unpickles it finds the object."""
+    raise NotImplementedError
+
+
+def space(*record: Any) -> Any:
+    """Stands for the names of a module; a worker that unpickles it has them."""
+    raise NotImplementedError
+
+
+def _enum(cls: Any, make: Any, args: tuple[Any, ...], state: Any, *rest: Any) -> tuple[Any, ...]:
+    """What to reduce an enum to, with other names of its members, and with their attributes, both of
+    which cloudpickle leaves out."""
+    members = cls.__members__
+    values = {name: member.value for name, member in members.items()}
+    own, slots = state
+    state = {name: value for name, value in own.items() if name not in members}, slots
+    attributes = [
+        (name, {key: value for key, value in vars(member).items() if not key.endswith("_")})
+        for name, member in members.items()
+    ]
+    given = (state, rest[-1], attributes)
+    return make, (*args[:3], values, *args[4:]), given, None, None, _complete_enum
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles classes, and what their annotations name, for a process that has none of them."""
+
+    def __init__(self, file: io.BytesIO, named: Callable[[Any], Any]) -> None:
+        super().__init__(file, protocol=5)
+        self._named = named
+
+    def reducer_override(self, obj: Any) -> Any:
+        return self._named(obj) or super().reducer_override(obj)
+
+
+def dumped(value: Any, there: bool = False) -> bytes:
+    """A value with classes of the user's, pickled for workers; if *there*, by one for the program."""
+    stream = io.BytesIO()
+    _ByValue(stream, for_program if there else by_value).dump(value)
+    return stream.getvalue()
+
+
+def by_value(obj: Any) -> tuple[Any, ...] | None:
+    """What to reduce an object to which pickle takes for a name in a module of the user's, such as a
+    ``NewType``; None for all else."""
+    if not is_named(obj):
+        return None
+    return __newobj__, (type(obj),), INSTANCE.look(obj), None, None, _complete
+
+
+def for_program(obj: Any) -> tuple[Any, ...] | None:
+    """What to reduce an object to which pickle takes for a name, for the program, which has the name, or
+    had it; None for all else."""
+    if not is_named(obj):
+        return None
+    return _programs, (obj.__module__, obj.__reduce_ex__(4), type(obj), INSTANCE.look(obj))
+
+
+def _programs(module: str, name: str, cls: Any, contents: Contents) -> Any:
+    found: Any = sys.modules.get(module)
+    for step in name.split("."):
+        found = getattr(found, step, None)
+    if type(found) is cls:
+        return found
+    made = cls.__new__(cls)
+    _complete(made, contents)
+    return made
 
 
 def with_attributes(obj: Any) -> tuple[Any, ...] | None:
@@ -356,12 +497,12 @@ def with_attributes(obj: Any) -> tuple[Any, ...] | None:
             return None
     if isinstance(obj, np.memmap):
         return None
-    return _viewed, (np.ndarray.view(obj, np.ndarray), cls), vars(obj), None, None, _attribute
+    return np.ndarray.view, (np.ndarray.view(obj, np.ndarray), cls), vars(obj), None, None, _complete
 
 
 def _place(obj: Any) -> tuple[str, str] | None:
-    """Of a ufunc of a library's its module and its name; pickle may find it in ``__mp_main__``, which is
-    the script where multiprocessing has been imported."""
+    """The module and the name of a library's ufunc; pickle may find it in ``__mp_main__``, which is the
+    script where multiprocessing has been imported."""
     if type(obj) is not np.ufunc:
         return None
     module = pickle.whichmodule(obj, obj.__name__)  # type: ignore[attr-defined]
@@ -374,8 +515,33 @@ _DESCRIBING = ("__name__", "__qualname__", "__module__", "__doc__")
 # ── on a worker ──────────────────────────────────────────────────────────────────────────────────────
 
 
+class Loader(pickle.Unpickler):
+    """Loads what has come back, and leaves the classes that this process has as they are: their methods
+    would become copies of the other's."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if (module, name) != ("cloudpickle.cloudpickle", "_class_setstate"):
+            return found
+
+        def set_unless_known(kind: type, state: Any) -> type:
+            known = vars(kind).keys() >= state[0].keys()
+            return kind if known else found(kind, state)
+
+        return set_unless_known
+
+
+def loads(data: bytes) -> Any:
+    """What ``dumped`` has made of a value that comes back."""
+    return Loader(io.BytesIO(data)).load() if b"_class_setstate" in data else pickle.loads(data)
+
+
 class Reader(pickle.Unpickler):
-    """Reads one stream."""
+    """Reads one stream.
+
+    Attributes:
+        relied: the numbers of objects of the worker's that values in it rely on.
+    """
 
     def __init__(
         self,
@@ -386,11 +552,24 @@ class Reader(pickle.Unpickler):
     ) -> None:
         """*objects* are those that this worker has, by number; *space* makes the space of a record."""
         super().__init__(io.BytesIO(stream), buffers=buffers)
+        self.relied: set[int] = set()
         self._objects = objects
         self._space = space
 
     def persistent_load(self, pid: Any) -> Any:
         return self._objects[pid] if isinstance(pid, int) else self._space(*pid)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__:
+            if name == "numbered":
+                return self._numbered
+            if name == "space":
+                return self._space
+        return super().find_class(module, name)
+
+    def _numbered(self, number: int) -> Any:
+        self.relied.add(number)
+        return self._objects[number]
 
     def placed(self, places: Iterable[int]) -> list[Any]:
         """The objects at these *places* of the memo."""
@@ -401,18 +580,6 @@ class Reader(pickle.Unpickler):
 def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array.flags.writeable = False
     return array
-
-
-def _viewed(array: np.ndarray[Any, Any], cls: type[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    return array.view(cls)
-
-
-def _attribute(array: np.ndarray[Any, Any], attributes: dict[str, Any]) -> None:
-    array.__dict__.update(attributes)
-
-
-def _made(cls: Any) -> Any:
-    return cls.__new__(cls)
 
 
 def _complete(obj: Any, contents: Contents) -> None:
@@ -444,6 +611,13 @@ def _complete_function(fn: FunctionType, state: Any) -> None:
         setattr(fn, name, value)
     for index, value in cells:
         (fn.__closure__ or ())[index].cell_contents = value
+
+
+def _complete_enum(cls: Any, given: Any) -> None:
+    state, put, members = given
+    put(cls, state)
+    for name, attributes in members:
+        vars(cls[name]).update(attributes)
 
 
 def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import weakref
 from types import FunctionType, GeneratorType
 from typing import Any
 
-from ..errors import InvalidType
+from ..errors import A_LINE, InvalidType, shown, with_article
 
 _ADVICE = {
     "torch.jit": "Send the plain function or module; or save it with torch.jit.save, and load it in the "
@@ -21,6 +21,8 @@ _ADVICE = {
     "generator": "Make a list of it first, or make it inside the function.",
     "h5py": "Give a dataset to the function as an argument, synk.data(dataset): each worker reads its "
     "rows; or open the file in the function, by its path.",
+    "weakref": "A weak reference holds nothing, and nobody would hold it there: refer to the object "
+    "itself, or leave the reference out in the __getstate__ of the class, and set it in __setstate__.",
     "file": "Open it inside the function, and send its path.",
 }
 
@@ -28,6 +30,14 @@ _ADVICE = {
 def is_open_file(value: Any) -> bool:
     """Whether *value* is a file; cloudpickle would quietly send its contents."""
     return isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO)
+
+
+def refuse_open_file(value: Any) -> None:
+    """Raises: TypeError where *value* is one; of a worker's, too."""
+    if is_open_file(value):
+        raise TypeError(
+            f"cannot send the open file {shown(value, A_LINE)}: send its path, or what it holds"
+        )
 
 
 def is_parallel_map(value: Any) -> bool:
@@ -80,17 +90,29 @@ _WEAK = {weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet
 _CHOOSER: Any = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
 
 
+class _Choosing:
+    @functools.singledispatchmethod
+    def choose(self, value: Any) -> Any:
+        return value
+
+
+_bound: Any = _Choosing().choose  # before Python 3.14 a function
+_BOUND_CHOOSER = getattr(_bound, "__code__", _CHOOSER)
+
+
 def stays(value: Any) -> str:
     """What is to be said where a worker uses *value*, which pickle refuses and of which most programs
     use nothing there; empty for all else."""
     cls = type(value)
     if cls in _WEAK:
         return (
-            f"a {cls.__name__}, which the program has here, does not travel: it holds what others "
-            f"hold, and nobody does on a worker. Give the function a dict, or a list, of what it needs."
+            f"{with_article(cls.__name__)}, which the program has here, does not travel: it holds what "
+            f"others hold, and nobody does on a worker. Give the function a dict, or a list, of what it "
+            f"needs."
         )
     method = cls is functools.singledispatchmethod
-    if method or (cls is FunctionType and value.__code__ is _CHOOSER):
+    code = value.__code__ if cls is FunctionType else None
+    if method or code in (_CHOOSER, _BOUND_CHOOSER) or (code is None and cls is type(_bound)):
         name = getattr(value.func if method else value, "__name__", "")
         return (
             f"{name!r} chooses a function by the type of its argument (functools.singledispatch), and "

@@ -1,9 +1,9 @@
-"""Settings of libraries that functions use, which the workers take over from the main process.
+"""Settings of Python, and of libraries, that functions use: the workers take them over.
 
-A worker is a fresh interpreter, without what the main process has changed at run time (JAX's 64-bit
-mode, PyTensor's floatX, PyTorch's default dtype).  Here these settings are read from the imported
-libraries, and set in the worker: in libraries that it has imported, and for the others in the
-environment variables that they read when they are imported.
+A worker is a fresh interpreter, without what the main process has changed at run time (how deep calls
+may nest, JAX's 64-bit mode, PyTensor's floatX, PyTorch's default dtype).  Here these settings are read
+from the imported libraries, and set in the worker: in libraries that it has imported, and for the
+others in the environment variables that they read when they are imported.
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ from typing import Any
 JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
 PYTENSOR = ("floatX", "mode", "linker", "optimizer", "cxx", "on_unused_input", "cast_policy")
 
+PYTHON = {
+    get: put
+    for get, put in {
+        "getrecursionlimit": "setrecursionlimit",
+        "get_int_max_str_digits": "set_int_max_str_digits",  # which older ones of Python 3.10 lack
+    }.items()
+    if hasattr(sys, get)
+}
+"""Functions of ``sys``: what reads a setting, and what sets it."""
+
 _FLAGS = "PYTENSOR_FLAGS"
 
 
 def collected() -> dict[str, dict[str, Any]]:
-    """The settings of the libraries that this process has imported, by library."""
-    found = {}
+    """The settings of Python, and of the libraries that this process has imported, by library."""
+    found = {"sys": dict(zip(PYTHON.values(), _of_python(), strict=True))}
     for library, names in (("jax", JAX), ("pytensor", PYTENSOR)):
         config = getattr(sys.modules.get(library), "config", None)
         if config is not None:
@@ -37,14 +47,23 @@ def collected() -> dict[str, dict[str, Any]]:
 def changing() -> tuple[Any, ...]:
     """The settings that programs may change between calls and that change what a call computes."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
-    if jax is None and torch is None:
-        return ()
-    found = [] if jax is None else [getattr(jax.config, name, None) for name in JAX]
-    return tuple(found) if torch is None else (*found, torch.get_default_dtype())
+    found = _of_python()
+    if jax is not None:
+        found += [getattr(jax.config, name, None) for name in JAX]
+    if torch is not None:
+        found.append(torch.get_default_dtype())
+    return tuple(found)
+
+
+def _of_python() -> list[Any]:
+    return [getattr(sys, get)() for get in PYTHON]
 
 
 def apply(settings: dict[str, dict[str, Any]]) -> None:
     """Set in this worker what ``collected`` found in the main process."""
+    for put, value in settings.get("sys", {}).items():
+        with contextlib.suppress(RecursionError):  # it is less deep than this
+            getattr(sys, put)(value)
     if "torch" in settings or "torch" in sys.modules:
         torch = importlib.import_module("torch")
         name = settings.get("torch", {}).get("default_dtype", "float32")

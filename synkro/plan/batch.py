@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidIndex, InvalidType, InvalidValue, counted, there_are
+from ..errors import InvalidIndex, InvalidType, InvalidValue, counted, cut, shortened, shown, there_are
 
 UNKNOWN = 1 << 62
 """Stands for the number of rows where only the rows of the batch are there: more than any can name."""
@@ -93,7 +93,7 @@ def select(batch: Any, rows: int) -> Selection:
 
 
 def select_any(batch: Any, rows: int, name: str) -> Selection:
-    """As ``select``, but the selection may be empty; errors call the keyword *name*."""
+    """The rows that *batch* selects out of *rows*, perhaps none; errors call the keyword *name*."""
     if batch is None:
         return Strided(0, 1, rows)
     if isinstance(batch, slice):
@@ -103,7 +103,7 @@ def select_any(batch: Any, rows: int, name: str) -> Selection:
     try:
         given = np.asarray(batch)
     except (TypeError, ValueError) as error:  # as where it lies on a GPU
-        raise InvalidType(f"{name} is not a 1-d array of ints or bools: {error}") from None
+        raise InvalidType(f"{name} is not a 1-d array of ints or bools: {cut(str(error))}") from None
     if given.ndim == 0:
         return Strided(0, 1, _length(batch, rows, name))
     return Indexed(_indices(given, rows, name))
@@ -114,8 +114,8 @@ def _from_slice(batch: slice, rows: int, name: str) -> Strided:
         chosen = range(rows)[batch]
     except (TypeError, ValueError) as error:
         raise InvalidType(
-            f"{name}={batch} is not a usable slice ({error}): its start, stop and step must be "
-            f"integers or None, and its step not 0."
+            f"{name}={shown(batch)} is not a usable slice ({cut(str(error))}): its start, stop and step "
+            f"must be integers or None, and its step not 0."
         ) from None
     return Strided(chosen.start, chosen.step, len(chosen))
 
@@ -128,7 +128,7 @@ def _length(batch: Any, rows: int, name: str) -> int:
     except TypeError:
         raise InvalidType(
             f"{name} must be an int (the first so many rows), a slice, or a list or 1-d array of "
-            f"ints or bools; got {batch!r}, a {type(batch).__name__}."
+            f"ints or bools; got {shortened(batch)}."
         ) from None
     if not 0 <= length <= rows:
         if rows == UNKNOWN:

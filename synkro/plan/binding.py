@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue, check_keywords
+from ..errors import InvalidType, InvalidValue, check_keywords, cut, shown
 from ..values.foreign import library_named, library_of_function, module_of
 
 RESERVED = ("batch", "batch_s", "num_slices", "output_subset", "progress")
@@ -52,6 +52,7 @@ class Binder:
         self._broadcast = _names(bcast_inputs or (), "bcast_inputs")
         listed = [*(self._inputs or ()), *self._broadcast]
         self._signature = _signature(fn, listed)
+        self._called = cut(f"{name}{self._signature}")
         parameters = self._signature.parameters
         self._check(parameters, listed)
         self._whole = library_of_function(fn)
@@ -71,7 +72,7 @@ class Binder:
         open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         if next(iter(parameters), None) == "self":
             raise InvalidType(
-                f"{self._name}{self._signature} is a method, and function() was given no object for it: "
+                f"{self._called} is a method, and function() was given no object for it: "
                 f"decorate no method, but write synk.function(obj.{self._name}); in __init__, say, "
                 f"self.run = synk.function(self.{self._name})."
             )
@@ -84,13 +85,13 @@ class Binder:
         for name in listed:
             if listed.count(name) > 1:
                 raise InvalidValue(
-                    f"{name!r} is listed twice for the function {self._name!r}: name each parameter "
-                    f"once, in inputs (scattered) or in bcast_inputs (broadcast)."
+                    f"{shown(name)} is listed twice for the function {self._name!r}: name each "
+                    f"parameter once, in inputs (scattered) or in bcast_inputs (broadcast)."
                 )
             if name not in parameters and not open_ended:
                 raise InvalidValue(
-                    f"the function {self._name!r} has no parameter {name!r}: its parameters are "
-                    f"{self._signature}."
+                    f"the function {self._name!r} has no parameter {shown(name)}: its parameters are "
+                    f"{cut(str(self._signature))}."
                 )
         for p in parameters.values() if not self._unsplit else ():
             if self._inputs is not None and _is_required(p) and p.name not in listed:
@@ -109,9 +110,7 @@ class Binder:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise InvalidType(
-                    f"{self._name}{self._signature} was called wrongly: {error}."
-                ) from None
+                raise InvalidType(f"{self._called} was called wrongly: {cut(str(error))}.") from None
         variadic = self._variadic
         bound = [
             self._bound(name, value, name) for name, value in zip(self._positional, args, strict=False)
@@ -129,7 +128,7 @@ class Binder:
                     f"{name}= is a keyword of a call, and as_serial() and build_inputs() take the "
                     f"function's own arguments only: leave it out."
                 )
-        check_keywords(f"{self._name}{self._signature}", kwargs, [*self._names, *RESERVED])
+        check_keywords(self._called, kwargs, [*self._names, *RESERVED])
 
     def _bound(self, name: str, value: Any, parameter: str) -> Bound:
         """The argument *value* of a *parameter*; *name* also has the place in a variadic one."""
@@ -157,7 +156,7 @@ def _names(names: Any, keyword: str) -> tuple[str, ...]:
         return (names,)
     if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
         return tuple(names)
-    raise InvalidType(f"{keyword} takes the names of parameters, a list of strings; got {names!r}.")
+    raise InvalidType(f"{keyword} takes the names of parameters, a list of strings; got {shown(names)}.")
 
 
 def _signature(fn: Callable[..., Any], listed: list[str]) -> inspect.Signature:

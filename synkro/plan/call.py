@@ -5,7 +5,7 @@ Data is named by the number of its segment, never by a pointer, so that a plan c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -14,6 +14,14 @@ from ..values.arrays import Code
 from .batch import Strided
 from .outputs import Tree, unflatten
 from .split import Span
+
+ALIGNMENT = 64
+"""Every array begins at a multiple of this: a cache line, and what JAX needs to take it as it is."""
+
+
+def aligned(nbytes: int) -> int:
+    """*nbytes* rounded up to the alignment of arrays."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class Access(Enum):
@@ -203,6 +211,17 @@ class CallPlan:
     held: tuple[Rows, ...] | None = None
     sliced: tuple[int, ...] = ()
     in_parts: bool = False
+
+    def regions(self) -> Iterator[Region]:
+        """The arrays in shared memory that ranks read."""
+        for argument in self.inputs:
+            if isinstance(argument, Scattered | Broadcast | Number | Pickled):
+                yield argument.region
+            if isinstance(argument, Items):
+                yield argument.items
+        for rows in (self.selection, *(self.held or ())):
+            if isinstance(rows, Picked):
+                yield rows.indices
 
     @property
     def nccl(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from ..errors import InvalidType, InvalidValue, counted
+from ..errors import A_LINE, InvalidType, InvalidValue, counted, shown
 
 VARIABLE = "SYNKRO_HOSTS"
 """The environment variable that stands for ``hosts=``."""
@@ -46,16 +46,16 @@ def named(hosts: Any, environment: Mapping[str, str]) -> tuple[Host, ...]:
         if os.path.isfile(hosts):
             return _of_file(hosts)
         if os.path.isdir(hosts) and os.sep in hosts:
-            raise InvalidValue(f"hosts={hosts!r} is a folder: give the path of a hostfile.")
+            raise InvalidValue(f"hosts={shown(hosts, A_LINE)} is a folder: give the path of a hostfile.")
         if os.sep in hosts:
-            raise InvalidValue(f"hosts={hosts!r}: there is no such hostfile.")
+            raise InvalidValue(f"hosts={shown(hosts, A_LINE)}: there is no such hostfile.")
         hosts = [name.strip() for name in hosts.split(",")]
     if not isinstance(hosts, Sequence | Iterator) or isinstance(hosts, bytes):
         raise InvalidType(
             f'hosts must be a list of names, such as ["h1", "h2:4"], the path of a hostfile, "slurm", '
-            f'"pbs" or "mpi"; got {hosts!r}.'
+            f'"pbs" or "mpi"; got {shown(hosts, A_LINE)}.'
         )
-    found = tuple(_host(text, f"hosts={hosts!r}") for text in hosts)
+    found = tuple(_host(text, f"hosts={shown(hosts, A_LINE)}") for text in hosts)
     if not found:
         raise InvalidValue("hosts= names no host: leave it out to use this machine alone.")
     return found
@@ -65,18 +65,18 @@ def _host(text: Any, where: str) -> Host:
     """A name, with ``:4`` behind it or without."""
     if not isinstance(text, str):
         raise InvalidType(
-            f"{where}: the name of a host is a text, such as 'h2' or 'h2:4'; got {text!r}."
+            f"{where}: the name of a host is a text, such as 'h2' or 'h2:4'; got {shown(text)}."
         )
     match = re.fullmatch(rf"({_NAME.pattern})(?::(.*))?", text.strip())
     if match is None:
-        raise InvalidValue(f"{where}: {text!r} is no name of a host: expected 'h2', or 'h2:4'.")
+        raise InvalidValue(f"{where}: {shown(text)} is no name of a host: expected 'h2', or 'h2:4'.")
     name, ranks = match.groups()
     if ranks is None:
         return Host(name)
     if not re.fullmatch("[0-9]{1,6}", ranks) or int(ranks) == 0:
         raise InvalidValue(
-            f"{where}: {text!r} asks for {ranks!r} ranks on {name}: give 1 or more, or leave it out for "
-            f"one a device."
+            f"{where}: {shown(text)} asks for {shown(ranks)} ranks on {name}: give 1 or more, or leave "
+            f"it out for one a device."
         )
     return Host(name, int(ranks))
 
@@ -90,15 +90,15 @@ def _of_file(path: str) -> tuple[Host, ...]:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"the hostfile {path!r} cannot be read: {error}.") from None
+        raise InvalidValue(f"the hostfile {shown(path, A_LINE)} cannot be read: {error}.") from None
     found: dict[str, list[int | None]] = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if text:
-            host = _of_line(text, f"line {number} of the hostfile {path!r}")
+            host = _of_line(text, f"line {number} of the hostfile {shown(path, A_LINE)}")
             found.setdefault(host.name, []).append(host.ranks)
     if not found:
-        raise InvalidValue(f"the hostfile {path!r} names no host.")
+        raise InvalidValue(f"the hostfile {shown(path, A_LINE)} names no host.")
     return tuple(
         Host(name, each[0] if len(each) == 1 else sum(1 if ranks is None else ranks for ranks in each))
         for name, each in found.items()
@@ -113,7 +113,7 @@ def _of_line(text: str, where: str) -> Host:
     slots = _SLOTS.match(re.sub(r"\s+max[-_]slots\s*=\s*\d+$", "", rest[0]))
     if slots is None or host.ranks is not None or int(slots[1]) == 0:
         raise InvalidValue(
-            f"{where}: {text!r} is not understood: expected 'h2', 'h2:4' or 'h2 slots=4'."
+            f"{where}: {shown(text)} is not understood: expected 'h2', 'h2:4' or 'h2 slots=4'."
         )
     return Host(host.name, int(slots[1]))
 
@@ -149,7 +149,7 @@ def _names(entry: str, nodes: str) -> Iterator[str]:
     for numbers in product(*[list(_numbers(span, nodes)) for span in spans]):
         name = "".join(text + number for text, number in zip(texts, [*numbers, ""], strict=True)).strip()
         if not _NAME.fullmatch(name):
-            raise InvalidValue(f"the list of nodes {nodes!r} is not understood, at {entry!r}.")
+            raise InvalidValue(f"the list of nodes {shown(nodes)} is not understood, at {shown(entry)}.")
         yield name
 
 
@@ -157,7 +157,7 @@ def _numbers(spans: str, nodes: str) -> Iterator[str]:
     for span in spans.split(","):
         match = _SPAN.match(span.strip())
         if match is None:
-            raise InvalidValue(f"the list of nodes {nodes!r} is not understood, at {span!r}.")
+            raise InvalidValue(f"the list of nodes {shown(nodes)} is not understood, at {shown(span)}.")
         first, last = match[1], match[2] or match[1]
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))

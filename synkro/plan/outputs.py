@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,17 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
-from ..errors import InvalidIndex, InvalidType, InvalidValue, OutputError, counted, nearest
+from ..errors import (
+    InvalidIndex,
+    InvalidType,
+    InvalidValue,
+    OutputError,
+    counted,
+    nearest,
+    shortened,
+    shown,
+    too_deep,
+)
 
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
@@ -111,35 +122,70 @@ def _children(value: Any) -> tuple[type, tuple[Hashable, ...], Sequence[Any]]:
     return kind, tuple(range(len(value))), value
 
 
-def flatten(value: Any, opens: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree]:
-    """The leaves of *value*, from left to right, and its tree; *opens* says which containers open."""
+def levels() -> int:
+    """How deep may be nested what is taken apart: to pickle a level, and to take it apart and put it
+    together again, takes up to four calls of those that Python allows; the others are the program's."""
+    return sys.getrecursionlimit() // 8
+
+
+def flatten(
+    value: Any, opens: Callable[[Any], bool] | None = None, called: str = "a value"
+) -> tuple[list[Any], Tree]:
+    """The leaves of *value*, from left to right, and its tree; *opens* says which containers open.
+
+    Raises: InvalidValue if what is *called* so has more than so many ``levels``, or holds itself.
+    """
+    try:
+        return _flatten(value, opens, levels())
+    except RecursionError:
+        raise too_deep(called) from None
+
+
+def _flatten(value: Any, opens: Callable[[Any], bool] | None, left: int) -> tuple[list[Any], Tree]:
+    """Raises: RecursionError if there are more than so many levels *left*."""
     if not isinstance(value, _CONTAINERS) or (opens is not None and not opens(value)):
         return [value], None
+    if not left:
+        raise RecursionError
     kind, keys, children = _children(value)
     leaves: list[Any] = []
     trees = []
     for child in children:
-        below, tree = flatten(child, opens)
+        below, tree = _flatten(child, opens, left - 1)
         leaves += below
         trees.append(tree)
     return leaves, Node(kind, keys, tuple(trees))
 
 
-def flatten_by(spec: Any, value: Any, is_whole: Callable[[Any], bool]) -> tuple[list[Any], Tree]:
-    """``flatten``, but what *spec* does not reduce, and lists to gather that are *whole*, stay whole."""
+def flatten_by(
+    spec: Any, value: Any, is_whole: Callable[[Any], bool], called: str
+) -> tuple[list[Any], Tree]:
+    """``flatten``, but what *spec* does not reduce, and lists to gather that are *whole*, stay whole.
+
+    Raises: OutputError if what is *called* so is nested too deeply.
+    """
+    try:
+        return _flatten_by(spec, value, is_whole, levels())
+    except RecursionError:
+        raise too_deep(called, OutputError) from None
+
+
+def _flatten_by(
+    spec: Any, value: Any, is_whole: Callable[[Any], bool], left: int
+) -> tuple[list[Any], Tree]:
     if spec in (None, MERGE) or (spec == "gather" and type(value) is list and is_whole(value)):
         return [value], None
     if not isinstance(spec, _CONTAINERS) or not isinstance(value, _CONTAINERS):
-        return flatten(value)
+        return _flatten(value, None, left)
     kind, keys, children = _children(value)
     by_name = isinstance(spec, dict)
     entries: Any = spec
     if len(spec) != len(keys) or by_name != (kind is dict) or (by_name and set(spec) != set(keys)):
-        return flatten(value)  # which fits nothing: ``leaf_modes`` tells
+        return _flatten(value, None, left)  # which fits nothing: ``leaf_modes`` tells
     leaves: list[Any] = []
     trees = []
     for entry, child in zip([entries[key] for key in keys], children, strict=True):
-        below, tree = flatten_by(entry, child, is_whole)
+        below, tree = _flatten_by(entry, child, is_whole, left - 1)
         leaves += below
         trees.append(tree)
     return leaves, Node(kind, keys, tuple(trees))
@@ -182,9 +228,11 @@ def check_modes(spec: Any) -> Any:
 
     Raises: InvalidValue for an unknown operation, InvalidType for other objects.
     """
-    if isinstance(spec, _CONTAINERS):
-        kind, keys, children = _children(spec)
-        return Node(kind, keys, (None,) * len(keys)).build([check_modes(c) for c in children])
+    leaves, tree = flatten(spec, called="outputs=")
+    return unflatten(tree, map(_check_mode, leaves))
+
+
+def _check_mode(spec: Any) -> Any:
     if spec is not None and not isinstance(spec, str):
         hint = suggested(getattr(spec, "__name__", ""), MODES)
         of_two = getattr(spec, "nin", 0) == 2 or getattr(spec, "__module__", "") == "_operator"
@@ -197,12 +245,13 @@ def check_modes(spec: Any) -> Any:
                 hint += f" To merge values of any kind by it, tuples say, give {operation}."
         raise InvalidType(
             f"outputs= takes {_known()}, a function op(a, b) that merges two values, or a tuple, list "
-            f"or dict of these; got {spec!r}, a {type(spec).__name__}.{hint}"
+            f"or dict of these; got {shortened(spec)}.{hint}"
         )
     mode = ALIASES.get(spec, spec) if spec is not None else None
     if mode not in MODES:
         raise InvalidValue(
-            f"outputs= has the unknown operation {spec!r}: expected {_known()}.{suggested(spec, MODES)}"
+            f"outputs= has the unknown operation {shown(spec)}: expected "
+            f"{_known()}.{suggested(spec, MODES)}"
         )
     return mode
 
@@ -220,10 +269,8 @@ def _takes_two(fn: Any) -> bool:
 
 def for_workers(modes: Any) -> Any:
     """The checked ``outputs=`` without the user's own operations."""
-    if isinstance(modes, _CONTAINERS):
-        kind, keys, children = _children(modes)
-        return Node(kind, keys, (None,) * len(keys)).build([for_workers(child) for child in children])
-    return MERGE if callable(modes) else modes
+    leaves, tree = flatten(modes)
+    return unflatten(tree, iter([MERGE if callable(mode) else mode for mode in leaves]))
 
 
 def suggested(name: Any, known: Sequence[str | None]) -> str:
@@ -336,7 +383,7 @@ def check_subset(subset: Any) -> tuple[Any, ...] | None:
         return None
     if isinstance(subset, str) or not isinstance(subset, Sequence):
         raise InvalidType(
-            f"output_subset takes a list of indices or keys of the outputs; got {subset!r}."
+            f"output_subset takes a list of indices or keys of the outputs; got {shown(subset)}."
         )
     if not subset:
         raise InvalidValue("output_subset is empty: name at least one output, or leave it out.")
@@ -349,7 +396,9 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
     Raises: OutputError if *value* has no children, InvalidIndex for a child that does not exist.
     """
     if not isinstance(value, tuple | list | dict):
-        raise OutputError(f"output_subset={list(subset)} chooses among outputs, but {noun} is one.")
+        raise OutputError(
+            f"output_subset={shown(list(subset))} chooses among outputs, but {noun} is one."
+        )
     try:
         if isinstance(value, dict):
             return {key: value[key] for key in subset}
@@ -357,7 +406,7 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
         return taken if isinstance(value, list) else tuple(taken)
     except (LookupError, TypeError):
         raise InvalidIndex(
-            f"output_subset={list(subset)} names an output that is not there: {noun} has "
+            f"output_subset={shown(list(subset))} names an output that is not there: {noun} has "
             f"{_keys(value) if isinstance(value, dict) else len(value)}."
         ) from None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import InvalidType, InvalidValue, line_of
 from ..plan.call import FileArray
 from .opened import Opened
 
@@ -64,7 +64,9 @@ def mapped(path: str | bytes | os.PathLike[str]) -> Any:
     """
     shown = os.fspath(path)
     if not isinstance(shown, str):
-        raise InvalidType(f"data() takes a path as a str, got {shown!r}: give os.fsdecode(path).")
+        raise InvalidType(
+            f"data() takes a path as a str, got {line_of(shown, 300)}: give os.fsdecode(path)."
+        )
     try:
         with open(shown, "rb") as file:
             head = file.read(8)
@@ -77,7 +79,8 @@ def mapped(path: str | bytes | os.PathLike[str]) -> Any:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InvalidValue(
-            f"data() takes a str as the path of a .npy file, and cannot read {shown!r}: {why}."
+            f"data() takes a str as the path of a .npy file, and cannot read {line_of(shown, 300)}: "
+            f"{why}."
         ) from None
     if head[:6] != b"\x93NUMPY":
         raise InvalidType(f"{shown} is no .npy file. {_advice(shown, head)}")

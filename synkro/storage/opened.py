@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import reason
 from ..plan.call import FileArray
 from ..values.arrays import Array
 
@@ -43,7 +44,7 @@ class Opened(ABC):
     """
 
     SKIPPED = 0
-    """The same in bytes, for the format."""
+    """Bytes that are rather read with a row than left out, in files of the format."""
 
     def __init__(self, stored: FileArray) -> None:
         """Raises: OSError if there is no such file here, it has changed, or cannot be opened."""
@@ -133,7 +134,7 @@ class Opened(ABC):
         except Exception as error:
             self.check(chunks)  # which explains it better
             why = self._why(error)
-            raise OSError(f"{self.called} {why}: {type(error).__name__}: {error}") from error
+            raise OSError(f"{self.called} {why}: {reason(error)}") from error
 
     def _why(self, error: Exception) -> str:
         """What *error* means, as the end of a sentence about this array."""
@@ -151,7 +152,7 @@ class Opened(ABC):
 
     @abstractmethod
     def _read(self, target: Array, start: int, stop: int) -> None:
-        """As ``read``, but the library may raise anything."""
+        """Fill *target* with the rows from *start* to *stop*; the library may raise anything."""
 
     @abstractmethod
     def _read_rows(self, target: Array, rows: NDArray[np.int64]) -> None:

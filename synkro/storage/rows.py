@@ -17,7 +17,7 @@ _TOGETHER = 1 << 22
 """Bytes of chunks that are read together, if one chunk does not have more."""
 
 _BLOCKS, _ROWS = 16, 512
-"""So many times as many at most, and about so many rows, where few of their rows are read."""
+"""How many blocks at most, and about how many rows, are read together where few of their rows are."""
 
 
 def rows_of(file: Opened, selection: Selection, stopped: Callable[[], bool]) -> Array:

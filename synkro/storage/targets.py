@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidType, InvalidValue
+from ..errors import A_LINE, InvalidType, InvalidValue, shown, with_article
 from ..plan.split import Span, split
 from ..values.arrays import Array
 
@@ -88,14 +88,14 @@ def chunked(array: Any) -> Chunked:
     kind = type(array).__name__
     if kind != "Array":
         raise InvalidType(
-            f"out= takes arrays of zarr's, got {array!r}, a zarr {kind}: name an array in it, such as "
-            f'group["result"].'
+            f"out= takes arrays of zarr's, got {shown(array, A_LINE)}, a zarr {kind}: name an array in "
+            f'it, such as group["result"].'
         )
     store = array.store
     if type(store).__name__ != "LocalStore":
         raise InvalidType(
             f"out= takes zarr arrays in a folder, which every worker opens by itself (a LocalStore of "
-            f"zarr 3); this one is in a {type(store).__name__}: make it by "
+            f"zarr 3); this one is in {with_article(type(store).__name__)}: make it by "
             f'zarr.create_array("folder.zarr", …), or take the result, and then array[...] = result.'
         )
     from .zarr import layout  # noqa: PLC0415  zarr may not be installed

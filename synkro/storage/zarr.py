@@ -21,7 +21,7 @@ import zarr.api.asynchronous
 from numpy.typing import NDArray
 from zarr.storage import LocalStore, MemoryStore
 
-from ..errors import InvalidType, InvalidValue, NotAvailable
+from ..errors import A_LINE, InvalidType, InvalidValue, NotAvailable, shown, with_article
 from ..memory.interrupts import atomic
 from ..plan.call import FileArray
 from ..values.arrays import Array, code_of
@@ -48,11 +48,11 @@ def describe(value: Any, number: int) -> FileArray:
     if int(zarr.__version__.partition(".")[0]) < 3:
         raise NotAvailable(f"arrays of zarr need zarr 3 or newer; this is {zarr.__version__}.")
     if isinstance(value, zarr.Group):
-        raise InvalidType(f"{value!r} is a group, and no array: give one of its arrays.")
+        raise InvalidType(f"{shown(value, A_LINE)} is a group, and no array: give one of its arrays.")
     store = value.store
     if not isinstance(store, LocalStore):
         memory = isinstance(store, MemoryStore)
-        where = "in the memory of this process" if memory else f"in a {type(store).__name__}"
+        where = "in the memory of this process" if memory else f"in {with_article(type(store).__name__)}"
         raise InvalidValue(
             f"the zarr array {value.name or ''!r} lies {where}, where the workers cannot open it: write "
             f"it to a folder, or give a copy, x[:]."
@@ -84,7 +84,7 @@ def layout(array: Any) -> str:
 
 
 def layout_at(path: str, name: str) -> str | None:
-    """That of the array which lies there now; None if there is none."""
+    """The layout of the array which lies there now; None if there is none."""
     try:
         return layout(zarr.open_array(path, path=name, mode="r"))
     except (OSError, ValueError):
@@ -127,7 +127,7 @@ class OpenArray(Opened):
         return _UNKNOWN if _is_unknown_codec(error) else super()._why(error)
 
     def span(self, start: int, stop: int, many: int, stopped: Callable[[], bool]) -> Array:
-        """As everywhere, but zarr puts all of them together, which saves a copy."""
+        """The rows from *start* to *stop*; zarr puts all of them together, which saves a copy."""
         found: list[Array] = []
         chunks = self._chunks_of(start, stop)
 
@@ -158,7 +158,7 @@ class OpenArray(Opened):
         return not chunks or all(_time_of(path) <= written for path in self._files(chunks))
 
     def _files(self, chunks: Sequence[int]) -> set[str]:
-        """The files of these chunks, and the folders in which they are, or are not."""
+        """The files of *chunks*, and the folders in which they are, or are not."""
         found = {str(self._folder)}
         along = zip(self.stored.shape[1:], self._chunks[1:], strict=True)
         places = [range(-(-length // chunk)) for length, chunk in along]
@@ -175,12 +175,14 @@ class OpenArray(Opened):
 
 
 def _is_unknown_codec(error: Exception) -> bool:
-    """By its name: zarr has such an error, and numcodecs has another."""
+    """Whether a codec is unknown, by the name of *error*: zarr has such an error, and numcodecs has
+    another."""
     return type(error).__name__ == "UnknownCodecError"
 
 
 def _time_of(path: str) -> int:
-    """When it was last written to, in ns; 0 for a chunk that is not there, and has the fill value."""
+    """When a file was last written to, in ns; 0 for a chunk that is not there, and has the fill
+    value."""
     try:
         return os.stat(path).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):

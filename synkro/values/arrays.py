@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..errors import InvalidType, InvalidValue
-from .foreign import columns_of, host_array, is_key, is_on_gpu, is_view_of_hdf5
+from ..errors import InvalidType, InvalidValue, cut, shortened, shown
+from .foreign import columns_of, host_array, is_key, is_on_gpu, is_sparse, is_view_of_hdf5
 
 Array = NDArray[Any]
 
@@ -60,7 +60,7 @@ def same_bits(one: Array, other: Array) -> bool:
 
 
 def digest(array: Array) -> bytes:
-    """Of two arrays that are equal to the bit the same, and of others another one."""
+    """The digest of an array: the same for two that are equal to the bit, and another one for others."""
     import hashlib  # noqa: PLC0415  it takes a while, and few programs need it
 
     found = hashlib.sha256(repr((code_of(array.dtype), array.shape)).encode())
@@ -81,8 +81,15 @@ def code_of(dtype: np.dtype[Any]) -> Code:
     """A dtype in messages: every process can give it to ``np.dtype``."""
     if dtype.names is not None:
         return dtype
-    plain = dtype.kind in NUMERIC_KINDS or (is_fixed(dtype) and not is_numeric(dtype))
-    return dtype.str if plain else _Extension(dtype.name)
+    return _Extension(dtype.name) if is_of_extension(dtype) or not is_fixed(dtype) else dtype.str
+
+
+def is_of_extension(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy has *dtype* from another package, such as ml_dtypes."""
+    return dtype.num >= _USER_DEFINED
+
+
+_USER_DEFINED = 256  # NPY_USERDEF of NumPy's C API
 
 
 class _Extension(str):
@@ -168,6 +175,10 @@ def _same_fields(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
     return all(_same_fields(one[name].base, other[name].base) for name in one.names or ())
 
 
+class Rounded(InvalidType):
+    """A list of numbers that no array holds as they are."""
+
+
 def as_array(value: ArrayLike, called: str) -> Array:
     """*value* as an array; lists, which have no dtype, become arrays of numbers only.
 
@@ -182,26 +193,33 @@ def as_array(value: ArrayLike, called: str) -> Array:
             f"jax.random.key_data(key), and make a key of it in the function, with "
             f"jax.random.wrap_key_data."
         )
+    if is_sparse(value):
+        raise InvalidType(
+            f"{called} is {shortened(value)}, of SciPy's, and no array with rows: give x.toarray(), or "
+            f"list(x.tocsr()), the list of its rows, each a sparse one. What every rank is to see whole "
+            f"may be anything: name it in bcast_inputs."
+        )
     if is_view_of_hdf5(value):
         value = value[()]  # type: ignore[index,call-overload]
     try:
         array, lost = plain(host_array(value))
     except ValueError as error:
-        raise InvalidType(f"{called} is no array: {str(error).rstrip('.')}.") from None
+        raise InvalidType(f"{called} is no array: {cut(str(error)).rstrip('.')}.") from None
     except TypeError as error:
         if is_on_gpu(value):
             raise InvalidType(
                 f"{called} needs an array in host memory, and got one on a GPU: copy it, with .get()."
             ) from None
-        raise InvalidType(f"{called} needs an array in host memory: {error}") from None
+        raise InvalidType(f"{called} needs an array in host memory: {cut(str(error))}") from None
     if lost:
         raise InvalidType(f"{called}: {shortened(value)}, would lose {lost}")
     if hasattr(value, "dtype"):
         _check_fixed(array.dtype, called)
-    elif array.dtype.kind == "f" and _are_integers(value) and np.abs(array).max() >= 1 << 63:
-        raise InvalidType(
-            f"{called} would be rounded: it has integers of both signs, or sizes, that no integers of "
-            f"64 bits hold together. Give np.array(…, float), if floats will do."
+    elif array.dtype.kind == "f" and _is_rounded(value, array):
+        raise Rounded(
+            f"{called} would be rounded: it has integers that no floats hold, beside floats, or beside "
+            f"others with which no integers of 64 bits hold them. Give np.array(…, float), if floats "
+            f"will do."
         )
     elif not is_numeric(array.dtype):
         raise InvalidType(
@@ -213,7 +231,7 @@ def as_array(value: ArrayLike, called: str) -> Array:
 
 
 def _is_plain(cls: type) -> bool:
-    """Whether it is one of NumPy's classes of arrays that say nothing beyond the array."""
+    """Whether *cls* is one of NumPy's classes of arrays that say nothing beyond the array."""
     return cls.__module__.partition(".")[0] == "numpy" and not issubclass(cls, np.ma.MaskedArray)
 
 
@@ -236,6 +254,13 @@ def plain(value: Any) -> tuple[Array, str]:
 
 def lost_in(value: Any) -> str:
     """What an array of NumPy's own would lack of an array, or of arrays in lists."""
+    try:
+        return _lost_within(value)
+    except RecursionError:  # what nests as deep is no array
+        return ""
+
+
+def _lost_within(value: Any) -> str:
     if isinstance(value, np.ndarray):
         if _is_plain(type(value)):
             return ""
@@ -249,7 +274,7 @@ def lost_in(value: Any) -> str:
         for kind in set(map(type, value)):
             if issubclass(kind, (np.ndarray, list, tuple)) and not _is_plain(kind):
                 for each in value:
-                    if type(each) is kind and (lost := lost_in(each)):
+                    if type(each) is kind and (lost := _lost_within(each)):
                         return lost
     return ""
 
@@ -272,11 +297,17 @@ def _missing_in(value: Any, array: Array) -> str:
     return ""
 
 
-def _are_integers(value: Any) -> bool:
-    """Whether there is at least one integer of Python's in lists, and nothing else."""
+def _is_rounded(value: Any, array: Array) -> bool:
+    """Whether an *array* of floats has other numbers than the integers of Python's in lists."""
+    with np.errstate(invalid="ignore"):
+        if not (np.abs(array) >= 1 << 53).any():
+            return False
     while isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
         value = [each for row in value for each in row]
-    return isinstance(value, list | tuple) and bool(value) and {int, bool}.issuperset(map(type, value))
+    numbers = value if isinstance(value, list | tuple) else ()
+    whole = bool(numbers) and {int, bool}.issuperset(map(type, numbers))
+    large = [each for each in numbers if type(each) is int and abs(each) >= 1 << 53]
+    return any(int(float(each)) != each or (whole and abs(each) >= 1 << 63) for each in large)
 
 
 def _of_table(frame: Any, columns: list[tuple[str, Any]], called: str) -> Array:
@@ -345,15 +376,6 @@ def _check_fixed(dtype: np.dtype[Any], called: str) -> None:
     )
 
 
-def shortened(value: Any) -> str:
-    """*value* and its type, in a sentence."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # it is the user's, or nested too deeply
-        return f"a {type(value).__name__}"
-    return "None" if value is None else f"{text[:60]}{'…' * (len(text) > 60)}, a {type(value).__name__}"
-
-
 def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
     """*dtype* as a NumPy dtype of fixed size.
 
@@ -362,7 +384,7 @@ def checked_dtype(dtype: DTypeLike, called: str) -> np.dtype[Any]:
     try:
         known = np.dtype(dtype)
     except TypeError as error:
-        raise InvalidType(f"{called} cannot have the dtype {dtype!r}: {error}.") from None
+        raise InvalidType(f"{called} cannot have the dtype {shown(dtype)}: {cut(str(error))}.") from None
     _check_fixed(known, called)
     return known
 
@@ -379,16 +401,15 @@ def checked_int(value: Any, called: str, low: int, high: int | None = None, inst
         number = operator.index(value)
     except TypeError:
         raise InvalidType(
-            f"{called} must be an int{' of' * (high is None)} {bounds}{instead}; got {value!r}, a "
-            f"{type(value).__name__}."
+            f"{called} must be an int{' of' * (high is None)} {bounds}{instead}; got {shortened(value)}."
         ) from None
     if number < low or (high is not None and number > high):
-        raise InvalidValue(f"{called} must be {bounds}{instead}; got {value!r}.")
+        raise InvalidValue(f"{called} must be {bounds}{instead}; got {shown(value)}.")
     return number
 
 
 def checked_seconds(value: Any, called: str) -> float:
-    """Raises: InvalidType, InvalidValue unless it is a finite number of more than 0 seconds."""
+    """Raises: InvalidType, InvalidValue unless *value* is a finite number of more than 0 seconds."""
     try:
         if isinstance(value, str | bytes | bool):
             raise TypeError
@@ -396,25 +417,26 @@ def checked_seconds(value: Any, called: str) -> float:
     except OverflowError:
         seconds = math.inf
     except (TypeError, ValueError):
-        raise InvalidType(f"{called} must be a number of seconds; got {value!r}.") from None
+        raise InvalidType(f"{called} must be a number of seconds; got {shown(value)}.") from None
     if not seconds > 0 or math.isinf(seconds):
-        raise InvalidValue(f"{called} must be more than 0 seconds, and finite; got {value!r}.")
+        raise InvalidValue(f"{called} must be more than 0 seconds, and finite; got {shown(value)}.")
     return seconds
 
 
 def checked_bool(value: Any, called: str) -> bool:
-    """Raises: InvalidType unless it is True or False."""
+    """Raises: InvalidType unless *value* is True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise InvalidType(f"{called} must be True or False; got {value!r}.")
+        raise InvalidType(f"{called} must be True or False; got {shown(value)}.")
     return bool(value)
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
-    """Raises: InvalidType, InvalidValue unless it is a tuple of lengths of 0 or more."""
+    """Raises: InvalidType, InvalidValue unless *shape* is a length, or a tuple of lengths, of 0 or
+    more."""
     try:
         lengths = tuple(operator.index(n) for n in (shape if np.iterable(shape) else (shape,)))
     except TypeError:
-        raise InvalidType(f"a shape must be a tuple of ints; got {shape!r}.") from None
+        raise InvalidType(f"a shape must be a tuple of ints; got {shown(shape)}.") from None
     if any(length < 0 for length in lengths):
         raise InvalidValue(f"the lengths of a shape must be 0 or more; got {lengths}.")
     try:
@@ -425,11 +447,11 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def checked_oversize(oversize: float) -> float:
-    """Raises: InvalidType, InvalidValue unless it is a number from 1 to 2."""
+    """Raises: InvalidType, InvalidValue unless *oversize* is a number from 1 to 2."""
     try:
         value = float(oversize)
     except (TypeError, ValueError):
-        raise InvalidType(f"oversize must be a number from 1 to 2; got {oversize!r}.") from None
+        raise InvalidType(f"oversize must be a number from 1 to 2; got {shown(oversize)}.") from None
     if not 1 <= value <= 2:
-        raise InvalidValue(f"oversize must be from 1 to 2; got {oversize!r}.")
+        raise InvalidValue(f"oversize must be from 1 to 2; got {shown(oversize)}.")
     return value

@@ -1,7 +1,8 @@
-"""A bounded cache."""
+"""Bounded caches."""
 
 from __future__ import annotations
 
+import pickle
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -15,3 +16,12 @@ class Cache(dict[Key, Value]):
         if len(self) >= 64:
             self.clear()
         super().__setitem__(key, value)
+
+
+class Unpickled(Cache[bytes, Value]):
+    """Values by their pickles, each of which is read once."""
+
+    def __missing__(self, payload: bytes) -> Value:
+        value: Value = pickle.loads(payload)
+        self[payload] = value
+        return value

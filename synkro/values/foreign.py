@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ..errors import InvalidType
+from ..errors import InvalidType, reason
 
 
 def is_graph_variable(value: Any) -> bool:
@@ -48,7 +48,7 @@ def is_numba(value: Any) -> bool:
 
 
 def is_future(value: Any) -> bool:
-    """Whether it is a ``concurrent.futures.Future``."""
+    """Whether *value* is a ``concurrent.futures.Future``."""
     module = sys.modules.get("concurrent.futures._base")  # where nobody has imported it there is none
     kind = getattr(module, "Future", None)  # another thread may be importing it
     return kind is not None and isinstance(value, kind)
@@ -124,9 +124,24 @@ def put_into_tensor(tensor: Any, values: Any, requires_grad: bool) -> None:
 def offers(value: Any, name: str) -> bool:
     """Whether *value* has the special attribute *name*, such as ``__array__``.
 
-    Its class is asked first, as Python does: an instance with a ``__getattr__`` may raise anything.
+    Its class is asked first, as Python does: an instance with a ``__getattr__`` may raise anything.  So
+    may the attribute itself, of a sparse tensor of PyTorch's.
     """
-    return hasattr(type(value), name) and hasattr(value, name)
+    try:
+        return hasattr(type(value), name) and hasattr(value, name)
+    except Exception:
+        return False
+
+
+def is_outcome(value: Any) -> bool:
+    """Whether *value* is an exception by which pytest ends a test."""
+    return _is(value, "_pytest.outcomes", "OutcomeException")
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether *value* is a sparse matrix, or array, of SciPy's."""
+    known = getattr(sys.modules.get("scipy.sparse"), "issparse", None)
+    return known is not None and bool(known(value))
 
 
 def is_on_gpu(value: Any) -> bool:
@@ -219,12 +234,13 @@ def move(things: Sequence[Any], device: Any) -> None:
         except Exception as error:
             raise InvalidType(
                 f"the {type(thing).__name__} that a function brings along cannot be moved to {device}: "
-                f"{type(error).__name__}: {error}"
+                f"{reason(error)}"
             ) from error
 
 
 def _move_optimizer(optimizer: Any, device: Any) -> None:
-    """As ``Optimizer.load_state_dict`` does it, but in place, and every tensor keeps its dtype.
+    """Move an optimizer, as ``Optimizer.load_state_dict`` does it, but in place, and every tensor keeps
+    its dtype.
 
     Counts of steps stay on the CPU, unless the optimizer was told to have them on the device.
     """

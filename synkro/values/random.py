@@ -41,7 +41,7 @@ def seed_globals(seed: int, rank: int) -> None:
 
 
 def seed_torch(seed: int, rank: int) -> bool:
-    """The same for PyTorch's global generators; whether it is imported, as it has to be."""
+    """Seed PyTorch's global generators as *rank*'s; returns whether it is imported, as it has to be."""
     torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "manual_seed"):  # not imported, or not yet to the end
         return False

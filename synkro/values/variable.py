@@ -53,7 +53,7 @@ class Variable(NDArrayOperatorsMixin, ABC):
         raise AttributeError(f"a worker variable has no attribute {name!r}{hint}")
 
     def called(self) -> str:
-        """Its name in errors."""
+        """What errors call the variable."""
         return f"the variable {self.name!r}" if self.name else "a variable"
 
     def __len__(self) -> int:

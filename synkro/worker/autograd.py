@@ -24,22 +24,48 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..comms.base import Communicator
 from ..comms.members import Members
 from ..comms.records import Entry, Record
-from ..errors import InvalidType, UsageError
+from ..errors import InvalidType, UsageError, shown
 from ..plan.split import split
 from ..values.foreign import handed
 
-if TYPE_CHECKING:
-    from .group import Group
-
 Tensors = list[torch.Tensor]
+
+
+class GradientRanks(Protocol):
+    """What the gradients of a collective ask of the ranks that entered it: collectives of their own."""
+
+    comm: Communicator
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def backward(self, entry: Entry, members: Members, work: Callable[[], Any]) -> Any: ...
+
+    def all_reduce(self, value: Any, op: Any) -> Any: ...
+
+    def reduce(self, value: Any, op: Any, *, root: int | None) -> Any: ...
+
+    def reduce_scatter(self, value: Any, op: Any) -> Any: ...
+
+    def all_gather(self, value: Any, nd_up: int = 0) -> Any: ...
+
+    def gather(self, value: Any, *, root: int | None) -> Any: ...
+
+    def all_to_all(self, value: Any) -> Any: ...
+
+    def exchange(self, value: Any, other: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +79,7 @@ class Entered:
         forms: the shape, the dtype and the device of each tensor that this rank gave.
     """
 
-    group: Group
+    group: GradientRanks
     members: Members
     records: Sequence[Record]
     entry: Entry
@@ -76,7 +102,12 @@ class Entered:
 
 
 def with_history(
-    group: Group, values: Sequence[Any], results: Sequence[Any], op: str, entry: Entry, other: int
+    group: GradientRanks,
+    values: Sequence[Any],
+    results: Sequence[Any],
+    op: str,
+    entry: Entry,
+    other: int,
 ) -> list[Any]:
     """*results* of a collective of *values*, those with a history on any rank with one here.
 
@@ -96,8 +127,8 @@ def with_history(
     for value in [] if rooted else [values[index] for index in chosen]:
         if not isinstance(value, torch.Tensor):
             raise InvalidType(
-                f"{kind}: another rank gave a tensor that requires grad, but this one gave {value!r}, "
-                f"which backward() does not come to: give tensors on all ranks."
+                f"{kind}: another rank gave a tensor that requires grad, but this one gave "
+                f"{shown(value)}, which backward() does not come to: give tensors on all ranks."
             )
     for index in chosen:
         if not (rooted or results[index].is_floating_point() or results[index].is_complex()):
@@ -184,7 +215,7 @@ def _shares(entered: Entered, gradients: Tensors, inputs: Tensors, outputs: Tens
     ]
 
 
-def _others(group: Group, tensor: torch.Tensor) -> torch.Tensor:
+def _others(group: GradientRanks, tensor: torch.Tensor) -> torch.Tensor:
     """The product of the tensors of the other ranks, exact also where there are zeros."""
     every = group.all_gather(tensor, 1)
     exact = every.float() if every.dtype in (torch.float16, torch.bfloat16) else every

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from ..comms.ops import OPERATIONS
 from ..devices.base import Device, Source
 from ..memory.interrupts import atomic
-from ..memory.segment import aligned
 from ..messages import Done, FunctionSpec, Phase
 from ..plan import call as plans
 from ..plan.batch import Indexed, Selection, Strided
+from ..plan.call import aligned
 from ..plan.outputs import pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
@@ -37,10 +37,7 @@ from .group import Group, fitted
 from .merging import Layout, Merger
 from .reading import fed_from_files
 from .replica import read_only
-
-if TYPE_CHECKING:
-    from .rank import Rank
-
+from .workspace import Workspace
 
 Arguments = tuple[list[Any], dict[str, Any], int]  # positional, by keyword, the weight of their piece
 
@@ -53,7 +50,7 @@ class PreparedCall:
         in_parts: as in ``group.Running``.
     """
 
-    def __init__(self, rank: Rank, plan: plans.CallPlan) -> None:
+    def __init__(self, rank: Workspace, plan: plans.CallPlan) -> None:
         self._rank = rank
         self._plan = plan
         self._spec = spec = rank.functions[plan.function]
@@ -70,7 +67,9 @@ class PreparedCall:
         self._libraries = tuple([library or instead for library in libraries])
         self._files = [a for a in plan.inputs if isinstance(a, plans.ScatteredFile)]
         files = self._files or any(isinstance(a, plans.BroadcastFile) for a in plan.inputs)
-        changing = isinstance(plan.selection, plans.Picked) or rank.device.pins or bool(files)
+        fed = any(isinstance(a, plans.Broadcast | plans.Scattered) for a in plan.inputs)
+        copied = fed and rank.device.pins
+        changing = isinstance(plan.selection, plans.Picked) or copied or bool(files)
         self._pieces = None if changing else self._sources()
         # whether every run has the same arguments, except for numbers and pickles
         changing_inputs = (plans.Held, plans.Replicated, plans.Items)
@@ -81,7 +80,7 @@ class PreparedCall:
         # whether a run only calls the function, once, and leaves its outputs
         special = spec.updates or spec.finish or plan.sliced or plan.subset is not None
         self._plain = same and len(self._spans) == 1 and not special and rank.device.xp is np
-        self._merger = Merger(spec.name, outputs, len(self._spans) > 1, rank.belongings.packed)
+        self._merger = Merger(spec.name, outputs, len(self._spans) > 1, rank.objects.pickled_arrays)
         self._layout = Layout()
 
     def _numbers_among(
@@ -164,13 +163,15 @@ class PreparedCall:
             self._number = number
             for variable in self._sliced:
                 variable.show(self._rows_held(self._spans[number]))
-            value = rank.run(spec.fn, args, kwargs)
-            rank.mark(Phase.MERGING)
+            value = rank.start(spec.fn, args, kwargs)
             if updates is not None:
                 value = updates.add(value, weight, rank.device)
             if subset is not None:
                 value = take_subset(subset, value, f"the result of {spec.name!r}")
-            self._merger.add(value, weight, rank.device)
+            found = self._merger.find(value, rank.device)
+            rank.device.settle()  # while it computed, the host has looked at what there is
+            rank.mark(Phase.MERGING)
+            self._merger.merge(found, weight, rank.device)
             if number + 1 < len(self._spans):
                 rank.mark(Phase.FEEDING)
 
@@ -272,14 +273,14 @@ class PreparedCall:
         _, *lengths = array[: count * plans.LENGTH].view("<u8").tolist()
         places = list(accumulate(map(aligned, (count * plans.LENGTH, *lengths))))
         stream, *buffers = [array[p : p + n].data for p, n in zip(places, lengths, strict=False)]
-        return self._rank.belongings.loaded(self._called, bytes(stream), buffers)
+        return self._rank.objects.unpickled(self._called, bytes(stream), buffers)
 
     def _items(self, argument: plans.Items, places: Array) -> list[Any]:
         memory = self._rank.array(argument.items).data
         found = [bytes(memory[start:stop]) for start, stop in places.tolist()]
         if argument.strings:
             return [item.decode("utf-8", "surrogatepass") for item in found]
-        return [self._rank.belongings.loaded(self._called, item) for item in found]
+        return [self._rank.objects.unpickled(self._called, item) for item in found]
 
     @property
     def _called(self) -> str:
@@ -335,13 +336,13 @@ class PreparedCall:
         return lambda array: taken(rank, array, selection, local)
 
 
-def taken(rank: Rank, array: Array, selection: plans.Rows, span: Span) -> Array:
+def taken(rank: Workspace, array: Array, selection: plans.Rows, span: Span) -> Array:
     """The rows *span* of a selection of *array*, on the device where that lies."""
     rows = selected(rank, array, selection, span)
     return rows.array if rows.indices is None else rank.device.take(array, rows.indices)
 
 
-def selected(rank: Rank, array: Array, selection: plans.Rows, span: Span) -> Source:
+def selected(rank: Workspace, array: Array, selection: plans.Rows, span: Span) -> Source:
     """The rows *span* of a selection of *array*, as a source."""
     start, stop = span
     if start == stop:

@@ -26,11 +26,11 @@ from ..comms.ops import FOR_ANY_INT, Operation, operation_named
 from ..comms.records import Entry
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
-from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, counted
+from ..errors import CollectiveError, InvalidType, InvalidValue, UsageError, counted, shortened, shown
 from ..memory.interrupts import atomic
 from ..messages import Phase
 from ..plan.outputs import by_name, flatten, unflatten
-from ..values.arrays import Array, is_fixed, is_numeric, plain, shortened
+from ..values.arrays import Array, is_fixed, is_numeric, plain
 from ..values.foreign import handed, has_history, host_array, library_of
 from ..values.random import generator_of_item
 from ..values.variable import Variable
@@ -43,13 +43,30 @@ class Running(Protocol):
     """The call whose function runs.
 
     Attributes:
+        name: that of the function.
         in_parts: whether it is cut into pieces of which the user has said nothing.
     """
 
+    name: str
     in_parts: bool
 
     def rows(self) -> NDArray[np.int64] | None:
-        """The indices of its rows among all rows of the scattered inputs; None if there are none."""
+        """The indices of the call's rows among all rows of the scattered inputs; None if there are
+        none."""
+
+
+class Task(Protocol):
+    """The task that runs.
+
+    Attributes:
+        seed: of its map.
+        map: the number of that.
+        number: that of its item.
+    """
+
+    seed: int
+    map: int
+    number: int
 
 
 def _collective(method: Method) -> Method:
@@ -59,7 +76,7 @@ def _collective(method: Method) -> Method:
     def marked(self: Group, *args: Any, **kwargs: Any) -> Any:
         if self.checking:
             raise _no_plain_run("uses collectives")
-        if self._item is not None:
+        if self._task is not None:
             raise UsageError(
                 "a task used a collective: tasks of map() run one by one, each on the worker that is "
                 "free. Use a function() for what all ranks do together."
@@ -121,8 +138,8 @@ class Group:
         self._master_rank = master_rank
         self._ranks: tuple[int, ...] = ()
         self._called = "this call"  # they, in words
-        self._item: tuple[int, int, int] | None = None
-        self._item_rng: tuple[Any, np.random.Generator] | None = None
+        self._task: Task | None = None
+        self._task_rng: tuple[Any, np.random.Generator] | None = None
         self._running: Running | None = None
         self.stand_ins: dict[int, tuple[Variable, Array, Replica]] = {}
 
@@ -165,17 +182,17 @@ class Group:
         except TypeError:
             raise InvalidType(
                 f"split takes a color, an int that the ranks of one world share, or None for a rank of "
-                f"no world; got {color!r}."
+                f"no world; got {shown(color)}."
             ) from None
 
-    def take(self, item: tuple[int, int, int] | None) -> None:
-        """From now on a task runs on this *item* (the seed, the number of the map, its own), or none."""
-        self._item = item
+    def take(self, task: Task | None) -> None:
+        """From now on *task* runs, on one item after the other, or none."""
+        self._task = task
 
     @property
     def in_task(self) -> bool:
         """Whether a task runs."""
-        return self._item is not None
+        return self._task is not None
 
     def forget(self) -> None:
         """The function of the call has returned: let go of its inputs."""
@@ -203,12 +220,13 @@ class Group:
     def rng(self) -> np.random.Generator:
         if self.checking:
             raise _no_plain_run("draws from rng()")
-        item = self._item
-        if item is None:
+        task = self._task
+        if task is None:
             return self._made_rng
-        if self._item_rng is None or self._item_rng[0] is not item:
-            self._item_rng = item, generator_of_item(*item)
-        return self._item_rng[1]
+        item = task.seed, task.map, task.number
+        if self._task_rng is None or self._task_rng[0] != item:
+            self._task_rng = item, generator_of_item(*item)
+        return self._task_rng[1]
 
     @functools.cached_property
     def _made_rng(self) -> np.random.Generator:
@@ -258,7 +276,7 @@ class Group:
         Raises: InvalidType, InvalidValue; CollectiveError.
         """
         operation = operation_named(op)
-        leaves, tree = flatten(value)
+        leaves, tree = flatten(value, called="the value of all_reduce()")
         named = [id(leaf) for leaf in leaves if isinstance(leaf, Variable)]
         if len(set(named)) < len(named):
             raise InvalidValue("all_reduce got a variable twice: name each once.")
@@ -499,7 +517,7 @@ class Group:
         try:
             place = operator.index(rank)
         except TypeError:
-            raise InvalidType(f"{name} must be a rank, an int; got {rank!r}.") from None
+            raise InvalidType(f"{name} must be a rank, an int; got {shown(rank)}.") from None
         if not 0 <= place < self.size:
             raise InvalidValue(
                 f"{name}={place}, but {counted(self.size, 'rank')} "
@@ -568,7 +586,7 @@ def _in_host_memory(value: Any) -> Array:
 
 def _raised(array: Array, nd_up: int) -> Array:
     if nd_up not in (0, 1):
-        raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+        raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {shown(nd_up)}.")
     return array[None] if nd_up or not array.ndim else array
 
 
@@ -609,7 +627,7 @@ def _weight(weight: Any, operation: Operation) -> float:
     number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
     if not number or not 0 <= weight < math.inf:
         raise InvalidValue(
-            f"weight must be a number of 0 or more, such as a count of rows; got {weight!r}."
+            f"weight must be a number of 0 or more, such as a count of rows; got {shown(weight)}."
         )
     return float(weight) if isinstance(weight, float | np.floating) else int(weight)
 

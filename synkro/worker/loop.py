@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import mmap
 import os
 import pickle
@@ -12,19 +11,18 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-
-import cloudpickle
 
 from .. import here
 from ..comms.hosts import HostsCommunicator
 from ..comms.shm import ShmCommunicator
-from ..errors import CollectiveError, UsageError
+from ..devices.hints import shorten
+from ..errors import CollectiveError, OutputError, UsageError, reason, with_article
 from ..ipc.block import AREA
 from ..ipc.descriptors import Descriptors, Inherited
 from ..ipc.listener import Listener
-from ..ipc.process import give_up, hold_on_to, spelled
+from ..ipc.process import give_up
 from ..machine import importing
 from ..memory.interrupts import atomic
 from ..messages import (
@@ -42,26 +40,26 @@ from ..messages import (
     TooLong,
 )
 from ..packing.exceptions import kinds, packed
-from ..packing.tracebacks import TEXT_LIMIT, sent
+from ..packing.pickles import dumped
+from ..packing.tracebacks import sent
 from ..values.cache import Cache
-from .rank import Rank, end_as_child
-from .terminal import refuse_questions
+from .rank import Rank
+from .terminal import end_lines, refuse_questions, write_lines
+from .workspace import end_as_child
 
 
-def main(argument: str) -> None:
-    """Be the worker that ``ipc.process`` has started with this *argument*."""
-    *position, rest = argument.split(" ", 3)
-    rank, size, hosts = int(position[0]), int(position[1]), spelled(position[2])
-    sock, lifeline, *listed = map(int, rest.split())
+def run(rank: int, size: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
+    """Be the worker of *rank*, one of *size*, which are distributed over *hosts*.
+
+    *fds* are its socket, and what it has ``Inherited``.
+    """
+    sock, *listed = fds
     block, arena, wake_workers, wakes_main, wakes, wake_relay = Inherited.of(listed)
-    hold_on_to(lifeline)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
     else:
         faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+    write_lines()
     refuse_questions()
     memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
     os.close(block)
@@ -108,19 +106,21 @@ class Worker:
                 self._interruptible = False
                 atomic.forget()
                 self._rank.end(failed)
+                end_lines()
                 with contextlib.suppress(ValueError):  # the function has closed it
                     sys.stdout.flush()
         except BaseException as error:
             if self._rank.forked:
                 end_as_child(error)
             self._interruptible = False
+            self._rank.device.let_inputs_go()  # a second interrupt may have come before it did
             self._prepared.clear()  # an interrupt may have left one of them half-changed
             self._leave_if_lost(error)
             try:
                 return self._failure(error)
             except Exception:  # of the error's own methods
                 return self._failure(
-                    RuntimeError(f"a {type(error).__name__}, which cannot be looked at")
+                    RuntimeError(f"{with_article(type(error).__name__)}, which cannot be looked at")
                 )
 
     def _leave_if_lost(self, error: BaseException) -> None:
@@ -128,7 +128,7 @@ class Worker:
         try:
             what = self._rank.device.lost(error)
         except Exception as another:
-            what = f"{type(another).__name__}: {another}"
+            what = reason(another)
         if what is not None:
             where = f" in the function {self._rank.function!r}" if self._rank.function else ""
             give_up(f"rank {self._rank.number} lost its GPU{where}: {what}")
@@ -153,7 +153,7 @@ class Worker:
         command = pickle.loads(payload)
         match command:
             case Assign():
-                self._rank.belongings.assign(command.entries)
+                self._rank.objects.assign(command.entries, command.caching)
                 return self._do(command.then)
             case Indirect():
                 return self._first_time(self._rank.array(command.region).tobytes())
@@ -171,12 +171,16 @@ class Worker:
 
     def _encoded(self, reply: Reply) -> bytes:
         if reply is not self._last[0]:
-            self._last = (reply, cloudpickle.dumps(reply))
+            try:
+                self._last = (reply, dumped(reply, there=True))
+            except Exception as error:
+                self._last = (reply, dumped(self._failure(self._unsendable(error))))
         payload = self._last[1]
         return payload if len(payload) <= AREA else pickle.dumps(TooLong(len(payload)))
 
     def _failure(self, error: BaseException) -> Failed:
         rank = self._rank
+        shorten(error)
         parts = sent(error)
         traceback.clear_frames(error.__traceback__)  # do not keep the function's arrays alive
         return Failed(
@@ -190,6 +194,15 @@ class Worker:
             item=rank.item,
         )
 
+    def _unsendable(self, error: Exception) -> OutputError:
+        """What to say as the reply cannot be pickled, because of *error*: a dict may have any keys."""
+        name = self._rank.function
+        what = "a reply" if name is None else f"the result of the function {name!r}"
+        return OutputError(
+            f"{what} holds outputs under keys that cannot be pickled: {reason(error)}. "
+            f"Give names, numbers, or tuples of these as keys, or say outputs=None."
+        )
+
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if not self._listener.unwanted():
             return  # it was meant for the last command, and comes late
@@ -199,9 +212,12 @@ class Worker:
             raise KeyboardInterrupt
 
 
+_TOLD = 2000  # characters of an exception's text; the traceback has all of it
+
+
 def _summary(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException:
         text = "(its text could not be made)"
-    return f"{type(error).__name__}: {text}"[-TEXT_LIMIT:]
+    return f"{type(error).__name__}: {text if len(text) <= _TOLD else f'{text[:_TOLD]}…'}"

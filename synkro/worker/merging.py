@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..comms.ops import OPERATIONS, Operation
 from ..devices.base import Device
-from ..errors import OutputError
-from ..memory.segment import aligned
+from ..errors import InvalidValue, OutputError, cut, reason, shortened
 from ..messages import Done, Leaf, Piece
-from ..packing.pickles import INTEGER
+from ..packing.pickles import INTEGER, check_cause
+from ..plan.call import aligned
 from ..plan.outputs import (
     MERGE,
     WHOLE,
@@ -37,12 +37,14 @@ from ..values.arrays import (
     lost_in,
     native,
     plain,
-    shortened,
 )
 from ..values.foreign import columns_of, host_array, is_key, is_on_gpu, is_table, library_of, offers
 from ..values.variable import Variable
 
 _NUMBERS = (bool, int, float, complex, np.generic)
+
+Found = Array | list[Array] | int
+"""An output: an array; of what is pickled a list of bytes; an integer of Python's that merges."""
 
 
 class Merger:
@@ -72,6 +74,7 @@ class Merger:
         self._partials: list[np.dtype[Any] | None] = []  # the dtypes that leaves accumulate in
         self._integers: dict[int, int] = {}  # by leaf: the integers of Python's, merged
         self._name = name
+        self._called = f"output of the function {name!r}"
         self._outputs = outputs
         self.nothing = isinstance(outputs, tuple | list | dict) and not outputs
         self._several = several
@@ -87,9 +90,23 @@ class Merger:
 
         Raises: OutputError for what is no array, or does not fit what other pieces gave.
         """
+        found = self.find(value, device)
+        device.settle()
+        self.merge(found, weight, device)
+
+    def find(self, value: Any, device: Device) -> list[Found]:
+        """The outputs in what the function has returned, which the device may still compute.
+
+        Raises: OutputError.
+        """
         if self.nothing:
-            return  # outputs=[]: the function's result is not wanted
-        found = [np.asarray(value)] if self._is_known(value) else self._found(value, device)
+            return []  # outputs=[]: the function's result is not wanted
+        if self._is_known(value, device):
+            return [np.asarray(value) if isinstance(value, np.generic) else value]
+        return self._found(value, device)
+
+    def merge(self, found: list[Found], weight: int, device: Device) -> None:
+        """Merge the outputs of a piece, which have been computed.  Raises: OutputError."""
         if not self.leaves:
             self.leaves = [[] for _ in found]
         for index, output in enumerate(found):
@@ -100,20 +117,20 @@ class Merger:
             else:
                 self._merge(index, output, weight, device)
 
-    def _is_known(self, value: Any) -> bool:
-        """Whether *value* is one array or number of NumPy's, of the dtype of the last one."""
-        if type(value) is not np.ndarray and not isinstance(value, np.generic):
+    def _is_known(self, value: Any, device: Device) -> bool:
+        """Whether *value* is one array of the device's or number of NumPy's, of the last one's dtype."""
+        if self.tree is not None or len(self.dtypes) != 1:
             return False
-        return self.tree is None and len(self.dtypes) == 1 and value.dtype == self.dtypes[0]
+        known = type(value) is np.ndarray or isinstance(value, np.generic) or device.holds(value)
+        return known and value.dtype == self.dtypes[0]
 
-    def _found(self, value: Any, device: Device) -> list[Array | list[Array] | int]:
-        """The outputs: arrays; of what is pickled a list of bytes; integers of Python's that merge."""
-        values, tree = flatten_by(self._outputs, value, _has_objects)
+    def _found(self, value: Any, device: Device) -> list[Found]:
+        values, tree = flatten_by(self._outputs, value, _has_objects, self._called)
         try:
             modes = leaf_modes(self._outputs, tree)
         except OutputError as error:
             raise OutputError(f"the function {self._name!r}: {error}") from None
-        found: list[Array | list[Array] | int] = []
+        found: list[Found] = []
         for index, (leaf, mode) in enumerate(zip(values, modes, strict=True)):
             try:
                 if _is_pickled(leaf, mode):
@@ -141,13 +158,14 @@ class Merger:
     def _pickled(self, value: Any, device: Device) -> list[Array]:
         """What is no array, as bytes; arrays in it are NumPy's, as they are outside of containers."""
         assert self._packed is not None
+        device.settle()
         value = in_host_memory(value, device)
         try:
             return self._packed(value)
         except Exception as error:
+            check_cause(error, "what it returned", OutputError)
             raise OutputError(
-                f"{shortened(value)} cannot be pickled, so it stays on its worker: "
-                f"{type(error).__name__}: {error}"
+                f"{shortened(value)} cannot be pickled, so it stays on its worker: {reason(error)}"
             ) from None
 
     def _merged(self, index: int, number: int) -> list[Array]:
@@ -160,9 +178,7 @@ class Merger:
             return [np.array(number, INTEGER)]
         return self._packed(number)
 
-    def _learn(
-        self, tree: Tree, modes: list[str | None], found: list[Array | list[Array] | int]
-    ) -> None:
+    def _learn(self, tree: Tree, modes: list[str | None], found: list[Found]) -> None:
         """Learn from the first piece of a call how outputs are nested, and their dtypes."""
         self.tree, self.modes = tree, modes
         self._operations = [OPERATIONS.get(mode or "") for mode in modes]
@@ -222,7 +238,9 @@ class Merger:
             operation.merge(pieces[0], partial, out=pieces[0])
 
     def _error(self, tree: Tree, index: int, what: str) -> OutputError:
-        return OutputError(f"output{leaf_paths(tree)[index]} of the function {self._name!r}: {what}")
+        return OutputError(
+            f"output{cut(leaf_paths(tree)[index])} of the function {self._name!r}: {what}"
+        )
 
 
 class Layout:
@@ -360,7 +378,7 @@ def _has_objects(value: list[Any]) -> bool:
     """Whether a list holds anything but arrays with rows, or nothing."""
     try:
         leaves = [flatten(child)[0] for child in value]
-    except RecursionError:
+    except InvalidValue:  # it is nested too deeply
         return True
     rows = all(_is_array(leaf) and getattr(leaf, "ndim", 0) for below in leaves for leaf in below)
     return not (value and all(leaves) and rows)
@@ -368,7 +386,7 @@ def _has_objects(value: list[Any]) -> bool:
 
 def in_host_memory(value: Any, device: Device) -> Any:
     """*value* with the arrays in containers as NumPy's."""
-    with contextlib.suppress(RecursionError):  # a list may hold itself
+    with contextlib.suppress(InvalidValue):  # a list may hold itself
         leaves, tree = flatten(value, _is_plain)
         if tree is not None:
             return unflatten(tree, iter([_in_container(leaf, device) for leaf in leaves]))

@@ -7,7 +7,6 @@ import functools
 import gc
 import importlib
 import importlib.machinery
-import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,38 +16,59 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from ..errors import InvalidType
+from ..errors import InvalidType, reason
 from ..messages import Ack, Parcel, Preserve
 from ..packing.code import used_by, uses
 from ..packing.imported import OwnModule
 from ..packing.kinds import (
     CROWD,
     GENERATOR,
+    INSTANCE,
     KINDS,
     NAME,
     OPAQUE,
+    STATEFUL,
     WHOLE,
     Contents,
+    Digest,
     Kind,
     Name,
     alike,
+    attributes_of,
+    cached_names,
     global_generators,
     goes_by_number,
 )
-from ..packing.pickles import HEAD, PICKLED, Reader, kept_apart, with_attributes
-from ..packing.refused import advice_on_loading
+from ..packing.pickles import (
+    HEAD,
+    OUT_OF_BAND,
+    PICKLED,
+    OneByOne,
+    Reader,
+    for_program,
+    numbered,
+    space,
+    with_attributes,
+)
+from ..packing.refused import advice_on_loading, refuse_open_file
 from ..values.arrays import Array
 from ..values.foreign import in_host_memory
 from .replica import Replica
 
 
-class Belongings:
-    """The objects and the modules that this worker has, by number."""
+class RankObjects:
+    """The objects and the modules that this worker has, by number.
+
+    Attributes:
+        relied: the numbers of objects that arguments and items rely on, such as their classes.
+    """
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._kinds: dict[int, Kind] = {}
         self._by_id: dict[int, int] = {}  # the numbers of what results refer to
+        self.relied: set[int] = set()
+        self._copier: _Copier | None = None  # of results, which knows classes
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
         self._kept: list[tuple[Kind, Any, Contents]] = []
@@ -56,6 +76,7 @@ class Belongings:
         self._prepared: list[tuple[Any, Kind, Contents, Contents]] = []
         self._unused: list[Name] = []
         self._next_look = 0.0
+        self._computed: dict[int, frozenset[str]] = {}  # cached properties that came with objects
         self._digests: dict[int, Any] = {}  # of what cannot be looked into, when it came
 
     def load(
@@ -64,7 +85,7 @@ class Belongings:
         """Take a delivery over; returns its functions, and PyTorch's modules and optimizers in it.
 
         *memory* is that of the parcel's segment.  *loading* is called before each function, with the
-        number of those that are loaded.
+        number of those that have been.
         """
         reader = self._reader(parcel, memory)
         specs = {}
@@ -79,7 +100,12 @@ class Belongings:
             self._kinds[number] = NAME
             self._bound[id(place.names), name] = number
             NAME.change(place, contents, ())
-        changes = reader.load()
+        changed, caching = reader.load()
+        renewed = [number for number in changed if not self._kinds[number].apart]
+        self._forget_prepared([*named, *changed], renewed)
+        for number in changed:  # one may hold another, and copy it
+            self._change(number, *reader.load())
+        self._forget_computed(caching)
         movable = reader.load()
         placed = reader.load()
         found = reader.placed(place for place, _, _ in placed)
@@ -89,19 +115,18 @@ class Belongings:
                 self._by_id[id(obj)] = number
             if KINDS[kind] in _WHOLES:
                 self._digests[number] = KINDS[kind].look(obj)[WHOLE]
-        renewed = [number for number, *_ in changes if not self._kinds[number].apart]
-        self._forget_prepared([*named, *(number for number, *_ in changes)], renewed)
-        for number, contents, gone, whole in changes:
-            self._change(number, contents, gone, whole)
-        for number in {number for number, *_ in changes} & self._digests.keys():
+            elif KINDS[kind] in (INSTANCE, STATEFUL) and (names := cached_names(type(obj))):
+                self._computed[number] = names & (attributes_of(obj) or {}).keys()
+        for number in self._digests.keys() & changed:
             self._digests[number] = self._kinds[number].look(self._objects[number])[WHOLE]
         return specs, movable
 
-    def assign(self, entries: dict[int, Contents]) -> None:
-        """Put numbers and strings into objects."""
+    def assign(self, entries: dict[int, Contents], caching: Sequence[int]) -> None:
+        """Put numbers and strings into objects; those *caching* keep what they have computed of them."""
         self._forget_prepared([*entries])
         for number, contents in entries.items():
-            self._kinds[number].change(self._objects[number], contents, ())
+            self._change(number, contents, (), False)
+        self._forget_computed(caching)
 
     def prepared(self, obj: Any, kind: Kind, before: Contents, now: Contents) -> None:
         """A task has set attributes of an object, which looked otherwise *before*."""
@@ -138,6 +163,14 @@ class Belongings:
             if not found.isdisjoint(used_by(cache)):
                 cache.cache_clear()
 
+    def _forget_computed(self, caching: Sequence[int]) -> None:
+        """The program has changed what some objects hold: put away what their cached properties have
+        computed of that here."""
+        for number in caching:
+            obj = self._objects[number]
+            for name in cached_names(type(obj)) - self._computed.get(number, frozenset()):
+                (attributes_of(obj) or {}).pop(name, None)
+
     def _change(self, number: int, contents: Any, gone: tuple[Any, ...], whole: bool) -> None:
         """Put *contents* into an object, and delete the entries *gone*: if *whole*, all others."""
         obj, kind = self._objects[number], self._kinds[number]
@@ -145,6 +178,9 @@ class Belongings:
             kind.put_back(obj, contents)
         else:
             kind.change(obj, contents, gone)
+        if number in self._computed:
+            kept = self._computed[number] - set(gone)
+            self._computed[number] = kept | (cached_names(type(obj)) & contents.keys())
 
     def _reader(self, parcel: Parcel, memory: memoryview) -> Reader:
         buffers = [memory[start:stop] for start, stop in parcel.buffers]
@@ -166,7 +202,7 @@ class Belongings:
             found.append(
                 not any(
                     expected is not None
-                    and all(alike(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
+                    and all(_equal(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
                     for expected in (before, after)
                 )
             )
@@ -196,45 +232,52 @@ class Belongings:
         """An object, and its kind."""
         return self._objects[number], self._kinds[number]
 
-    def loaded(self, called: str, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
+    def unpickled(self, called: str, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """The value of an argument that was pickled; errors call it what *called* says.
 
         Raises: InvalidType if it cannot be made again.
         """
         try:
-            return Reader(stream, buffers, self._objects, self._space).load()
+            reader = Reader(stream, buffers, self._objects, self._space)
+            value = reader.load()
+            self.relied |= reader.relied
+            return value
         except Exception as error:
             raise InvalidType(
                 f"{called} pickles in the program, and cannot be made again on a worker: "
-                f"{type(error).__name__}: {str(error).rstrip('.')}. "
+                f"{reason(error)}. "
                 f"{advice_on_loading(error, is_result=False)}"
             ) from error
 
-    def packed_apart(self, value: Any) -> tuple[bytes, list[memoryview]]:
-        """What a function returned, pickled, beside large buffers of it."""
-        buffers: list[memoryview] = []
-        return self._pickled(value, kept_apart(buffers)), buffers
+    def pickled_apart(self, value: Any) -> tuple[bytes, list[memoryview], bool]:
+        """What a function returned, pickled, beside its large buffers, and whether pickle itself cannot
+        read it."""
+        copier, self._copier = self._copier or _Copier(self._by_id), None
+        found = copier.pickled(value)
+        self._copier = copier  # after an exception the next result needs another one
+        return found
 
-    def packed(self, value: Any) -> list[Array]:
+    def pickled_arrays(self, value: Any) -> list[Array]:
         """What a function returned, as bytes: the pickle, with the number of its buffers, and these."""
-        pickled, buffers = self.packed_apart(value)
+        pickled, buffers, _ = self.pickled_apart(value)
         head = len(buffers).to_bytes(HEAD, "little") + pickled
         head += bytes(len(head) % 2)  # elements have two bytes; the pickle knows where it ends
         return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
 
-    def _pickled(self, value: Any, buffer_callback: Any = None) -> bytes:
+    def _pickled(self, value: Any) -> bytes:
         """*value*, pickled for the main process; of classes and functions that it has, their numbers."""
-        stream = io.BytesIO()
-        _Copier(stream, self._by_id, buffer_callback).dump(value)
-        return stream.getvalue()
+        return _Copier(self._by_id, sys.maxsize).pickled(value)[0]
 
     def drop(self, number: int) -> None:
-        """No function uses it any more."""
+        """No function uses object *number* any more."""
+        self._copier = None
+        self.relied.discard(number)
         obj = self._objects.pop(number, None)
         if self._by_id.get(id(obj)) == number:
             del self._by_id[id(obj)]
         self._prepared = [entry for entry in self._prepared if entry[0] is not obj]
         self._digests.pop(number, None)
+        self._computed.pop(number, None)
         self._kinds.pop(number, None)
         if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
             del self._bound[id(obj.names), obj.name]
@@ -271,13 +314,18 @@ class Belongings:
             module = self._modules[number] = OwnModule(name)
             of_main = packages is None and name == "__main__"  # as Python itself has it
             vars(module).update(own, __builtins__=builtins if of_main else vars(builtins))
+            if "__path__" in own:
+                module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
             if packages is not None:
                 for package, folders in packages:
                     _in_place(package, folders)
                 sys.modules[name] = module
-                head, _, last = name.rpartition(".")
-                if head:
-                    setattr(sys.modules[head], last, module)
+                for each in [
+                    each for each in sys.modules if each == name or each.startswith(f"{name}.")
+                ]:
+                    head, _, last = each.rpartition(".")
+                    if head in sys.modules:  # as an import has it, whichever came first
+                        setattr(sys.modules[head], last, sys.modules[each])
         return module
 
 
@@ -294,18 +342,33 @@ def _in_place(package: str, folders: list[str]) -> None:
         module.__spec__ = importlib.machinery.ModuleSpec(package, None, is_package=True)
 
 
-class _Copier(cloudpickle.Pickler):  # type: ignore[misc]
+class _Copier(OneByOne):
     """Pickles a copy for the main process, which has the user's classes, functions and modules."""
 
-    def __init__(self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: Any = None) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+    def __init__(self, numbers: dict[int, int], least: int = OUT_OF_BAND) -> None:
+        super().__init__(least)
         self._numbers = numbers
 
-    def persistent_id(self, obj: Any) -> Any:
-        return obj.__name__ if isinstance(obj, OwnModule) else self._numbers.get(id(obj))
+    def reduced(self, obj: Any) -> Any:
+        number = self._numbers.get(id(obj))
+        reduced = self._reduced(obj) if number is None else (numbered, (number,))
+        if reduced is not NotImplemented:
+            self._ours = True
+        return reduced
 
-    def reducer_override(self, obj: Any) -> Any:
+    def _reduced(self, obj: Any) -> Any:
+        if isinstance(obj, OwnModule):
+            return space, (obj.__name__,)
         host = in_host_memory(obj)
         if host is not None:
             return host.__reduce_ex__(5)
-        return with_attributes(obj) or super().reducer_override(obj)
+        refuse_open_file(obj)
+        given = with_attributes(obj) or for_program(obj)
+        return given or cloudpickle.Pickler.reducer_override(self, obj)
+
+
+def _equal(now: Any, expected: Any) -> bool:
+    """Whether an entry is what is *expected*, or has its digest."""
+    if isinstance(expected, Digest) and not isinstance(now, Digest):
+        return OPAQUE.look(now)[WHOLE] == expected and expected.nbytes > 0
+    return alike(now, expected)

@@ -79,7 +79,7 @@ class Replica(Variable):
 
     @property
     def __cuda_array_interface__(self) -> Any:
-        """Lets libraries for GPUs take it as an array, if it lies on a GPU."""
+        """Lets libraries for GPUs take the replica as an array, if it lies on a GPU."""
         return self.value.__cuda_array_interface__  # type: ignore[attr-defined]
 
     @property
@@ -185,3 +185,15 @@ class Elsewhere(Variable):
             f"{self._here}, too: make the function with target={target}, or give it a copy, by "
             f"transfer({self._here})."
         )
+
+
+class Replicas(dict[int, Replica]):
+    """The replicas of one rank, by the number of the variable."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._own = rank
+
+    def found(self, number: int, name: str | None, ranks: tuple[int, ...]) -> Variable:
+        """The replica, or what stands here for a variable that only other *ranks* have."""
+        return self[number] if self._own in ranks else Elsewhere(name, ranks, self._own)

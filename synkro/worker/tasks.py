@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidValue, OutputError
+from ..errors import InvalidValue, OutputError, reason, shortened
 from ..ipc.listener import Listener
-from ..ipc.queue import SEVERAL, Packed, Taker
+from ..ipc.queue import ALONE, EACH, TOGETHER, Batch, Pickles, Taker, Ticket, fits
 from ..messages import Ack, Phase, Work
 from ..packing.kinds import (
     ARRAY,
     CLASS,
+    CONTEXT,
     CROWD,
     DICT,
     FUNCTION,
@@ -34,118 +37,320 @@ from ..packing.kinds import (
     container_kind,
     same_contents,
 )
-from ..packing.pickles import is_small, simply_pickled
-from ..values.arrays import Array, shortened
+from ..packing.pickles import NUMBERS, check_cause, is_small
+from ..values.arrays import Array
 from ..values.foreign import is_mock, is_table, times_written
 from .call import PreparedCall
 from .merging import in_host_memory
-
-if TYPE_CHECKING:
-    from .rank import Rank
-
+from .terminal import end_lines, open_lines
+from .workspace import Workspace
 
 _LOOKED_AT = (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR, CLASS, FUNCTION, NAME)
 _LOOKED_INTO = 1 << 27  # bytes of a table up to which it is looked into: that takes 0.1 s
 _KEPT = 1 << 24  # bytes of tensors and tables of which a map keeps what they held, to put it back
 _WRITTEN = 1 << 20  # bytes of arrays of which it does: libraries may write to read-only ones
-_SEVERAL = 32  # small results that are handed over together
+_GOAL = 1e-3  # seconds that the items of a run should take
+_MOST = 1 << 12  # items of a run
+_LATE = 5e-3  # seconds after which a run is told of, though its task goes on
+_QUIET = 40  # looks without a run of several items, after which nobody looks any more
+_SMALL = 1 << 11  # bytes of a result that needs no block
+_ENOUGH = 1 << 14  # bytes of results that are handed over at once
+
+
+class _Run:
+    """Some items of a batch, one after the other.
+
+    Attributes:
+        ticket: what is to be done of the batch, from the first of these items on.
+        first: the number of the first one.
+        places: of the items that have not begun, in the batch.  Whoever takes one of it has it.
+        results: of those that have ended.
+        given: how many of them were handed over.
+        stop: the place after the last of these items.
+        cut: whether those that had not begun went back.
+    """
+
+    __slots__ = ("cut", "first", "given", "places", "results", "stop", "ticket")
+
+    def __init__(self, ticket: Ticket, batch: Batch, count: int) -> None:
+        self.ticket = ticket
+        self.first = batch.first + ticket.start
+        self.stop = min(ticket.start + count, ticket.stop)
+        self.places = iter(range(ticket.start, self.stop))
+        self.results: list[Any] = []
+        self.given = 0
+        self.cut = False
+
+    def gave(self, count: int) -> None:
+        """Note that *count* more results were handed over."""
+        self.given += count
+
+    def end_here(self) -> None:
+        """Note that the items which had not begun went back."""
+        self.cut = True
+
+
+class _Job(NamedTuple):
+    """What a map has done with each item: *fn*, with what all have in *common*, if there is something.
+
+    *state* is what the tasks share.
+    """
+
+    fn: Callable[..., Any]
+    common: Iterator[dict[str, Any]] | None
+    state: _State
 
 
 class Tasks:
-    """What a rank does with items, from the first map of a session on."""
+    """What a rank does with items, from the first map of a session on.
 
-    def __init__(self, rank: Rank, listener: Listener, queue: list[int]) -> None:
+    Attributes:
+        seed: of the running map.
+        map: its number.
+        number: that of the item on which a task runs, or ran last.
+    """
+
+    def __init__(self, rank: Workspace, listener: Listener, queue: list[int]) -> None:
         """*queue* are the descriptors of the queue, which it owns."""
+        self.seed = self.map = self.number = 0
         self._rank = rank
         self._listener = listener
         self._frozen: list[Array] = []
         self._state: _State | None = None  # of a map that goes on, or has failed
-        self._small: tuple[list[int], list[Any]] = (
-            [],
-            [],
-        )  # results to be handed over together: numbers, values
         self._taker = Taker(rank.number, queue)
+        os.register_at_fork(after_in_child=self._on_fork)
+        self._on_cpu = rank.device.xp is np
+        self._items: tuple[Batch, list[Any]] | None = None  # of a batch that is pickled together
+        self._quota = 1  # how many items the next run should have
+        self._done = 0  # how many items were done in the command
+        self._lock = threading.Lock()  # held by whoever hands results over
+        self._run: _Run | None = None  # that goes on
+        self._looking = threading.Event()  # whether somebody looks at the run now and then
+        self._looker: threading.Thread | None = None
 
     def work(self, command: Work) -> Ack:
         """Take items until there are no more."""
         rank = self._rank
         self._taker.begin(self._listener.blocks_read())
-        self._small = [], []
+        self._items, self._quota, self._done = None, 1, 0
         spec = rank.functions[command.plan.function]
         call = PreparedCall(rank, command.plan)
         rank.begin(tuple(range(rank.size)), call)
+        self.seed, self.map = command.seed, command.number
         self._state = state = _State(rank, command.objects, spec.name)
         self._freeze([*state.arrays, *(variable.whole for variable in rank.variables.values())])
-        try:
-            with contextlib.closing(call.common()) as common:
-                self._take_all(command, spec.fn, common, state)
-        except Exception:
-            self._flush()
-            raise
-        self._flush()
+        with contextlib.closing(call.common()) as common:
+            job = _Job(spec.fn, common if command.plan.inputs else None, state)
+            while (drawn := self._taker.take(self._wait)) is not None:
+                self._do(*drawn, job)
+        state.check(last=True)
         self._state = None
         state.settle()
         return Ack()
 
-    def _take_all(
-        self, command: Work, fn: Callable[..., Any], common: Iterator[dict[str, Any]], state: _State
-    ) -> None:
-        rank, taker = self._rank, self._taker
-        done = 0
-        group: Any = None
-        while (taken := taker.take(self._wait)) is not None:
-            number, packed, place = taken
-            rank.begin_item((command.seed, command.number, number))
-            if place >= 0:
-                if packed is not group:
-                    group, items = packed, pickle.loads(packed[0])
-                args = items[place]
-            else:
-                args = self._loaded(packed, f"item {number} for the function {rank.function!r}")
+    def _do(self, ticket: Ticket, batch: Batch, job: _Job) -> None:
+        """Do the items of a ticket, run by run, unless others have nothing to do."""
+        taker = self._taker
+        while ticket.start < ticket.stop:
+            if taker.withdrawn or not taker.wanted:
+                taker.put_back(ticket)
+                return
+            check = 1 << self._done.bit_length() if self._done > 3 else self._done + 1
+            run = _Run(ticket, batch, min(self._quota, check - self._done))
+            began = time.perf_counter()
+            self._begin(run)
             try:
-                value = rank.run(fn, args, next(common))
+                problem = self._rank.start(self._follow, (run, batch, job), {})
+            except Exception:
+                self._give(run)
+                raise
             finally:
-                if os.getpid() != rank.pid:  # the function has forked, and this is the child
-                    try:
-                        sys.stdout.flush()
-                    finally:  # whatever its output has become
-                        os._exit(0)
-            done += 1
-            state.ran.append(number)
-            if done < 4 or not done & (done - 1):
-                state.check()
-            self._give(number, value, command.ordered)
-        state.check(last=True)
+                self._run = None
+            self._give(run)
+            if problem is not None:  # and not the function's
+                raise problem
+            self._done += (done := len(run.results))
+            if done:
+                job.state.note(run.first, run.first + done - 1)
+                each = (time.perf_counter() - began) / done
+                self._quota = max(1, min(_MOST, int(_GOAL / each)))
+            if self._done == check:
+                job.state.check()
+            if run.cut:
+                return
+            ticket = self._share(ticket._replace(start=ticket.start + done))
 
-    def _loaded(self, packed: Packed, called: str) -> Any:
-        stream, buffers, own = packed
-        if own:
-            return self._rank.belongings.loaded(called, stream, buffers)
+    def _share(self, ticket: Ticket) -> Ticket:
+        """Put half of *ticket* back, if there is no other; returns what is left of it."""
+        middle = (ticket.start + ticket.stop + 1) // 2
+        rest = ticket._replace(start=middle)
+        if middle == ticket.stop or not self._taker.is_dry or not self._taker.put_back(rest):
+            return ticket
+        self._listener.wake_sleepers()
+        return ticket._replace(stop=middle)
+
+    def _follow(self, run: _Run, batch: Batch, job: _Job) -> Exception | None:
+        """Do the items of a run, until there are some large results.
+
+        Returns why an item, or a result, is none: what the function raises is raised.
+        """
+        rank, first, give = self._rank, batch.first, run.results.append
+        fn, common, state = job
+        words, place = self._listener.count
+        on_cpu, seldom = self._on_cpu, common is not None or self._listener.traced
+        items = self._together(batch)
+        kwargs: dict[str, Any] = {}
+        nbytes, large = 0, False
+        for index in run.places:
+            self.number = words[place] = number = first + index
+            try:
+                if seldom:
+                    rank.report(Phase.TASK, number)
+                    kwargs = {} if common is None else next(common)
+                args = self._unpickled(batch.pickles, index, state) if items is None else items[index]
+            except Exception as error:
+                return error
+            value = fn(*args, **kwargs)
+            if not on_cpu:
+                rank.device.settle()
+            if open_lines:
+                end_lines()
+            if type(value) not in NUMBERS and not is_small(value):
+                try:
+                    value = self._pickled(value)
+                except OutputError as error:
+                    return error
+                nbytes += len(value.parts[0])
+                large = nbytes > _ENOUGH or value.kind == ALONE or len(value.parts[0]) > _SMALL
+            give(value)
+            if large:
+                break
+        return None
+
+    # ── items ────────────────────────────────────────────────────────────────────────────────────
+
+    def _together(self, batch: Batch) -> list[Any] | None:
+        """The items of a batch that are pickled together, which cannot change; else None."""
+        if batch.pickles.kind != TOGETHER:
+            return None
+        if self._items is None or self._items[0] is not batch:
+            self._items = batch, list(zip(*pickle.loads(batch.pickles.parts[0]), strict=True))
+        return self._items[1]
+
+    def _unpickled(self, items: Pickles, index: int, state: _State) -> Any:
+        """The arguments of an item, made anew."""
+        stream, *buffers = items.parts if items.kind == ALONE else [items.parts[index]]
+        if items.by_us:
+            called = f"item {self.number} for the function {self._rank.function!r}"
+            args = self._rank.objects.unpickled(called, stream, buffers)
+            state.look_at_classes()
+            return args
         return pickle.loads(stream, buffers=buffers)
 
-    def _give(self, number: int, value: Any, at_once: bool) -> None:
-        """Hand a result over; small ones together, unless *at_once* or if they are waited for."""
-        expected = self._listener.is_expected(number)
-        if is_small(value):
-            numbers, values = self._small
-            numbers.append(number)
-            values.append(value)
-            if at_once or expected or len(numbers) >= _SEVERAL:
-                self._flush()
-        else:
-            self._flush()
-            result = self._packed(value, number)
-            self._taker.give(number, result, self._listener.blocks_read, self._listener.wake_main)
-        if expected:
-            self._listener.wake_main()
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        self._listener.wake_main()
+        self._rank.report(Phase.TAKING, 0)
+        self._listener.wait_for(condition)
 
-    def _flush(self) -> None:
-        """Hand over the small results that were kept."""
-        small, self._small = self._small, ([], [])
-        if small[0]:
-            stream = pickle.dumps(small, 5)
-            listener = self._listener
-            self._taker.give(SEVERAL, (stream, (), False), listener.blocks_read, listener.wake_main)
+    # ── results ──────────────────────────────────────────────────────────────────────────────────
+
+    def _pickled(self, value: Any) -> Pickles:
+        """A result, pickled.  Raises: OutputError."""
+        try:
+            if not self._on_cpu:
+                value = in_host_memory(value, self._rank.device)
+            stream, buffers, by_us = self._rank.objects.pickled_apart(value)
+        except Exception as error:
+            what = f"the result of the function {self._rank.function!r} for item {self.number}"
+            check_cause(error, what, OutputError)
+            raise OutputError(
+                f"{what}, {shortened(value)}, cannot be pickled: {reason(error)}"
+            ) from None
+        return Pickles(ALONE if buffers else EACH, [stream, *buffers], by_us)
+
+    def _give(self, run: _Run) -> None:
+        """Hand the results of a run over."""
+        with self._lock:
+            while run.given < len(run.results):
+                self._give_some(run, len(run.results))
+
+    def _give_some(self, run: _Run, stop: int, late: bool = False) -> bool:
+        """Hand over results up to place *stop* of the run, as many as are pickled alike.
+
+        If the run is *late*, as many as need no block, which its own thread makes; False if none does.
+        """
+        start, results = run.given, run.results
+        first = results[start]
+        alike = takewhile(functools.partial(_are_alike, first), results[start + 1 : stop])
+        stop = start + 1 + sum(1 for _ in alike)
+        if not isinstance(first, Pickles):
+            several = Pickles(TOGETHER, [pickle.dumps(results[start:stop], 5)])
+        else:
+            several = (
+                first
+                if first.kind == ALONE
+                else Pickles(EACH, [each.parts[0] for each in results[start:stop]], first.by_us)
+            )
+        if late and not fits(several):
+            return stop - start > 1 and self._give_some(run, (start + stop) // 2, late)
+        listener, number = self._listener, run.first + start
+        self._taker.give(
+            run.ticket.slot, number, stop - start, several, listener.blocks_read, listener.wake_main
+        )
+        run.gave(stop - start)
+        if listener.is_expected(number, stop - start):
+            listener.wake_main()
+        return True
+
+    # ── runs that take longer than was expected ──────────────────────────────────────────────────
+
+    def _begin(self, run: _Run) -> None:
+        """A run begins; if it may be late, a thread looks at it."""
+        self._run, self.number = run, run.first
+        self._rank.begin_task(self)
+        self._rank.report(Phase.TASK, run.first)
+        if run.ticket.stop - run.ticket.start > 1 and not self._looking.is_set():
+            self._looking.set()
+            if self._looker is None:
+                self._looker = threading.Thread(target=self._look, name="synkro-tasks", daemon=True)
+                self._looker.start()
+
+    def _look(self) -> None:
+        """Look at the run now and then, as long as there are some."""
+        while True:
+            self._looking.wait()
+            before, quiet = None, 0
+            while quiet < _QUIET:
+                time.sleep(_LATE)
+                run = self._run
+                quiet = 0 if run is not None else quiet + 1
+                if run is not None and run is before:
+                    self._cut(run)
+                before = run
+            self._looking.clear()
+            if self._run is not None:
+                self._looking.set()
+
+    def _cut(self, run: _Run) -> None:
+        """Hand over what a run has done; where others have nothing to do, they do what has not begun."""
+        with self._lock:
+            while run.given < len(run.results) and self._give_some(run, len(run.results), late=True):
+                pass
+            if run.cut or not self._taker.is_dry:
+                return
+            rest = list(run.places)
+            ticket = run.ticket._replace(start=rest[0] if rest else run.stop)
+            if ticket.start == ticket.stop or not self._taker.put_back(ticket):
+                return
+            run.end_here()
+        self._listener.wake_sleepers()
+
+    # ── what tasks share ─────────────────────────────────────────────────────────────────────────
+
+    def _on_fork(self) -> None:
+        """The child of a task that has forked ends with the task."""
+        if self._run is not None:
+            list(self._run.places)
 
     def end(self) -> None:
         """The command is over, or has failed: then objects are put back as they were before it."""
@@ -162,25 +367,12 @@ class Tasks:
                 self._frozen.append(array)
                 array.flags.writeable = False
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        self._flush()
-        self._listener.wake_main()
-        self._rank.report(Phase.TAKING, 0)
-        self._listener.wait_for(condition)
 
-    def _packed(self, value: Any, number: int) -> Packed:
-        """A result, pickled.  Raises: OutputError."""
-        try:
-            if (simply := simply_pickled(value)) is not None:
-                return *simply, False
-            if self._rank.device.xp is not np:
-                value = in_host_memory(value, self._rank.device)
-            return *self._rank.belongings.packed_apart(value), True
-        except Exception as error:
-            raise OutputError(
-                f"the result of the function {self._rank.function!r} for item {number}, "
-                f"{shortened(value)}, cannot be pickled: {type(error).__name__}: {error}"
-            ) from None
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether two results can be in one batch."""
+    if not (isinstance(one, Pickles) and isinstance(other, Pickles)):
+        return type(one) is not Pickles and type(other) is not Pickles
+    return one.kind == other.kind == EACH and one.by_us == other.by_us
 
 
 class _Shared:
@@ -190,7 +382,7 @@ class _Shared:
         first: how it looked when the map began.
         last: how it looked at the last check.
         kept: what it held when the map began, to put it back; None if that is too much to keep.
-        spent: whether a task has set an attribute that had been set before: only the first may.
+        spent: whether the first task has set an attribute that had been set before.
     """
 
     __slots__ = ("first", "kept", "kind", "last", "obj", "path", "spent")
@@ -202,15 +394,21 @@ class _Shared:
         self.spent = False
 
     def look(self) -> Contents:
-        """How it looks now."""
+        """How the object looks now."""
         return {"written": times_written(self.obj)} if self.kind is TENSOR else self.kind.look(self.obj)
 
     def keep(self, left: int) -> int:
-        """Keep what it holds, if a copy takes at most *left* bytes; returns how many are left then."""
+        """Keep what the object holds, if a copy takes at most *left* bytes; returns how many are left
+        then."""
         if self.kind is not TENSOR and self.kind is not OPAQUE:
             self.kept = self.first
             return left
-        nbytes = int(self.obj.nbytes if self.kind is TENSOR else self.first[WHOLE].nbytes)
+        if self.kind is TENSOR:
+            nbytes = int(
+                self.obj.numel() * self.obj.element_size()
+            )  # of sparse ones more than they have
+        else:
+            nbytes = int(self.first[WHOLE].nbytes)
         if nbytes > left:
             return left
         self.kept = self.kind.kept(self.obj)
@@ -224,14 +422,14 @@ class _Shared:
         if self.kind in (DICT, SEQUENCE, TENSOR, OPAQUE):
             return False
         if any(before.get(key) is not None and before[key] is not now.get(key) for key in before):
-            if self.spent:
+            if before is not self.first:  # a later task than the one that first set anything
                 return False
             self.spent = True
         self.last = now
         return True
 
     def put_back(self) -> None:
-        """Have it hold what it held when the map began."""
+        """Have the object hold what it held when the map began."""
         if self.kept is not None and not same_contents(self.kind, self.first, self.look()):
             self.kind.put_back(self.obj, self.kept)
 
@@ -241,27 +439,27 @@ class _State:
 
     What a container or a table holds must not change at all.  An attribute that is missing or None may
     be set, and any other by the first task, for this map: many objects prepare something when they are
-    first used.  Mocks may note what they like, for this map.
+    first used.  Mocks may note what they like, and values of a ``ContextVar`` be set, for this map.
 
     Attributes:
         arrays: those of NumPy's among it.
-        ran: the numbers of the items since the last check.
     """
 
-    def __init__(self, rank: Rank, objects: Mapping[int, str], name: str) -> None:
+    def __init__(self, rank: Workspace, objects: Mapping[int, str], name: str) -> None:
         """*objects* has the path of each object, by number; *name* is the function's."""
         self._name = name
-        self._belongings = rank.belongings
+        self._objects = rank.objects
         self.arrays: list[Array] = []
-        self.ran: list[int] = []
+        self._ran: list[int] = []  # items since the last check
         self._seen: list[_Shared] = []
         self._tables: list[_Shared] = []  # to look into one takes long
         self._copies: list[tuple[Array, Contents]] = []
         self._crowds: list[tuple[int, Contents]] = []
-        self._mocks: list[_Shared] = []
+        self._free: list[_Shared] = []
+        self._classes = {*objects}  # and all that need no look
         self._next_look = 0.0
         left, room = _KEPT, _WRITTEN
-        found = {number: rank.belongings.found(number) for number in objects}
+        found = {number: rank.objects.found(number) for number in objects}
         records = {id(each) for obj, _ in found.values() if is_mock(obj) for each in vars(obj).values()}
         for number, path in objects.items():
             obj, kind = found[number]
@@ -274,16 +472,29 @@ class _State:
             if kind is CROWD:
                 self._crowds.append((number, CROWD.look(obj)))
                 kind = container_kind(obj)
-            if kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
+            free = kind is CONTEXT or is_mock(obj) or id(obj) in records
+            if free or kind in _LOOKED_AT or (kind is OPAQUE and hasattr(obj, "__next__")):
                 shared = _Shared(obj, kind, path)
                 left = shared.keep(left)
-                free = is_mock(obj) or id(obj) in records
-                (self._mocks if free else self._seen).append(shared)
+                (self._free if free else self._seen).append(shared)
             elif (
                 is_table(obj) and (table := _Shared(obj, kind, path)).first[WHOLE].nbytes <= _LOOKED_INTO
             ):
                 self._tables.append(table)
                 left = table.keep(left)
+
+    def look_at_classes(self) -> None:
+        """Tasks share the classes of their items, too."""
+        for number in self._objects.relied - self._classes:
+            obj, kind = self._objects.found(number)
+            self._classes.add(number)
+            if kind is CLASS:
+                self._seen.append(shared := _Shared(obj, kind, f"the class {obj.__name__}"))
+                shared.keep(0)
+
+    def note(self, first: int, last: int) -> None:
+        """Tasks have run on the items from number *first* to number *last*."""
+        self._ran += first, last
 
     def check(self, last: bool = False) -> None:
         """Raises: InvalidValue if a task has changed something, as far as it is looked into: all if it
@@ -293,38 +504,41 @@ class _State:
             return
         for shared in (*self._tables, *self._seen) if last else self._seen:
             if not shared.is_fine():
-                raise self._changed(shared.path)
-        self.ran.clear()
+                raise self._changed(shared)
+        self._ran.clear()
         end = time.monotonic()
         self._next_look = 2 * end - start
 
     def settle(self) -> None:
         """The map has ended well: keep what tasks have prepared, where nothing was."""
-        for shared in self._mocks:
+        for shared in self._free:
             shared.put_back()
         for shared in self._seen:
             if shared.spent:
                 shared.put_back()
             elif shared.last is not shared.first:
-                self._belongings.prepared(shared.obj, shared.kind, shared.first, shared.last)
+                self._objects.prepared(shared.obj, shared.kind, shared.first, shared.last)
         for number, crowd in self._crowds:
-            self._belongings.crowd_prepared(number, crowd)
+            self._objects.crowd_prepared(number, crowd)
 
     def put_back(self) -> None:
         """The map has failed: have all objects hold what they held before."""
-        for shared in (*self._tables, *self._seen, *self._mocks):
+        for shared in (*self._tables, *self._seen, *self._free):
             shared.put_back()
         for array, contents in self._copies:
             ARRAY.put_back(array, contents)
 
-    def _changed(self, path: str) -> InvalidValue:
+    def _changed(self, shared: _Shared) -> InvalidValue:
         at = ""
-        if self.ran:
-            first, last = self.ran[0], self.ran[-1]
+        if self._ran:
+            first, last = self._ran[0], self._ran[-1]
             at = f", at item {last}" if first == last else f", at an item from {first} to {last}"
+        inside = shared.kind in (DICT, SEQUENCE) and "." in shared.path  # what a flat copy would share
+        copier = f"copy.{'deepcopy' if inside else 'copy'}(…)"
         return InvalidValue(
-            f"the function {self._name!r} changes {path}{at}. Each worker has its own, which would hold "
-            f"what the tasks of that worker have left. Change a copy of it, by copy.copy(…) or by "
-            f"scikit-learn's clone(…), and return what is to be kept: map() collects the results. For a "
-            f"cache, use functools.lru_cache."
+            f"the function {self._name!r} changes {shared.path}{at}. Each worker has its own, which "
+            f"would hold what the tasks of that worker have left. Change a copy of it, by {copier} or "
+            f"by scikit-learn's clone(…), and return what is to be kept: map() collects the results. "
+            f"For a cache of your own, use functools.lru_cache; an object that keeps one for itself let "
+            f"a function with functools.lru_cache make, which runs once on each worker."
         )

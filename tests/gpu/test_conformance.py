@@ -9,7 +9,7 @@ import pytest
 
 import synkro.here
 import test_comms
-from support.gpus import MOST, crews, serving
+from support.gpus import MOST, pools, serving
 from support.together import good
 from synkro.comms.ops import OPERATIONS
 
@@ -126,7 +126,7 @@ def several(world):
     return world
 
 
-@pytest.fixture(scope="module", params=crews("two", "sockets"))
+@pytest.fixture(scope="module", params=pools("two", "sockets"))
 def pair(request):
     with serving(request.param) as session:
         yield GpuWorld(session)

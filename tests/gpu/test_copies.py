@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
@@ -53,7 +54,7 @@ def differences(session, call):
     return dict(zip(NAMES.split(","), (np.array(look()[0]) - before).tolist(), strict=True))
 
 
-NAMES = "pinned,pageable,device,registrations,waits"
+NAMES = "pinned,pageable,device,gathered,registrations,waits"
 
 
 # ── in order ─────────────────────────────────────────────────────────────────────────────────────
@@ -62,13 +63,13 @@ NAMES = "pinned,pageable,device,registrations,waits"
 def test_what_a_function_assigns_goes_its_way_beside_the_next_slice(session):
     """Both pass through the same pinned buffers, one from the main thread and one from another."""
     table = np.arange(1 << 22, dtype="f8").reshape(-1, 2)
-    x, rows = session.data(table), np.random.default_rng(0).permutation(len(table))
+    x, rows = session.data(table), slice(None, None, -1)
     w = session.shared(np.zeros(3 << 20))
 
     def prepare():
-        from synkro.devices import cuda
+        from synkro.devices import buffers
 
-        cuda._RING_BYTES = 1 << 18  # so that the two meet often
+        buffers.BUFFER = 1 << 18  # so that the two meet often
 
     def f(x):
         w.value = np.arange(3 << 20, dtype="f8")
@@ -293,6 +294,15 @@ def test_outputs_leave_through_pinned_memory(watched, op, columns):
         assert grown["pinned"] > 0
 
 
+def test_small_outputs_go_straight_to_where_the_main_process_reads_them(watched):
+    """It keeps what it needs for that, and the workers keep it pinned."""
+    f = watched.function(lambda x: x.sum(), outputs="sum")
+    for number in range(3):
+        assert f(watched.data(np.ones(1 << 16))) == 1 << 16, number
+    missing = watched.function(lambda: here.rank.device._pins.missing(here.rank.outbox), outputs=None)
+    assert missing() == [0]
+
+
 def test_collectives_through_host_memory_use_pinned_memory(make_believe):
     make_believe.set(**SINGLE)
 
@@ -305,6 +315,117 @@ def test_collectives_through_host_memory_use_pinned_memory(make_believe):
         grown = differences(session, session.function(run, outputs=[]))
     assert grown["pageable"] == 0, grown
     assert grown["pinned"] >= 6 << 21
+
+
+WIDTHS = "1u1 3u1 33u1 1f2 7f2 1f4 5f4 16f4 33f4 1f8 9f8 512f8 1c16 3c16 1001? 4099i8"
+
+
+@pytest.mark.parametrize("width", WIDTHS.split())
+def test_rows_of_any_width_are_picked(session, width):
+    columns, dtype = re.fullmatch(r"(\d+)(.*)", width).groups()
+    columns = int(columns)
+    rng = np.random.default_rng(columns)
+    table = rng.integers(0, 100, (40_000 // columns + 70, columns)).astype(dtype)
+    x, y = session.data(table), session.data(table[:, 0].copy())
+    f = session.function(lambda x, y: (x, y), outputs="gather")
+    for size in (1, 2, 31, len(table) // 2, len(table) + 9):
+        rows = rng.integers(0, len(table), size)
+        for slices in (1, 3):
+            got, first = f(x, y, batch=rows, num_slices=slices)
+            assert np.array_equal(got, table[rows])
+            assert np.array_equal(first, table[rows, 0])
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 8, 13])
+@pytest.mark.parametrize("columns", [5, 16])
+def test_rows_of_files_are_picked_wherever_they_begin(session, tmp_path, columns, start):
+    table = np.random.default_rng(start).integers(0, 256, (9000, columns)).astype("u1")
+    (tmp_path / "rows").write_bytes(b"x" * start + table.tobytes())
+    x = session.data(np.memmap(tmp_path / "rows", "u1", "r", start, table.shape))
+    f = session.function(lambda x: x, outputs="gather")
+    rows = np.random.default_rng(0).integers(0, len(table), 5000)
+    assert np.array_equal(f(x, batch=rows), table[rows])
+    assert np.array_equal(f(x, batch=slice(None, None, 3), num_slices=2), table[::3])
+    assert np.array_equal(f(x), table)
+
+
+def test_the_gpu_fetches_rows_of_pinned_memory_and_of_files_by_itself(watched, tmp_path):
+    table = np.arange(1 << 17, dtype="f4").reshape(-1, 4)
+    np.save(tmp_path / "table.npy", table)
+    rows = np.random.default_rng(0).permutation(len(table))[:20_000]
+    f = watched.function(lambda x: x.sum(axis=0), outputs="sum")
+    for given in (table, np.load(tmp_path / "table.npy", mmap_mode="r")):
+        x = watched.data(given)
+        grown = differences(watched, lambda x=x: f(x, batch=rows))
+        assert grown["gathered"] == table[rows].nbytes
+        assert grown["pageable"] == grown["registrations"] == 0
+        grown = differences(watched, lambda x=x: f(x))
+        assert grown["pinned"] >= table.nbytes
+        assert grown["pageable"] == 0
+
+
+def in_small_parts(part, files=None):
+    """Have this worker pin memory in parts of so many bytes, and of files so much at a time."""
+    from synkro.devices import pins
+
+    pins.PART = pins.FILE_PART = part
+    if files is not None:
+        here.rank.device._pins._limit = files
+
+
+@pytest.mark.parametrize("files", [None, 1 << 17])
+def test_memory_that_is_pinned_in_parts(session, tmp_path, files):
+    """Parts begin and end within rows; of files a few may be pinned at a time."""
+    table = np.random.default_rng(0).normal(size=(70_001, 9))
+    np.save(tmp_path / "table.npy", table)
+    session.function(in_small_parts, outputs=[], bcast_inputs=["part", "files"])(1 << 16, files)
+    f = session.function(
+        lambda x, k: (x + 0, x[:9] * k[0, 0]), outputs=("gather", "sum"), bcast_inputs="k"
+    )
+    rows = np.random.default_rng(1).integers(0, len(table), 30_000)
+    for given in (table, np.load(tmp_path / "table.npy", mmap_mode="r")):
+        x = session.data(given)
+        for batch in (None, rows, slice(None, None, 2), slice(5000, 60_000)):
+            chosen = table if batch is None else table[batch]
+            for slices in (1, 2, 5):
+                got, total = f(x, x, batch=batch, num_slices=slices)
+                assert np.array_equal(got, chosen)
+                if slices == 1:
+                    assert np.array_equal(total, chosen[:9] * table[0, 0])
+    x = session.data(table)
+    for number in (7, 8):  # what is written is copied again
+        x[0, 0] = number
+        assert f(x, x)[0][0, 0] == number
+
+
+@pytest.mark.parametrize("what", ["nothing is pinned", "the second part is not", "it is not shown"])
+def test_what_the_gpu_cannot_reach_passes_through_buffers(watched, what):
+    def spoil(what):
+        runtime = synk.xp().cuda.runtime
+        register = runtime.hostRegister
+
+        def refuse(address, nbytes, flags):
+            counts["asked"] += 1
+            if what == "nothing is pinned" or counts["asked"] == 2:
+                raise runtime.CUDARuntimeError(1)
+            register(address, nbytes, flags)
+
+        if what == "it is not shown":
+            here.rank.device._inputs._shows_host = False
+        else:
+            runtime.hostRegister = refuse
+
+    counts = {"asked": 0}
+    table = np.arange(300_000.0).reshape(-1, 3)
+    watched.function(in_small_parts, outputs=[], bcast_inputs=["part", "files"])(1 << 18, None)
+    watched.function(spoil, outputs=[], bcast_inputs=["what"])(what)
+    x, rows = watched.data(table), np.random.default_rng(0).permutation(len(table))
+    f = watched.function(lambda x: (x, x[0] * 2), outputs=("gather", None))
+    for slices in (1, 3):
+        assert np.array_equal(f(x, num_slices=slices)[0], table)
+        assert np.array_equal(f(x, batch=rows, num_slices=slices)[0], table[rows])
+    grown = differences(watched, lambda: f(x, batch=rows))
+    assert grown["gathered"] == 0
 
 
 def test_memory_is_unpinned_before_it_is_unmapped(watched):
@@ -389,15 +510,23 @@ def test_rows_that_run_backwards_for_other_libraries(machine):
         assert np.array_equal(f(rows, batch=slice(None, None, -1)), 2 * rows[::-1])
 
 
-def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path):
-    """Also if it comes again, as it does when the next call waits for the interrupted one."""
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path, again):
+    """Also if it comes again, as it does when the next call waits for the interrupted one: here, before
+    the call has let go of its inputs."""
     begun = tmp_path / "begun"
     counts = {"begun": 0, "over": 0}
 
     def slow_down():
-        from synkro.devices import cuda
+        from synkro.devices import buffers, inputs
 
-        fill = cuda.fill
+        fill = buffers.fill
+
+        def close(self):
+            raise KeyboardInterrupt
+
+        if again:
+            inputs.Feeding.close = close
 
         def slow(*args):
             counts["begun"] += 1
@@ -406,7 +535,7 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path):
             fill(*args)
             counts["over"] += 1
 
-        cuda.fill = slow
+        buffers.fill = slow
 
     def f(x):
         while True:
@@ -418,7 +547,7 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path):
         return counts["begun"] != before
 
     x = watched.data(np.ones((600_000, 2)))
-    rows = np.random.default_rng(0).permutation(len(x))
+    rows = slice(None, None, -1)  # which pass through small buffers
     f = watched.function(f, outputs="sum")
     look = watched.function(reading, outputs="max")
     slow_down = watched.function(slow_down, outputs=[])
@@ -441,15 +570,15 @@ def test_ctrl_c_leaves_nobody_who_reads_the_inputs(watched, tmp_path):
 
 def test_variables_are_whole_again_after_ctrl_c_while_inputs_are_let_go(watched):
     def slow_down():
-        from synkro.devices import cuda
+        from synkro.devices import buffers
 
-        fill = cuda.fill
+        fill = buffers.fill
 
         def slow(*args):
             time.sleep(0.3)
             fill(*args)
 
-        cuda.fill = slow
+        buffers.fill = slow
 
     def fails(x):
         def interrupt():
@@ -460,7 +589,7 @@ def test_variables_are_whole_again_after_ctrl_c_while_inputs_are_let_go(watched)
 
     x = watched.data(np.ones((600_000, 2)))
     w = watched.shared(np.arange(600_000.0))
-    rows = np.random.default_rng(0).permutation(len(x))
+    rows = slice(None, None, -1)  # which pass through small buffers
     fails = watched.function(fails, sliceable_shareds=[w], outputs=[])
     look = watched.function(lambda: len(w.value), outputs="max")
     watched.function(slow_down, outputs=[])()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.gpus import crews, serving
+from support.gpus import pools, serving
 from support.waiting import Watch
 from synkro import here
 from synkro.controller.engine.engine import State
@@ -18,7 +18,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 MB = 1 << 20
 
 
-@pytest.fixture(scope="module", params=crews("one", "two", "four", rarely=("one", "four")))
+@pytest.fixture(scope="module", params=pools("one", "two", "four", rarely=("one", "four")))
 def session(request):
     with serving(request.param) as session:
         yield session
@@ -161,6 +161,47 @@ def test_an_error_that_lasts_is_the_workers_end(make_believe, name, culprit):
         assert caught.value.rank == culprit
         assert session.state is State.BROKEN
         assert (x[:] == 1).all()
+
+
+def test_a_lost_gpu_is_told_in_one_line(make_believe, capfd):
+    """Objects of CuPy's that are destroyed then say nothing of it; other destructors are heard."""
+
+    class Spoilt:
+        def __del__(self):
+            raise synk.xp().cuda.runtime.CUDARuntimeError(700)
+
+    class Loud:
+        def __del__(self):
+            raise ValueError("a destructor of the program's")
+
+    def f():
+        synk.xp().cuda.runtime.fail("cudaErrorIllegalAddress")
+        Spoilt(), Loud()
+
+    with make_believe.session(["cuda:0"]) as session:
+        f = session.function(f, outputs=[])
+        with pytest.raises(synk.WorkerDied, match="lost its GPU"):
+            f()
+    said = capfd.readouterr().err
+    assert "CUDARuntimeError:" not in said
+    assert said.count("ValueError: a destructor of the program's") == 1
+    assert said.count("lost its GPU") == 1
+
+
+@pytest.mark.libraries
+def test_a_function_of_jax_that_got_an_array_of_cupys_is_told_what_to_do(machine):
+    machine.needs_jax()
+    import jax
+
+    def f(x):
+        return jax.jit(lambda y: y.sum())(x)
+
+    with machine.session(["cuda:0"]) as session, pytest.raises(synk.WorkerError) as caught:
+        session.function(f, outputs="sum")(np.ones((30, 40, 5), "f4"))
+    assert "def f(x: jax.Array)" in str(caught.value)
+    assert "synkro.function(jax.jit(…))" in str(caught.value)
+    assert "\n" not in str(caught.value).partition("Traceback")[0].strip()
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize("where", ["before", "between", "after"])

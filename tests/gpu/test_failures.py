@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.gpus import crews, serving, settled, started
+from support.gpus import pools, serving, settled, started
 from support.inside import whereabouts
 from support.leftovers import nothing_left
 from support.sessions import INLINE
@@ -24,8 +24,8 @@ from synkro.messages import Phase
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 LARGE = 4 * INLINE // 8  # float64 elements of an output that does not fit beside the reply
-CREWS = crews("one", "two", "sockets", "four", rarely=("one", "four"))
-SEVERAL = crews("two", "sockets", "four", rarely=("four",))
+CREWS = pools("one", "two", "sockets", "four", rarely=("one", "four"))
+SEVERAL = pools("two", "sockets", "four", rarely=("four",))
 
 
 @pytest.fixture(scope="module", params=CREWS)
@@ -42,7 +42,7 @@ def several(request):
 
 @pytest.fixture(params=SEVERAL)
 def lonely(request):
-    """A crew of which the test starts sessions by itself."""
+    """A pool of which the test starts sessions by itself."""
     with nothing_left(), settled(request.param) as devices:
 
         def start(**options):

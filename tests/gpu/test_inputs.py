@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.gpus import crews, serving
+from support.gpus import pools, serving
 from synkro.errors import InvalidType, OutputError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
-@pytest.fixture(scope="module", params=crews("one", "two", "four", rarely=("one", "four")))
+@pytest.fixture(scope="module", params=pools("one", "two", "four", rarely=("one", "four")))
 def session(request):
     with serving(request.param) as session:
         yield session

@@ -299,12 +299,12 @@ def test_preallocation_on_cpus_is_refused():
 # ── nothing touched, nothing left ────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("crew", [param for param in EVERY if param.id.startswith("stand-in")])
-def test_every_rank_is_on_its_own_device_only(crew):
+@pytest.mark.parametrize("pool", [param for param in EVERY if param.id.startswith("stand-in")])
+def test_every_rank_is_on_its_own_device_only(pool):
     def contexts():
         return np.array(synk.xp().cuda.runtime.contexts())
 
-    with settled(crew) as devices, started(crew, devices) as session:
+    with settled(pool) as devices, started(pool, devices) as session:
         f = session.function(lambda x, y: (x * y).sum(axis=0), outputs="sum", bcast_inputs=["y"])
         f(np.ones((50, 50_000)), np.ones(50_000), num_slices=3)
         f(np.ones((50, 500)), np.ones(500), batch=[3, 1, 2, 0])

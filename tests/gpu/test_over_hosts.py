@@ -30,9 +30,9 @@ def session(request):
 
 
 @contextmanager
-def of_its_own(crew, **options):
+def of_its_own(pool, **options):
     """A session that a test may break."""
-    with settled(crew) as devices, started(crew, devices, **options) as session, current(session):
+    with settled(pool) as devices, started(pool, devices, **options) as session, current(session):
         yield session
 
 
@@ -127,7 +127,7 @@ def test_unchanged_inputs_stay_on_the_gpus(n):
     f(y)
 
     def kept():
-        return len(here.rank.device.kept._copies)
+        return len(here.rank.device._inputs.kept._copies)
 
     before = per_rank(kept)
     f(y)
@@ -253,23 +253,23 @@ def test_an_exception_strands_nobody(n, session):
 
 
 @pytest.fixture
-def crew():
+def pool():
     return OVER_HOSTS[0].values[0]
 
 
-def test_a_worker_that_dies(crew):
+def test_a_worker_that_dies(pool):
     def die():
         if synk.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         synk.all_reduce(synk.xp().ones(3))
 
-    with of_its_own(crew), pytest.raises(synk.WorkerDied) as caught:
+    with of_its_own(pool), pytest.raises(synk.WorkerDied) as caught:
         synk.function(die, outputs=[])()
     assert (caught.value.rank, caught.value.host) == (1, "localhost")
 
 
-def test_where_nccl_is_too_old_they_go_through_host_memory(crew):
-    old = replace(crew, link="host memory", environment={"FAKE_CUDA_DEVICES": "2", **SINGLE})
+def test_where_nccl_is_too_old_they_go_through_host_memory(pool):
+    old = replace(pool, link="host memory", environment={"FAKE_CUDA_DEVICES": "2", **SINGLE})
     with of_its_own(old) as session:
         f = session.function(lambda x: (synk.all_reduce(x.sum(0)), x.sum(0)), outputs=[None, "sum"])
         each, together = f(np.ones((4, LARGE)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.gpus import MOST, crews, serving, settled, started
+from support.gpus import MOST, pools, serving, settled, started
 from support.leftovers import nothing_left
 from support.sessions import per_rank
 from synkro import here
@@ -338,12 +338,12 @@ def test_generators_are_each_ranks_own(n):
     assert not any(np.array_equal(one, other) for one, other in zip(first, used, strict=True))
 
 
-@pytest.mark.parametrize("crew", crews("two", "sockets"))
-def test_save_and_load(crew, tmp_path):
+@pytest.mark.parametrize("pool", pools("two", "sockets"))
+def test_save_and_load(pool, tmp_path):
     """A session goes on where another one of as many ranks was."""
 
     def forked():
-        session = started(crew, devices, seed=3)
+        session = started(pool, devices, seed=3)
         here.session = session
         w, arrays = filled(session.n_parallel, (4, 2), "f4", "w")
         return session, w, arrays, synk.shared(np.arange(3), name="v")
@@ -351,7 +351,7 @@ def test_save_and_load(crew, tmp_path):
     def draw():
         return synk.rng().random(2)
 
-    with nothing_left(), settled(crew) as devices:
+    with nothing_left(), settled(pool) as devices:
         session, w, arrays, v = forked()
         v.set_value(np.full(3, 5))
         per_rank(draw)

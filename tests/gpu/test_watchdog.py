@@ -15,25 +15,25 @@ import numpy as np
 import pytest
 
 import synkro as synk
-from support.gpus import crews, settled, started
+from support.gpus import pools, settled, started
 from support.waiting import Watch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import this module
 
 
-def session_of(crew):
-    """A session of that crew, for a fixture."""
-    with settled(crew) as devices, started(crew, devices) as session:
+def session_of(pool):
+    """A session of that pool, for a fixture."""
+    with settled(pool) as devices, started(pool, devices) as session:
         session.function(lambda: __import__("cupy.cuda.nccl"), outputs=[])()
         yield session
 
 
-@pytest.fixture(scope="module", params=crews("two")[1:])
+@pytest.fixture(scope="module", params=pools("two")[1:])
 def pair(request):
     yield from session_of(request.param)
 
 
-@pytest.fixture(params=crews("two")[1:])
+@pytest.fixture(params=pools("two")[1:])
 def own(request):
     """A session that the test may break."""
     yield from session_of(request.param)

@@ -9,6 +9,7 @@
     schedulers stand-ins for srun and pbs_tmrsh, which start processes on them
     homes      one rank in the test's own process
     waiting    waiting for what comes a moment later, but soon
+    limits     as few descriptors as a test says
     failing    functions that die, hang or hear nothing
     inside     where workers are, as nobody outside can see
     together   several threads at once

@@ -72,7 +72,7 @@ class Client:
         self._lock = threading.Lock()
 
     def worker(self, argument, fds, environment):
-        """The process that ``synkro.worker.loop`` makes a worker of, by its *argument*."""
+        """The process that ``synkro.worker.begin`` makes a worker of, by its *argument*."""
         (stdout, out), (stderr, err) = os.pipe(), os.pipe()
         place = os.getcwd(), machine.search_path(), dict(environment)
         try:
@@ -165,7 +165,7 @@ def _serve(sock):
 
 def _work(argument):
     os.setsid()
-    from synkro.worker.loop import main
+    from synkro.worker.begin import main
 
     main(argument)
 

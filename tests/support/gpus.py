@@ -1,4 +1,4 @@
-"""Machines with GPUs, real and make-believe, and crews: how the ranks of a session lie on them."""
+"""Machines with GPUs, real and make-believe, and pools: how the ranks of a session lie on them."""
 
 import contextlib
 import importlib.util
@@ -29,7 +29,7 @@ MACHINES = [pytest.param("gpu", marks=pytest.mark.gpu), "stand-in"]
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     """Ranks on devices.  *link* is how they are connected: by NCCL, or through host memory."""
 
     machine: str
@@ -47,14 +47,14 @@ class Crew:
         return f"{self.machine}-{self.name}"
 
 
-def _crew(machine, name, devices, link, **environment):
+def _pool(machine, name, devices, link, **environment):
     marks = [pytest.mark.gpu] if machine == "gpu" else []
-    crew = Crew(machine, name, tuple(devices), link, environment)
-    return pytest.param(crew, id=str(crew), marks=marks)
+    pool = WorkerPool(machine, name, tuple(devices), link, environment)
+    return pytest.param(pool, id=str(pool), marks=marks)
 
 
 CREWS = {
-    name: [_crew(machine, name, *rest, **env) for machine, rest, env in kinds]
+    name: [_pool(machine, name, *rest, **env) for machine, rest, env in kinds]
     for name, kinds in {
         "one": [
             ("gpu", (["cuda:0"], "alone"), {}),
@@ -84,7 +84,7 @@ CREWS = {
 _TWO = ("cuda:0", "cuda:1")
 OVER_HOSTS = [  # each of which is this machine, so that two ranks share a GPU
     pytest.param(
-        Crew("stand-in", name, _TWO, "nccl", {"FAKE_CUDA_DEVICES": "2", **SEVERAL}, hosts),
+        WorkerPool("stand-in", name, _TWO, "nccl", {"FAKE_CUDA_DEVICES": "2", **SEVERAL}, hosts),
         id=f"stand-in-{name}",
         marks=pytest.mark.hosts,
     )
@@ -95,8 +95,8 @@ OVER_HOSTS = [  # each of which is this machine, so that two ranks share a GPU
 ]
 
 
-def crews(*names, rarely=()):
-    """The parameters of a fixture: the crews of these names on every machine.
+def pools(*names, rarely=()):
+    """The parameters of a fixture: the pools of these names on every machine.
 
     On the stand-in those that are to come *rarely* run with ``pytest -m thorough`` only.
     """
@@ -104,14 +104,14 @@ def crews(*names, rarely=()):
 
 
 def _rare(param):
-    (crew,) = param.values
-    marks = [pytest.mark.thorough] if crew.machine == "stand-in" else param.marks
-    return pytest.param(crew, id=param.id, marks=marks)
+    (pool,) = param.values
+    marks = [pytest.mark.thorough] if pool.machine == "stand-in" else param.marks
+    return pytest.param(pool, id=param.id, marks=marks)
 
 
-PAIRS = crews("two", "same", "sockets")
-EVERY = crews("one", "two", "same", "sockets", "four", "all", rarely=("one", "same"))
-MOST = crews(
+PAIRS = pools("two", "same", "sockets")
+EVERY = pools("one", "two", "same", "sockets", "four", "all", rarely=("one", "same"))
+MOST = pools(
     "one", "two", "sockets", "four", "all", rarely=("one",)
 )  # "same" goes the way of one of these
 
@@ -139,44 +139,44 @@ def environment(machine, **variables):
 
 
 @contextlib.contextmanager
-def settled(crew):
-    """The environment of a crew; yields the devices of its ranks."""
-    devices = crew.devices
-    with environment(crew.machine, **crew.environment):
-        if crew.machine == "gpu":
+def settled(pool):
+    """The environment of a pool; yields the devices of its ranks."""
+    devices = pool.devices
+    with environment(pool.machine, **pool.environment):
+        if pool.machine == "gpu":
             found = real_gpus()
             if devices == tuple("all"):
                 devices = [f"cuda:{index}" for index in range(found)]
-            wanted = 3 if crew.name == "all" else len(set(devices))  # two of two are a crew already
+            wanted = 3 if pool.name == "all" else len(set(devices))  # two of two are a pool already
             if found < wanted:
                 pytest.skip(f"needs {wanted} GPUs; there is only {found}")
         yield list(devices)
 
 
-def started(crew, devices, **options):
-    """A session of that crew, connected as the crew says."""
+def started(pool, devices, **options):
+    """A session of that pool, connected as the pool says."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
-        options = {"timeout": 60, "hosts": crew.hosts or None, **options}
-        asked = "cuda" if crew.hosts else devices  # each host has ranks on the first of its GPUs
+        options = {"timeout": 60, "hosts": pool.hosts or None, **options}
+        asked = "cuda" if pool.hosts else devices  # each host has ranks on the first of its GPUs
         session = synk.Session(devices=asked, verbose=True, **options)
     through = [line for line in said.getvalue().splitlines() if "through host memory" in line]
-    if crew.link == "nccl" and through:
+    if pool.link == "nccl" and through:
         session.close()
         pytest.fail(through[0])
-    if crew.link == "host memory":
+    if pool.link == "host memory":
         assert through, said.getvalue()
     return session
 
 
 @contextlib.contextmanager
-def serving(crew, **options):
-    """A session of a crew's ranks for many tests; the environment is that of its start alone.
+def serving(pool, **options):
+    """A session of a pool's ranks for many tests; the environment is that of its start alone.
 
     In the end all that was pinned is still there.
     """
-    with settled(crew) as devices:
-        session = started(crew, devices, **options)
+    with settled(pool) as devices:
+        session = started(pool, devices, **options)
     with session:
         yield session
         assert mapped_as_pinned(session)

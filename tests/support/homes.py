@@ -4,13 +4,13 @@ import os
 
 import numpy as np
 
-from synkro.cluster.traffic import Extent, Partial, PickedRows, Traffic
 from synkro.comms.board import board_bytes
 from synkro.comms.shm import ShmCommunicator
 from synkro.memory.arena import arena_file
 from synkro.memory.segment import Segment
 from synkro.messages import Ack, Attach, Create, Housekeeping
 from synkro.plan.call import Access, Region
+from synkro.plan.extents import Extent, Partial, PickedRows, View
 from synkro.worker.rank import Rank
 
 
@@ -48,13 +48,18 @@ class Home:
     def allocate(self, nbytes, access=Access.READ):
         """The number of a new segment, which the rank hears of."""
         number = 100 + len(self.segments)
-        segment = self.segments[number] = Segment.create(number, nbytes)
-        self.rank.keep_house(Housekeeping((Attach(number, segment.nbytes, access, False),)))
+        self.segments[number] = Segment.create(number, nbytes)
+        self.tell(number, access)
         return number
 
-    def give(self, array, access=Access.READ):
+    def tell(self, number, access):
+        """Have the rank hear of a segment."""
+        attach = Attach(number, self.segments[number].nbytes, access, False)
+        self.rank.keep_house(Housekeeping((attach,)))
+
+    def give(self, array, *access):
         """The region of a new segment with the contents of *array*."""
-        region = Region(self.allocate(array.nbytes, access), 0, array.shape, array.dtype.str)
+        region = Region(self.allocate(array.nbytes, *access), 0, array.shape, array.dtype.str)
         self.seen(region)[...] = array
         return region
 
@@ -81,7 +86,8 @@ POISON = 0xA5
 
 
 class Mirrored(Home):
-    """The rank is on another host: it sees mirrors, in which only lies what ``Traffic`` says.
+    """The rank is on another host: it hears of what commands name, and sees mirrors, in which only lies
+    what they read.
 
     Attributes:
         partials: what it has reduced, which is to be merged with what other hosts have.
@@ -89,9 +95,15 @@ class Mirrored(Home):
 
     def __init__(self, number=0, size=1, host=None):
         super().__init__(number, size, host)
-        self.traffic = Traffic(self.seen)
+        self.view = View(self.seen)
         self.mirrors = {}
         self.partials = []
+        self.named = set()
+
+    def allocate(self, nbytes):
+        number = 100 + len(self.segments)
+        self.segments[number] = Segment.create(number, nbytes)
+        return number
 
     def mapped(self, number):
         if number not in self.mirrors:
@@ -100,11 +112,15 @@ class Mirrored(Home):
         return self.mirrors[number]
 
     def do(self, command):
-        read = list(self.traffic.reads(command, self.rank.host))
+        for number, access in command.names():
+            if number not in self.named:
+                self.named.add(number)
+                self.tell(number, access)
+        read = list(self.view.reads(command, self.rank.host))
         for each in read:
             self._move(each, self.segments, self.mapped)
         reply = super().do(command)
-        for each in self.traffic.writes(command, {self.rank.number: reply}):
+        for each in self.view.writes(command, {self.rank.number: reply}):
             if isinstance(each, Partial):
                 self.partials.append(each)
             else:
@@ -129,7 +145,7 @@ class Mirrored(Home):
 def spans(what):
     """The bytes of what moves, as (start, stop)."""
     if isinstance(what, Extent):
-        return [what[1:]]
+        return [(what.start, what.stop)]
     assert isinstance(what, PickedRows)
     starts = (what.start + what.stride * what.rows).tolist()
     return [(start, start + what.nbytes) for start in starts]

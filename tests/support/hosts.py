@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from synkro.cluster.mpiexec import found_mpiexec
@@ -112,6 +113,33 @@ class Hosts:
         """Cut a host off the network, or connect it again."""
         state = "up" if up else "down"
         run(*self.on(name, "ip", "link", "set", "eth0", state))
+
+    @contextlib.contextmanager
+    def switched(self, name, word, new):
+        """Another switch stands before a host, and puts *new* in the place of *word*.
+
+        Yields its process, which prints "changed" when it has.
+        """
+        program = [sys.executable, Path(__file__).with_name("switch.py")]
+        for each in self.names:
+            run(*self.on(each, *program, "whole", "eth0"))
+        inside = ["nsenter", "-t", str(self._processes["switch"].pid), "--net", "--"]
+        run(*inside, "ip", "link", "add", "out", "type", "veth", "peer", "name", "in")
+        for each in ("out", "in"):
+            run(*inside, "ip", "link", "set", each, "up")
+        run(*inside, "ip", "link", "set", "in", "master", "bridge")
+        run(*inside, "ip", "link", "set", f"to-{name}", "nomaster")
+        switch = subprocess.Popen(
+            [*inside, *program, f"to-{name}", "out", word, new], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert switch.stdout.readline() == "begun\n"
+            yield switch
+        finally:
+            switch.kill()
+            switch.communicate()
+            run(*inside, "ip", "link", "delete", "out")
+            run(*inside, "ip", "link", "set", f"to-{name}", "master", "bridge")
 
     def stop(self):
         for process in self._processes.values():

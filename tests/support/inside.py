@@ -3,10 +3,12 @@
 import sys
 import threading
 
+from synkro.ipc import process
+
 
 def controller(session):
     """The main process's end of the channel."""
-    return session.functions.engine.channel
+    return session.services.engine.channel
 
 
 def everyone(session):
@@ -44,3 +46,14 @@ def answered(session):
 def marks_left(session, rank):
     """How many marks *rank* has left for traces."""
     return controller(session).marked(rank)
+
+
+def say_ties():
+    """From now on this process prints a line when it has tied a worker to its own life."""
+    tie = process._tie
+
+    def tied(*args):
+        tie(*args)
+        print("tied", flush=True)
+
+    process._tie = tied

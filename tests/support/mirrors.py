@@ -94,7 +94,7 @@ class Mirrors:
                 moved = self._receive(self._links[source, here], relay) or moved
             if not moved:
                 bells = [relay.wake, self._bells[here]]
-                relay.dozing(lambda: select.select(bells, [], [], _NAP))
+                relay.sleeping(lambda: select.select(bells, [], [], _NAP))
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bells[here])
 

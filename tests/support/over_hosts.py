@@ -41,15 +41,15 @@ def of_one_host(item):
 
 def over(names, launcher, hosts, own_launcher, *rest):
     """The machines of a session, as many workers as on one host: the last hosts have fewer, or none."""
-    host_timeout, start_timeout, n_parallel, devices, environment_value = rest
+    *reached_by, start_timeout, n_parallel, devices, environment_value = rest
     if hosts is not None:
         return machines_of(hosts, own_launcher, *rest)
     assignments = choose(n_parallel, devices, environment_value)
     ranks = split(0, len(assignments), len(names))
     hosts = [f"{name}:{stop - start}" for name, (start, stop) in zip(names, ranks, strict=True)]
     found = [host for host in hosts if not host.endswith(":0")]
-    machines = machines_of(found, launcher, host_timeout, start_timeout, None, "cpu", None)
-    return Machines(machines.hosts, [1] * len(found), assignments, machines.crew)
+    machines = machines_of(found, launcher, *reached_by, start_timeout, None, "cpu", None)
+    return Machines(machines.hosts, [1] * len(found), assignments, machines.pool)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ class Watch:
         self.start = time.monotonic()
 
     def __exit__(self, *error):
-        assert time.monotonic() - self.start < SOON
+        assert time.monotonic() - self.start < 3 * SOON  # other tests run beside this one
 
 
 def state(pid):

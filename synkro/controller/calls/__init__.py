@@ -5,12 +5,11 @@
     forms         the two forms of ``function()``: of a callable, and of a graph
     graphs        functions of PyTensor graphs
     function      ``Function``: plan, run, collect
-    carried       a function on its way to the workers
-    options       a function with options of its calls
+    request       what one call is asked to do
     planner       from the arguments of a call to its plan
     arguments     arguments on their way to the workers
     distribution  the functions of a session, and how they get to the workers
-    submitted     calls in the background
+    background    calls in the background
     check         a call beside the plain function on the same rows
     serial        a function in this process by itself
 """

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, counted
-from ...memory.segment import Segment, aligned
+from ...errors import InvalidType, InvalidValue, counted, how_to_await, reason, shortened, shown
+from ...memory.segment import Segment
 from ...messages import FunctionSpec
+from ...packing.pickles import check_cause
 from ...plan.binding import Bound
 from ...plan.call import (
     LENGTH,
@@ -30,11 +31,13 @@ from ...plan.call import (
     Replicated,
     Scattered,
     ScatteredFile,
+    aligned,
 )
 from ...plan.outputs import Tree, flatten, leaf_paths
 from ...storage.files import describe, is_stored
 from ...values.arrays import (
     Array,
+    Rounded,
     as_array,
     cast,
     code_of,
@@ -42,7 +45,6 @@ from ...values.arrays import (
     is_of_own_class,
     lost_in,
     native,
-    shortened,
 )
 from ...values.foreign import (
     is_future,
@@ -50,15 +52,17 @@ from ...values.foreign import (
     is_graph_shared,
     is_key,
     is_on_gpu,
+    is_sparse,
     is_view_of_hdf5,
     library_of,
     offers,
 )
-from ..data import Data, make_data
+from ..data.data import Data, make_data
+from ..data.outgoing import Outgoing, Placed
+from ..data.stored import StoredData, make_stored
 from ..engine.engine import Engine
+from ..objects.values import Values
 from ..objects.walk import refused_generator
-from ..outgoing import Outgoing, Placed
-from ..stored import StoredData, make_stored
 from ..variables.registry import Variables
 from ..variables.shared import Shared, check_there, check_whole
 
@@ -84,7 +88,6 @@ class Input:
         placed: where it lies, if that is in shared memory.
         variable: the variable, if it is one.
         reusable: the short way for such an argument in the next call, or None.
-        also: another segment that it is in.
     """
 
     name: str
@@ -92,7 +95,6 @@ class Input:
     placed: Placed | None = None
     variable: Shared | None = None
     reusable: Reusable | None = None
-    also: Segment | None = None
 
 
 class Whole:
@@ -120,7 +122,7 @@ class Reusable:
 
 
 class ReusableArray(Reusable):
-    """For arrays of the shape and dtype of the one that was copied to a buffer."""
+    """Where an array was copied to a buffer; arrays of its shape and dtype can take its place."""
 
     def __init__(self, buffer: Outgoing, placed: Placed) -> None:
         self._buffer = buffer
@@ -141,10 +143,10 @@ class ReusableArray(Reusable):
 
 
 class ReusableNumber(Reusable):
-    """For numbers of one type.
+    """Where a number lies; numbers of its type can take its place.
 
     Attributes:
-        placed: where they lie.
+        placed: where the number lies.
     """
 
     def __init__(self, engine: Engine, placed: Placed, scalar: type) -> None:
@@ -197,14 +199,14 @@ class Arguments:
         engine: Engine,
         variables: Variables,
         spec: FunctionSpec,
-        dumps: Callable[[Any, int], tuple[bytes, list[memoryview]]],
+        values: Callable[[int], Values],
         world: tuple[int, ...],
     ) -> None:
-        """*dumps* pickles what is no array, beside buffers of so many bytes; *world* are the ranks on
-        which the function runs."""
+        """*values* gives what pickles what is no array, beside buffers of so many bytes; *world* are the
+        ranks on which the function runs."""
         self._engine = engine
         self._world = world
-        self._dumps = dumps
+        self._values_of = values
         self._variables = variables
         self._function = spec.name
         self._types: Mapping[str, Any] = getattr(spec.fn, "input_types", {})  # of a graph, by name
@@ -251,10 +253,8 @@ class Arguments:
         leaves: list[Bound] = []
         trees: list[Tree] = []
         for bound in arguments:
-            try:
-                values, tree = flatten(bound.value, _is_tree if bound.broadcast else _is_record)
-            except RecursionError:
-                raise InvalidValue(f"{self._called(bound)} is nested endlessly.") from None
+            opens = _is_tree if bound.broadcast else _is_record
+            values, tree = flatten(bound.value, opens, self._called(bound))
             trees.append(tree)
             for path, value in zip(leaf_paths(tree), values, strict=True):
                 own = value.library if isinstance(value, Data) else library_of(value)
@@ -307,7 +307,8 @@ class Arguments:
         return Input(bound.name, _by_rows(bound, placed), placed, reusable=reusable)
 
     def _stays(self, value: Any) -> bool:
-        """Whether it is no number, and either one element, or an array for GPUs, which have no such."""
+        """Whether *value* is no number, and either one element, or an array for GPUs, which have no
+        such."""
         array = isinstance(value, np.ndarray) and self._engine.on_gpus
         return (array or isinstance(value, np.generic)) and not is_numeric(value.dtype)
 
@@ -342,13 +343,15 @@ class Arguments:
             raise error from None
         if bound.broadcast:
             return self._pickled(index, bound, value)
+        if isinstance(error, Rounded) or is_sparse(value):
+            raise error from None
         if type(value) in (list, tuple):
             if lost_in(value) and len(set(map(np.shape, value))) == 1:
                 raise error from None  # as a list of rows it would be one array
             return self._items(index, bound, value)
         if offers(value, "__array__"):
             raise error from None
-        advice = "Name it in bcast_inputs to give it to every rank whole."
+        advice = how_to_await(value) or "Name it in bcast_inputs to give it to every rank whole."
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
             advice = f"Give list(…) to split it by rows. {'' if isinstance(value, Iterator) else advice}"
         raise InvalidType(
@@ -393,20 +396,21 @@ class Arguments:
         _, placed = self._put(index, np.stack([ends[:-1], ends[1:]], axis=1), called)
         memory = self._items_of.setdefault(index, Outgoing(self._engine))
         content = np.frombuffer(b"".join(items) or b"\0", np.uint8)
-        region, segment = memory.put(content, called)
-        argument = Items(placed.region, items=region, strings=strings)
-        return Input(bound.name, argument, placed, also=segment)
+        argument = Items(placed.region, items=memory.put(content, called).region, strings=strings)
+        return Input(bound.name, argument, placed)
 
     def _dump(self, value: Any, called: str, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
         """*value*, pickled, beside buffers of *least* bytes."""
         try:
-            return self._dumps(value, least)
-        except RecursionError:
-            raise InvalidValue(f"{called} is nested too deeply to be pickled.") from None
+            values = self._values_of(least)
+            stream, buffers, _ = values.pickled(value)
+            values.settle()
+            return stream, buffers
         except Exception as error:
+            check_cause(error, called)
+            advice = how_to_await(value) or "Give what it is made of, or make it in the function."
             raise InvalidType(
-                f"{called} is no array and no number, and cannot be pickled: {type(error).__name__}: "
-                f"{error}. Give what it is made of, or make it in the function."
+                f"{called} is no array and no number, and cannot be pickled: {reason(error)}. {advice}"
             ) from None
 
     def _put(self, index: int, array: Array, called: str) -> tuple[Outgoing, Placed]:
@@ -451,7 +455,7 @@ class Arguments:
         return known
 
     def _called(self, bound: Bound) -> str:
-        return f"the argument {bound.name!r} of the function {self._function!r}"
+        return f"the argument {shown(bound.name)} of the function {self._function!r}"
 
 
 def _check_items(items: Sequence[Any], called: str) -> None:
@@ -489,7 +493,7 @@ def _fits(number: Any) -> bool:
 
 
 def _by_rows(bound: Bound, placed: Placed, of_batch: bool = False) -> Broadcast | Scattered:
-    """What lies there as an argument: split by rows, unless it is broadcast."""
+    """An argument that lies at *placed*: split by rows, unless it is broadcast."""
     return Broadcast(placed.region) if bound.broadcast else Scattered(placed.region, of_batch)
 
 
@@ -526,7 +530,8 @@ def _typed(value: Any, wanted: Any, called: str) -> Any:
 
 def _is_record(value: Any) -> bool:
     """Whether *value* holds arguments, each by its name."""
-    return isinstance(value, dict) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+    names = isinstance(value, tuple) and hasattr(value, "_fields")
+    return names or (isinstance(value, dict) and not is_sparse(value))
 
 
 def _is_tree(value: Any) -> bool:

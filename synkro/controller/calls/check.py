@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidValue, OutputError, UsageError, WorkerError
+from ...errors import InvalidValue, OutputError, UsageError, WorkerError, cut, too_deep
+from ...messages import Preserve
 from ...packing.kinds import attributes_of, slots_of
 from ...plan.outputs import describe, flatten, leaf_modes, leaf_paths
 from ...values.arrays import is_numeric
 from ...values.foreign import host_array, offers
+from ..engine.engine import Engine, State
+from ..objects.objects import reached
 from ..variables.shared import Shared
+from .distribution import SentFunction
 
 _TOLERANCES = {8: 1e-7, 16: 1e-7, 4: 1e-4, 2: 1e-2}
 """By the bytes of a float: how far, relative to the largest element, two results may be apart."""
@@ -27,6 +33,23 @@ _REASONS = {
 }
 
 
+@contextlib.contextmanager
+def preserved(engine: Engine, function: SentFunction) -> Iterator[Callable[[], Any]]:
+    """A block in which the workers keep what *function* can change.
+
+    Yields what puts it back; after an exception it is put back, too.
+    """
+    numbers = tuple(known.number for known in reached(function.roots))
+    engine.run(Preserve(numbers, restore=False, keep=True))
+    try:
+        yield lambda: engine.run(Preserve(numbers, restore=True, keep=True))
+    except BaseException:
+        if engine.state is State.READY:
+            engine.run(Preserve((), restore=True, keep=False))
+        raise
+    engine.run(Preserve((), restore=False, keep=False))
+
+
 def compare(name: str, modes: Any, result: Any, plain: Any) -> None:
     """Compare the *result* of a call, reduced by *modes*, with that of the *plain* function.
 
@@ -39,8 +62,12 @@ def compare(name: str, modes: Any, result: Any, plain: Any) -> None:
             "check() compares outputs of which there is one for all rows: with outputs=None, the list "
             "of every rank's value, there is none."
         )
-    opened = _opened(_gathered(result), _gathered(plain))
-    (leaves, tree), (expected, shape) = map(flatten, opened)
+    called = f"output of the function {name!r}"
+    try:
+        opened = _opened(_gathered(result), _gathered(plain))
+    except RecursionError:
+        raise too_deep(called, OutputError) from None
+    (leaves, tree), (expected, shape) = (flatten(each, called=called) for each in opened)
     if tree != shape:
         raise OutputError(
             f"check() of the function {name!r}: the call returns {describe(tree)}, the plain function "
@@ -135,7 +162,7 @@ def _array(value: Any) -> Any:
 def _difference(name: str, path: str, mode: Any, got: Any, want: Any) -> tuple[float, str] | None:
     """How much an output differs, beside a sentence; None if it does not."""
     by = repr(getattr(mode, "__name__", str(mode)))
-    head = f"check(): output{path} of the function {name!r}, reduced by {by}, differs from the "
+    head = f"check(): output{cut(path)} of the function {name!r}, reduced by {by}, differs from the "
     why = f" Perhaps {_REASONS[mode]}." if mode in _REASONS else ""
     if got.shape != want.shape:
         sentence = f"{head}plain function's: it has the shape {got.shape} instead of {want.shape}.{why}"

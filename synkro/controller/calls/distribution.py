@@ -1,75 +1,71 @@
-"""The functions of a session, and how they get to the workers."""
+"""How functions get to the workers, with all that they use.
+
+``Services`` are the parts of a session by which its functions and maps work.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 from ...errors import InvalidType
 from ...ipc.channel import Lane
-from ...messages import Distribute, Phase
+from ...messages import Distribute, FunctionSpec, Phase
 from ...packing import place, settings
-from ...values.foreign import is_future
 from ..engine.engine import Engine
+from ..objects.comparison import Assigned
+from ..objects.known import Known, Snapshot
 from ..objects.objects import Objects
+from ..objects.watch import Watch
 from ..progress import Progress, status_line
 from ..results.transfer import Outputs
 from ..variables.registry import Variables
-from .submitted import Submitted, result_of
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from .carried import Carried
+from .background import Background
 
 _PATIENCE = 2.0  # seconds before a distribution shows how far it is
 
 
-class Functions:
-    """The functions of a session, and how they get to the workers."""
+class Distribution:
+    """Brings the functions of a session to the workers."""
 
-    def __init__(self, engine: Engine, outputs: Outputs, variables: Variables) -> None:
-        self.engine = engine
-        self.outputs = outputs
-        self.variables = variables
-        self.objects = Objects(engine, variables.collectives.master_rank)
-        self._waiting: weakref.WeakValueDictionary[int, Carried] = weakref.WeakValueDictionary()
-        self._submitted = Submitted()
-        self._settings: tuple[Any, ...] = ()  # those that the workers have
+    def __init__(self, engine: Engine, objects: Objects) -> None:
+        self._engine = engine
+        self._objects = objects
+        self._waiting: weakref.WeakValueDictionary[int, SentFunction] = weakref.WeakValueDictionary()
+        self._settings = settings.changing()  # those that the workers have, or get with a function
 
-    def add(self, function: Carried) -> int:
+    def add(self, function: SentFunction) -> int:
         """Take *function* up, to be distributed; returns its number."""
-        number = self.engine.directory.number()
+        number = self._engine.directory.number()
         self._waiting[number] = function
-        self.engine.directory.watch(function, number)
+        self._engine.directory.watch(function, number)
         return number
 
-    def distribute(self, only: Sequence[Carried] | None = None) -> None:
+    def distribute(self, only: Sequence[SentFunction] | None = None) -> None:
         """Send the functions that the workers do not have yet, all in one pickle, or *only* some.
 
         Raises: InvalidType for one that cannot be pickled; WorkerError if a worker cannot load them;
         UsageError if the working directory was deleted.
         """
-        with self.engine.lock:
-            self.engine.turns.land()
-            self.engine.require_ready()
+        with self._engine.lock:
+            self._engine.turns.wait_for_all()
+            self._engine.require_ready()
             waiting = {n: f for n, f in sorted(self._waiting.items()) if only is None or f in only}
             if not waiting and not self.settings_changed():
                 return
             path, folder = place.found()
-            shown = self.engine.verbose and only is None
+            shown = self._engine.verbose and only is None
             say = status_line(shown)
             say("Synkro distributing functions...")
             start = time.monotonic()
             found = settings.collected()
-            totals = [len(waiting)] * self.engine.size
+            totals = [len(waiting)] * self._engine.size
             bar = self.progress("distributing", totals, "function", Phase.LOADING, patience=_PATIENCE)
             with bar if shown else contextlib.nullcontext() as on_tick:
-                self.objects.send(
+                self._objects.send(
                     waiting, lambda parcel: Distribute(path, folder, found, parcel), on_tick
                 )
             self._settings = settings.changing()
@@ -93,12 +89,12 @@ class Functions:
         have done it.  See ``Progress``.
         """
         with Progress(what, max(totals), unit, patience) as progress:
-            yield lambda: progress.reach(self._steps(totals, phases, lane or self.engine.everyone))
+            yield lambda: progress.reach(self._steps(totals, phases, lane or self._engine.everyone))
             progress.reach(max(totals))
 
     def _steps(self, totals: Sequence[int], phases: Sequence[Phase], lane: Lane) -> int:
         """How many steps all ranks have done; rank r has ``totals[r]``, and counts them in *phases*."""
-        done, channel = max(totals), self.engine.channel
+        done, channel = max(totals), self._engine.channel
         waiting = lane.unanswered()
         if not waiting:  # some rank may have failed, which is known in a moment
             return 0
@@ -109,7 +105,7 @@ class Functions:
                 done = min(done, number)
         return done
 
-    def bring(self, function: Carried) -> bool:
+    def bring(self, function: SentFunction) -> bool:
         """Make sure that the workers have *function*, and the settings of the libraries.
 
         Returns whether it was sent now.  Raises: as ``distribute``.
@@ -130,33 +126,70 @@ class Functions:
         """Whether the workers lack settings that the main process has changed."""
         return settings.changing() != self._settings
 
-    def submit(self, ranks: tuple[int, ...], call: Callable[[], Any]) -> Future[Any]:
-        """Run *call* in the background, after those submitted before it that use one of its *ranks*."""
-        self.engine.require_ready()
-        return self._submitted.submit(ranks, call)
 
-    @functools.wraps(Variables.transfer)
-    def transfer(self, value: Any, target: str | int | None) -> Any:
-        if not is_future(value):
-            return self.variables.transfer(value, target)
-        ranks = self._submitted.ranks(value)
-        if target != "cpu":
-            to = self.variables.targets.ranks(target) or (self.variables.collectives.master_rank,)
-            ranks = tuple(sorted({*ranks, *to}))
-        return self.submit(
-            ranks, lambda: self.variables.transfer(result_of(value, "transfer()"), target)
-        )
+class SentFunction:
+    """A function that the workers have, or are to have.
 
-    def await_submitted(self) -> None:
-        """Wait until all submitted calls are over."""
-        self._submitted.await_all()
+    Attributes:
+        name: for messages.
+        spec: what the workers know of it.
+        number: its number there.
+        roots: the objects that it brought along, which live on the workers as long as this.
+        lane: that of the ranks which it runs on, if not all.
+    """
 
-    def cancel(self) -> None:
-        """Cancel the submitted calls that have not begun."""
-        self._submitted.cancel()
+    name: str
+    spec: FunctionSpec
+    number: int
 
-    def close(self) -> None:
-        """Give memory back."""
-        self.objects.close()
-        self.outputs.close()
-        self.variables.collectives.close()
+    def __init__(self) -> None:
+        self.roots: list[Known] = []
+        self.lane: Lane | None = None
+        self._watch: Watch | None = None
+
+    def hold(self, roots: list[Known]) -> None:
+        """Keep *roots* on the workers.
+
+        They are held in here, as an object may hold a function of a method of its own: both go together.
+        """
+        self.roots = roots
+
+    def _join(self, services: Services, spec: FunctionSpec) -> None:
+        """Belong to a session, by its *services*, from now on, and be *spec* there."""
+        self._distribution, self._objects = services.distribution, services.objects
+        self.spec = spec
+        self._watch = None
+        self.number = services.distribution.add(self)
+
+    def _bring(self, view: Snapshot | None = None) -> Sequence[Assigned]:
+        """Make sure that the workers have the function, and what it uses as it is here, or in *view*.
+
+        Returns the numbers and strings that the call is to bring.
+
+        Raises: InvalidType for what cannot be pickled; InvalidValue for an object that has changed here
+        and there; WorkerError if a worker cannot load it.
+        """
+        sent = self._distribution.bring(self)
+        if self._watch is None:
+            self._watch = self._objects.watch(self)
+            if view is None and sent:
+                return ()
+            if view is None:  # it was sent before, by distribute(), and may use something else now
+                self._watch = self._objects.renew(self, self._watch)
+                return ()
+        assigned = self._watch.assigned() if view is None else None
+        if assigned is None:
+            self._watch = self._objects.renew(self, self._watch, view)
+        return assigned or ()
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts of a session that functions use, and maps; made by the session."""
+
+    engine: Engine
+    outputs: Outputs
+    variables: Variables
+    objects: Objects
+    distribution: Distribution
+    background: Background

@@ -6,32 +6,32 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import InvalidType, NotAvailable
+from ...errors import InvalidType, NotAvailable, cut
 from ...plan.outputs import DEFAULT
 from ...values.foreign import has_graph_variables
-from .distribution import Functions
+from .distribution import Services
 from .function import Definition, Function
 from .graphs import check_no_options, graph_definition
 
-Home = Callable[[str], Functions]
+Find = Callable[[str], Services]
 
 
-def make_function(home: Home, /, *args: Any, **kwargs: Any) -> Any:
-    """What ``function()`` returns; *home* gives the functions of the session, or raises NotForked."""
+def make_function(find: Find, /, *args: Any, **kwargs: Any) -> Any:
+    """What ``function()`` returns; *find* gives the services of the session, or raises NotForked."""
     first = args[0] if args else kwargs.get("fn")
     classic = isinstance(first, list | tuple) or (
         not callable(first) and has_graph_variables(*args, *kwargs.values())
     )
     form = of_graph if classic else of_callable
     try:
-        inspect.signature(form).bind(home, *args, **kwargs)
+        inspect.signature(form).bind(find, *args, **kwargs)
     except TypeError as error:
-        raise InvalidType(f"function() {error}.") from None
-    return form(home, *args, **kwargs)
+        raise InvalidType(f"function() {cut(str(error))}.") from None
+    return form(find, *args, **kwargs)
 
 
 def of_callable(
-    home: Home,
+    find: Find,
     /,
     fn: Callable[..., Any] | None = None,
     inputs: str | Sequence[str] | None = None,
@@ -49,7 +49,7 @@ def of_callable(
 
     def make(fn: Callable[..., Any]) -> Function:
         return Function(
-            home,
+            find,
             Definition(
                 fn, inputs, outputs, bcast_inputs, updates, sliceable_shareds, name, target=target
             ),
@@ -64,7 +64,7 @@ def of_callable(
 
 
 def of_graph(
-    home: Home,
+    find: Find,
     /,
     inputs: Any = None,
     outputs: Any = None,
@@ -80,9 +80,9 @@ def of_graph(
     if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
         raise _no_graph()
 
-    def define(functions: Functions) -> Definition:
+    def define(services: Services) -> Definition:
         return graph_definition(
-            functions,
+            services,
             inputs,
             outputs,
             bcast_inputs,
@@ -94,7 +94,7 @@ def of_graph(
             target=target,
         )
 
-    return Function(home, define)
+    return Function(find, define)
 
 
 def _signature() -> inspect.Signature:
@@ -104,7 +104,7 @@ def _signature() -> inspect.Signature:
 
 
 signature_of_function = _signature()
-"""Of ``Session.function``: the names and the order of the classic form."""
+"""The signature of ``Session.function``: the names and the order of the classic form."""
 
 
 def _no_graph() -> NotAvailable:

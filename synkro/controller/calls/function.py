@@ -10,15 +10,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import pickle
 import sys
-import threading
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ...errors import (
     InvalidType,
@@ -27,30 +24,36 @@ from ...errors import (
     SessionClosed,
     UsageError,
     WorkerError,
+    check_keywords,
     counted,
+    named,
+    shortened,
+    warn,
 )
 from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
-from ...plan.outputs import DEFAULT, check_modes, flatten, for_workers, only_one, take_subset, unflatten
-from ...storage.files import is_stored
-from ...values.arrays import checked_bool
-from ...values.foreign import is_future, library_of
-from ..data import Data, make_data
+from ...plan.call import CallPlan
+from ...plan.outputs import (
+    DEFAULT,
+    check_modes,
+    for_workers,
+    only_one,
+    take_subset,
+)
+from ...values.arrays import checked_bool, checked_seconds
+from ..data.data import make_data
 from ..engine.engine import Engine, State
 from ..engine.nesting import check_alone, operation
-from ..objects.glances import Assigned
-from ..objects.walk import Look
+from ..objects.comparison import Assigned
+from ..results.collector import Collection
 from ..results.targets import Destinations, OpenTargets
-from ..stored import StoredData
 from ..variables.mirror import Bridge
-from ..variables.shared import Shared, check_there
-from .carried import Carried
-from .check import compare, raise_refusal
-from .distribution import Functions
-from .options import Options, options_of
+from ..variables.shared import check_there
+from .check import compare, preserved, raise_refusal
+from .distribution import SentFunction, Services
 from .planner import Planned, Planner
+from .request import Request, arrived, snapshot
 from .serial import run_alone
-from .submitted import result_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -82,7 +85,7 @@ class Definition:
     placed: Assembly | None = None
 
 
-class Function(Carried):
+class Function(SentFunction):
     """A function that runs on all ranks at once; made by ``function()``.
 
     It works in the session that was current when it was made; if there was none, or that one was
@@ -95,18 +98,16 @@ class Function(Carried):
     """
 
     def __init__(
-        self, home: Callable[[str], Functions], define: Definition | Callable[[Functions], Definition]
+        self, find: Callable[[str], Services], define: Definition | Callable[[Services], Definition]
     ) -> None:
-        """*home* returns the functions of the session, for a verb, or raises NotForked.
+        """*find* returns the services of the session, for a verb, or raises NotForked.
 
         *define* is what the function is, or makes that for a session, as of a graph.
         """
         super().__init__()
-        self._find_home = home
+        self._find = find
         self._define = define
         self._engine: Engine | None = None
-        self._out: Destinations | None = None  # of the call that begins
-        self._brought = 0  # the thread in which a submitted call runs, for which all was brought
         if isinstance(define, Definition):
             self._take(define)
             with contextlib.suppress(NotForked, SessionClosed):
@@ -118,9 +119,10 @@ class Function(Carried):
         """Become what *definition* says, as far as that needs no session."""
         fn = definition.fn
         if not callable(fn):
-            raise InvalidType(f"function() takes a callable, got {fn!r}, a {type(fn).__name__}.")
+            raise InvalidType(f"function() takes a callable, got {shortened(fn)}.")
+        check_returns(fn, "function")
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
-        self.name = definition.name or name_of(self.fn)
+        self.name = named(definition.name or name_of(self.fn))
         alone = definition.target is not None and not isinstance(definition.target, list | tuple)
         modes = only_one if alone and definition.outputs is DEFAULT else definition.outputs
         self.output_modes = check_modes(modes)
@@ -133,27 +135,26 @@ class Function(Carried):
 
     def _settle(self) -> None:
         """Belong to the current session.  Raises: NotForked; UsageError if this cannot belong to it."""
-        home = self._find_home(getattr(self, "name", "function"))
-        home.engine.require_ready()
+        services = self._find(getattr(self, "name", "function"))
+        engine, variables = services.engine, services.variables
+        engine.require_ready()
         if not isinstance(self._define, Definition):
-            self._take(self._define(home))
+            self._take(self._define(services))
         definition = self._definition
-        ranks = home.variables.targets.ranks(definition.target)
-        checked = home.variables.check_updates(definition.updates)
-        sliced = home.variables.check_sliceable(definition.sliceable_shareds)
+        ranks = variables.targets.ranks(definition.target)
+        checked = variables.check_updates(definition.updates)
+        sliced = variables.check_sliceable(definition.sliceable_shareds)
         for variable in (*(each for each, _ in checked), *sliced):
-            check_there(variable, variable.called(), ranks or home.engine.everyone.ranks)
+            check_there(variable, variable.called(), ranks or engine.everyone.ranks)
         modes = for_workers(self.output_modes)
-        self._join(home, FunctionSpec(self.name, self.fn, modes, checked, definition.finish))
-        self._engine = home.engine
-        self._bridge = definition.bridge
-        self.lane = None if ranks is None else home.engine.channel.lane(ranks)
-        self._planner = Planner(
-            home, self._binder, self.spec, self.output_modes, self.number, sliced, self.lane
-        )
+        self._join(services, FunctionSpec(self.name, self.fn, modes, checked, definition.finish))
+        self._engine, self._variables, self._services = engine, variables, services
+        self._bridge, self._warned = definition.bridge, False
+        self.lane = None if ranks is None else engine.channel.lane(ranks)
+        self._planner = Planner(services, self._binder, self.spec, self.number, sliced, self.lane)
 
     def _settled(self) -> Engine:
-        """The engine of the session that this belongs to."""
+        """The engine of the session that the function belongs to."""
         if self._engine is None or self._engine.state is State.CLOSED:
             self._settle()
         assert self._engine is not None
@@ -175,14 +176,13 @@ class Function(Carried):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
-        """The same of a copy of the object, if it is a method, as in a copy of an estimator."""
+        """A function of a copy of the object, if this one is a method, as in a copy of an estimator."""
         if not isinstance(self._define, Definition):
             return self
-        return Function(self._find_home, replace(self._define, fn=copy.deepcopy(self.fn, memo)))
+        return Function(self._find, replace(self._define, fn=copy.deepcopy(self.fn, memo)))
 
     # ── calling ──────────────────────────────────────────────────────────────────────────────────
 
-    @operation(unbroken=False)  # its arguments may be made by other calls
     def __call__(
         self,
         *args: Any,
@@ -217,82 +217,80 @@ class Function(Carried):
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
-        engine = self._engine
-        if engine is None or engine.state is _CLOSED:
-            engine = self._settled()
+        return self.call_as(Request(args, kwargs, batch, batch_s, num_slices, output_subset, progress))
+
+    @operation(unbroken=False)  # its arguments may be made by other calls
+    def call_as(self, request: Request, engine: Engine | None = None) -> Any:
+        """Make the call of a *request* in its turn, in the session of *engine*, or else the current."""
+        if engine is None:
+            engine = self._engine
+            if engine is None or engine.state is _CLOSED:
+                engine = self._settled()
         lane = self.lane
-        if lane is not None and not engine.lock._is_owned():  # type: ignore[attr-defined]
-            options = {"output_subset": output_subset, "batch": batch, "batch_s": batch_s}
-            options |= {"num_slices": num_slices, "progress": progress}
-            return engine.beside(lane, functools.partial(self, *args, **options, **kwargs))
+        if lane is not None and not engine.turns.inside:
+            return engine.beside(lane, functools.partial(self.call_as, request, engine))
         calls = engine.calls
         with engine.lock:
             if engine.turns.line:
-                engine.turns.land()
+                engine.turns.wait_for_all()
             if calls:
                 check_alone(engine, sys._getframe(1), self)
             calls.append(self)
             try:
-                engine.rouse()
-                trace = engine.trace
-                if trace is None and self._bridge is None:
-                    return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
-                tracing = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
-                with tracing, self._bridged():
-                    if self._bridge is not None:
-                        self._bridge.hand_out()
-                    return self._call(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+                engine.wake_early()
+                trace, bridge = engine.trace, self._bridge
+                if trace is None and bridge is None and request.limit is None:
+                    return self._made(request)
+                traced = trace.call(self.name, self.number) if trace else contextlib.nullcontext()
+                with engine.turns.limited(request.limit), traced, self._bridged():
+                    if bridge is not None:
+                        bridge.hand_out()
+                    return self._made(request)
             finally:
                 calls.pop()
 
-    def _call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        batch: Any,
-        batch_s: Any,
-        num_slices: int | str,
-        output_subset: Sequence[Any] | None,
-        progress: bool,
-    ) -> Any:
-        out, self._out = self._out, None
-        if self._placed is not None and output_subset is not None:
-            whole = self._call(args, kwargs, batch, batch_s, num_slices, None, progress)
-            return take_subset(tuple(output_subset), whole, "outputs=")
+    def _made(self, request: Request) -> Any:
+        if self._placed is not None and request.output_subset is not None:
+            whole = self._made(replace(request, output_subset=None))
+            return take_subset(tuple(request.output_subset), whole, "outputs=")
         if self.lane is None:
-            planned = self._planner.planned(args, kwargs, batch, batch_s, num_slices, output_subset)
-            watch = self._watch
-            assigned: Sequence[Assigned] = ()
-            if watch is None or not watch.same() or self._home.settings_changed():
-                assigned = self._bring()
+            planned = self._planner.planned(request)
+            news = self._has_news() or request.view is not None
+            assigned = self._bring(request.view) if news else ()
         else:
-            planned = self._home.engine.turns.widening(
-                lambda: self._planned_apart(args, kwargs, batch, batch_s, num_slices, output_subset)
-            )
-            assigned = ()
-        targets = None if out is None else planned.opened(out, (args, kwargs))
-        if not progress:
+            assigned, news = (), self._has_news() or request.view is not None
+            planned = self._services.engine.turns.widening(lambda: self._planned_apart(request, news))
+        targets, plan = None, planned.plan
+        if request.out is not None:
+            given, outputs = (request.args, request.kwargs), self._services.outputs
+            targets = request.out.opened(outputs, self.name, self.output_modes, plan, given)
+            if planned.collection is not None:
+                planned.collection.foresee(targets)
+        if not request.progress:
             return self._run(planned, None, assigned, targets)
-        plan = planned.plan
         slices = [min(plan.slices, stop - start) for start, stop in plan.spans]
-        lane = self.lane
-        bar = self._home.progress(self.name, slices, "slice", Phase.RUNNING, Phase.MERGING, lane=lane)
+        bar = self._distribution.progress(
+            self.name, slices, "slice", Phase.RUNNING, Phase.MERGING, lane=self.lane
+        )
         with bar as on_tick:
             return self._run(planned, on_tick, assigned, targets)
 
-    def _planned_apart(self, *call: Any) -> Planned:
-        """The plan of a call on some ranks, after all ranks have what the function uses."""
-        planned = self._planner.planned(*call)
-        assigned = self._bring()
+    def _has_news(self) -> bool:
+        """Whether the workers lack something that the function uses; it counts calls, too."""
+        watch = self._watch
+        return watch is None or not watch.same() or self._distribution.settings_changed()
+
+    def _planned_apart(self, request: Request, news: bool) -> Planned:
+        """The plan of a call on some ranks, after all ranks have what the function uses, if there is
+        *news* of that."""
+        planned = self._planner.planned(request)
+        assigned = self._bring(request.view) if news else ()
         if assigned:
             assert self._watch is not None
             nothing = pickle.dumps(Release(), 5)
-            with self._home.objects.assigning(self._watch, assigned, nothing) as payload:
-                self._home.engine.perform(payload, ())
+            with self._objects.assigning(self._watch, assigned, nothing) as payload:
+                self._services.engine.perform(payload, ())
         return planned
-
-    def _bring(self, view: Look | None = None) -> Sequence[Assigned]:
-        return () if self._brought == threading.get_ident() else super()._bring(view)
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -302,7 +300,7 @@ class Function(Carried):
             return
         engine = self._settled()
         with engine.lock:
-            engine.turns.land()
+            engine.turns.wait_for_all()
             engine.require_ready()
             engine.settle()
             with self._bridge:
@@ -320,7 +318,7 @@ class Function(Carried):
         watch: Any = self._watch
         try:
             if assigned:
-                with self._home.objects.assigning(watch, assigned, planned.payload) as payload:
+                with self._objects.assigning(watch, assigned, planned.payload) as payload:
                     replies = engine.perform(payload, planned.segments, on_tick)
             else:
                 replies = engine.perform(planned.payload, planned.segments, on_tick, None, self.lane)
@@ -331,11 +329,24 @@ class Function(Carried):
             replies = dict(zip(self.lane.ranks, replies, strict=True))
         if not planned.known:
             self._planner.remember(planned)
-        result = planned.result(replies, targets)
+        collection = planned.collection
+        if collection is None or collection.replies != replies:
+            collection = planned.collect(self._collected(planned.plan, replies))
+        result = collection.result(targets)
         return result if self._placed is None else self._placed.outputs(result)
 
+    def _collected(self, plan: CallPlan, replies: Any) -> Collection:
+        """What makes results of *replies*; it warns, once, of outputs that look like rows."""
+        home, keep, load = self._services.outputs, self._variables.keep, self._objects.load
+        collection = Collection(home, self.name, self.output_modes, plan, replies, keep, load)
+        doubt = "" if self._warned else collection.doubt(hasattr(self.fn, "input_types"))
+        if doubt:
+            self._warned = True
+            warn(doubt)
+        return collection
+
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it in the background: a future of what the call returns or raises.
+        """Call the function in the background: a future of what the call returns or raises.
 
         Submitted calls run in the order submitted; those that have not begun when the session is closed
         are cancelled (``concurrent.futures.CancelledError``), or, where they were about to begin, raise
@@ -348,67 +359,22 @@ class Function(Carried):
         and ``save`` may overtake them.  At the end of the program, also after an exception, those that
         have not begun still run.
         """
-        return self.submit_as(self, args, kwargs)
+        return self.submit_as(args, kwargs)
 
-    def submit_as(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Future[Any]:
-        """``submit``, where *call* makes the call: this, or this with options."""
-        named = {name: _snapshot(value) for name, value in kwargs.items()}
-        given = tuple(map(_snapshot, args))
+    def submit_as(self, args: tuple[Any, ...], kwargs: dict[str, Any], **how: Any) -> Future[Any]:
+        """``submit``, of a request that is made *how* ``Request.of`` says."""
+        given, named = tuple(map(snapshot, args)), {n: snapshot(value) for n, value in kwargs.items()}
         engine = self._settled()
         if self._watch is None:
             engine.turns.run(frozenset(), lambda: engine.turns.widening(self._bring))
         assert self._watch is not None
-        self._watch, view = self._home.objects.view(self, self._watch)
-        later = functools.partial(self._run_submitted, call, engine, view, given, named)
-        lane = self.lane or engine.everyone
-        return self._home.submit(lane.ranks, later)
-
-    def _run_submitted(
-        self,
-        call: Callable[..., Any],
-        engine: Engine,
-        view: Look,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """The call, of what its globals were when it was submitted."""
-        given, named = (_arrived(each, self.name) for each in (args, kwargs))
-        later = functools.partial(self._call_as_it_was, call, engine, view, given, named)
-        if self.lane is not None:
-            return engine.beside(self.lane, later)
-        with engine.lock:
-            engine.turns.land()
-            return later()
-
-    def _call_as_it_was(
-        self, call: Callable[..., Any], engine: Engine, view: Look, args: Any, kwargs: Any
-    ) -> Any:
-        engine.require_ready()
-        engine.turns.widening(lambda: self._bring(view))
-        self._brought = threading.get_ident()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            self._brought = 0
-
-    def call_within(
-        self, seconds: float | None, args: Any, kwargs: Any, out: Destinations | None
-    ) -> Any:
-        """Call it; it may take *seconds*, or, with None, as long as all others; outputs go to *out*."""
-        engine = self._settled()
+        self._watch, view = self._objects.view(self, self._watch)
 
         def call() -> Any:
-            with engine.turns.limited(seconds):
-                self._out = out
-                try:
-                    return self(*args, **kwargs)
-                finally:
-                    self._out = None
+            now = (arrived(each, self.name) for each in (given, named))
+            return self.call_as(Request.of(*now, view=view, **how), engine)
 
-        lane = self.lane
-        return call() if lane is None else engine.beside(lane, call)
+        return self._services.background.submit((self.lane or engine.everyone).ranks, call)
 
     def options(self, *, timeout: float | None = None, out: Any = None, **unknown: Any) -> Options:
         """The function with options of its calls: ``f.options(timeout=2.0)(x)``, or ``….submit(x)``.
@@ -421,10 +387,19 @@ class Function(Carried):
 
         Raises: InvalidType, InvalidValue.
         """
-        return options_of(self, timeout, out, unknown, self._placed is not None)
+        where = {name: f"options(…)(x, {name}=…), as an argument of the call" for name in RESERVED}
+        for name in unknown:
+            check_keywords("options()", [name], ["timeout", "out"], where.get(name, ""))
+        seconds = None if timeout is None else checked_seconds(timeout, "timeout")
+        if out is not None and self._placed is not None:
+            raise InvalidValue(
+                f"out= takes the rows of all ranks, and the graph of {self.name!r} runs once, over its "
+                f"devices: take the result, and then target[...] = result."
+            )
+        return Options(self, seconds, None if out is None else Destinations(out))
 
     def check(self, *args: Any, batch: Any = None, **kwargs: Any) -> Any:
-        """Call it, and compare the result with that of the plain function, run once on the same rows.
+        """Compare the result of a call with that of the plain function, run once on the same rows.
 
         The plain function runs on the master rank, on all rows; variables, objects that functions use
         and random generators are put back before the call.  The arguments are those of a call.
@@ -440,27 +415,26 @@ class Function(Carried):
                 f"check() compares calls whose rows are split over ranks; the graph of {self.name!r} "
                 f"runs once, over its devices: compare with its as_serial()."
             )
-        inputs = {name: value for name, value in kwargs.items() if name not in RESERVED}
-        if kwargs.get("batch_s") is not None:
+        request = Request.of(args, {"batch": batch, **kwargs})
+        if request.batch_s is not None:
             raise InvalidValue("check() compares calls without batch_s=.")
         lane = self.lane
-        master = self._home.variables.collectives.master_rank if lane is None else lane.ranks[0]
+        master = self._variables.collectives.master_rank if lane is None else lane.ranks[0]
         with engine.lock:
-            engine.turns.land()
+            engine.turns.wait_for_all()
             if self._bring() and self._watch is not None:
-                self._bring(self._watch.look())
-            with self._home.objects.preserved(self) as put_back:
-                subset = kwargs.get("output_subset")
-                plan = self._planner.planned(args, inputs, batch, None, 1, subset, alone=master)
+                self._bring(self._watch.comparison.look())
+            with preserved(engine, self) as put_back:
+                planned = self._planner.planned(replace(request, num_slices=1, alone=master))
                 try:
                     with self._bridged():
-                        plain = self._run(plan)
+                        plain = self._run(planned)
                 except WorkerError as error:
                     raise_refusal(error)
                     raise
                 put_back()
-                result = self(*args, batch=batch, **kwargs)
-        modes = self.output_modes
+                result = self.call_as(request)
+        modes, subset = self.output_modes, request.output_subset
         if subset is not None and isinstance(modes, tuple | list | dict):
             modes = take_subset(tuple(subset), modes, "outputs=")
         compare(self.name, modes, result, plain)
@@ -474,7 +448,7 @@ class Function(Carried):
         self._settled()
         leaves, form = self._planner.arguments.opened(self._binder.bind(args, kwargs))
         with self._bridged():
-            return run_alone(self.spec, leaves, form, tuple(kwargs), self._home.variables.rng)
+            return run_alone(self.spec, leaves, form, tuple(kwargs), self._variables.rng)
 
     as_theano = as_serial
 
@@ -492,7 +466,7 @@ class Function(Carried):
                 f"placement() is for graphs of PyTensor with placed variables or transfers; the "
                 f"function {self.name!r} runs on its ranks as a whole."
             )
-        return self._placed.placement(self._home.variables.targets.each)
+        return self._placed.placement(self._variables.targets.each)
 
     def build_inputs(
         self,
@@ -508,27 +482,22 @@ class Function(Carried):
         one argument.  Returns a ``Data`` for one argument, else a tuple of them, in this order.
         """
         engine = self._settled()
-        return _inputs(engine, self.fn, self._binder.bind(args, kwargs), force_cast, oversize, minibatch)
-
-
-def _inputs(
-    engine: Engine, fn: Any, bound: Sequence[Bound], force_cast: bool, oversize: float, minibatch: Any
-) -> Any:
-    """``Data`` for the arguments of *fn*, with the types that it wants: one, or a tuple of them."""
-    types = getattr(fn, "input_types", {})
-    made = tuple(
-        make_data(
-            engine,
-            each.value,
-            dtype=types[each.name].dtype if each.name in types else None,
-            force_cast=force_cast,
-            oversize=oversize,
-            minibatch=flag,
-            name=each.name,
+        bound, types = self._binder.bind(args, kwargs), getattr(self.fn, "input_types", {})
+        made = tuple(
+            make_data(
+                engine,
+                each.value,
+                dtype=types[each.name].dtype if each.name in types else None,
+                force_cast=force_cast,
+                oversize=oversize,
+                minibatch=flag,
+                name=each.name,
+            )
+            for each, flag in zip(
+                bound, _minibatch_flags(minibatch, bound, name_of(self.fn)), strict=True
+            )
         )
-        for each, flag in zip(bound, _minibatch_flags(minibatch, bound, name_of(fn)), strict=True)
-    )
-    return made[0] if len(made) == 1 else made
+        return made[0] if len(made) == 1 else made
 
 
 def _minibatch_flags(given: Any, bound: Sequence[Bound], name: str) -> list[bool]:
@@ -545,42 +514,6 @@ def _minibatch_flags(given: Any, bound: Sequence[Bound], name: str) -> list[bool
     return [checked_bool(flag, f"each flag of minibatch= for {name!r}") for flag in given]
 
 
-def _snapshot(argument: Any) -> Any:
-    """A copy of *argument* for a later call: the caller may go on writing to the original."""
-    leaves, tree = flatten(
-        argument, lambda value: type(value) in (dict, list) or isinstance(value, tuple)
-    )
-    return unflatten(tree, map(_copied, leaves))
-
-
-def _copied(leaf: Any) -> Any:
-    if library_of(leaf) == "torch":
-        return leaf.detach().clone()
-    known = isinstance(leaf, np.memmap | np.generic | Data | StoredData | Shared)
-    if known or library_of(leaf) or is_future(leaf) or is_stored(leaf):
-        return leaf
-    if isinstance(leaf, np.ndarray | bytearray | memoryview | array):
-        return np.array(leaf, subok=True)
-    try:
-        return copy.deepcopy(leaf)
-    except Exception:  # it cannot be pickled, either, which the call will say
-        return leaf
-
-
-def _arrived(arguments: Any, name: str) -> Any:
-    """*arguments* of the function *name*, with results in the place of futures, after a wait for them.
-
-    Raises: InvalidValue for the future of a call that failed, or was cancelled.
-    """
-    leaves, tree = flatten(
-        arguments, lambda value: type(value) in (dict, list) or isinstance(value, tuple)
-    )
-    for index, leaf in enumerate(leaves):
-        if is_future(leaf):
-            leaves[index] = result_of(leaf, f"the function {name!r}")
-    return unflatten(tree, iter(leaves))
-
-
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
@@ -589,4 +522,69 @@ def name_of(fn: Any) -> str:
     """What a function is called in messages."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return str(getattr(fn, "__name__", type(fn).__name__))
+    return named(str(getattr(fn, "__name__", type(fn).__name__)))
+
+
+def check_returns(fn: Callable[..., Any], verb: str) -> None:
+    """Raises: InvalidType if *fn* returns no result: it is a coroutine, or a generator."""
+    forms = fn, getattr(fn, "__call__", None)  # noqa: B004  the method, of an object that is called
+    if any(map(inspect.iscoroutinefunction, forms)):
+        kind = "async"
+    elif any(map(inspect.isgeneratorfunction, forms)) or any(map(inspect.isasyncgenfunction, forms)):
+        kind = "a generator function"
+    else:
+        return
+    raise InvalidType(
+        f"{verb}() takes a function that returns its result; {name_of(fn)!r} is {kind}: call it in a "
+        f"function that returns what it makes, such as a list."
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """A function, to be called with options; made by ``Function.options``.
+
+    Attributes:
+        function: the function.
+        timeout: seconds that a call may take; None for what ``fork(timeout=)`` says.
+        out: where gathered outputs go; None for new memory.
+    """
+
+    function: Function
+    timeout: float | None
+    out: Destinations | None = None
+
+    def __reduce__(self) -> Any:
+        return self.function.__reduce__()  # on the workers it is the plain function
+
+    def __copy__(self) -> Options:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+        return Options(copy.deepcopy(self.function, memo), self.timeout, self.out)
+
+    @property
+    def name(self) -> str:
+        """What the function is called in messages."""
+        return self.function.name
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"options are of calls, f.options(…)(x) and f.options(…).submit(x), and have no {name!r}: "
+            f"use the function without them, f.{name}."
+        )
+
+    def options(self, **later: Any) -> Options:
+        """The function with these options and its own, of which the later ones win."""
+        new = self.function.options(**later)
+        timeout = new.timeout if "timeout" in later else self.timeout
+        return Options(self.function, timeout, new.out if "out" in later else self.out)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; arguments, result and errors are those of a plain call."""
+        return self.function.call_as(Request.of(args, kwargs, limit=self.timeout, out=self.out))
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call the function in the background, as ``Function.submit``; the time counts from when the
+        call runs."""
+        return self.function.submit_as(args, kwargs, limit=self.timeout, out=self.out)

@@ -13,7 +13,7 @@ from ...errors import InvalidType, InvalidValue, check_keywords
 from ...machine import announcing
 from ...values.foreign import is_graph_shared
 from ..variables.mirror import Bridge
-from .distribution import Functions
+from .distribution import Services
 from .function import Definition, Function
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ _OPTIONS = (
     *("givens", "mode", "no_default_updates", "accept_inplace", "rebuild_strict", "profile"),
     *("allow_input_downcast", "on_unused_input", "trust_input"),
 )
-"""Those that a graph has, too; the last ones are PyTensor's."""
+"""Keywords that a function of a graph has, too; the last ones are PyTensor's."""
 
 
 def graph_definition(
-    home: Functions,
+    services: Services,
     inputs: Any,
     outputs: Any,
     bcast_inputs: Any,
@@ -57,21 +57,21 @@ def graph_definition(
 
     check_keywords("function()", options, [*KEYWORDS, *_OPTIONS])
 
-    home.engine.require_ready()
+    services.engine.require_ready()
     graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name, options)
-    linked = home.variables.linked
-    if target is not None or _is_placed(home, graph):
+    linked = services.variables.linked
+    if target is not None or _is_placed(services, graph):
         if finish is not None:
             raise _not_placed(graph)
-        return _placed_definition(home, graph, sliceable_shareds, name, target)
+        return _placed_definition(services, graph, sliceable_shareds, name, target)
     _check_used(sliceable_shareds, graph.shared, graph.name)
-    compiled = compiled_graph(home, graph)
+    compiled = compiled_graph(services, graph)
     updated = [(linked.shared(theirs), op) for theirs, op in graph.updates]
     bridge = Bridge(
         linked,
         dict.fromkeys((*compiled.variables, *used)),
         (*(variable for variable, _ in updated), *changed),
-        functools.partial(home.variables.streams.hand_out, compiled.streams),
+        functools.partial(services.variables.streams.hand_out, compiled.streams),
     )
     scattered, whole = graph.names[: graph.scattered], graph.names[graph.scattered :]
     return Definition(
@@ -79,10 +79,10 @@ def graph_definition(
     )
 
 
-def _is_placed(home: Functions, graph: Graph) -> bool:
+def _is_placed(services: Services, graph: Graph) -> bool:
     from ...graphs.placed import is_placed  # noqa: PLC0415
 
-    return is_placed(graph, home.variables.linked.place_of)
+    return is_placed(graph, services.variables.linked.place_of)
 
 
 def _not_placed(graph: Graph) -> InvalidValue:
@@ -93,7 +93,7 @@ def _not_placed(graph: Graph) -> InvalidValue:
 
 
 def _placed_definition(
-    home: Functions, graph: Graph, sliceable_shareds: Any, name: str | None, target: Any
+    services: Services, graph: Graph, sliceable_shareds: Any, name: str | None, target: Any
 ) -> Definition:
     """What a function is whose graph runs once, over the devices of its variables, or on *target*."""
     from ...graphs.placed import PlacedGraph  # noqa: PLC0415
@@ -103,7 +103,7 @@ def _placed_definition(
             f"sliceable_shareds= is for graphs whose rows are sliced; that of the function "
             f"{graph.name!r} is placed on devices, and runs once: leave it out."
         )
-    variables = home.variables
+    variables = services.variables
     linked, master = variables.linked, variables.collectives.master_rank
 
     def rank_of(named: Any) -> int:
@@ -111,15 +111,15 @@ def _placed_definition(
 
     theirs = dict.fromkeys((*graph.shared, *(variable for variable, _ in graph.updates)))
     replicas = {variable: linked.shared(variable) for variable in theirs}
-    with _compiling(home, graph):
+    with _compiling(services, graph):
         placed = PlacedGraph(
             graph,
             replicas,
             linked.place_of,
             rank_of,
             rank_of(target),
-            home.engine.size,
-            home.engine.on_gpus,
+            services.engine.size,
+            services.engine.on_gpus,
         )
     changed = [replicas[variable] for variable, _ in graph.updates]
     bridge = Bridge(linked, replicas.values(), changed)
@@ -128,9 +128,9 @@ def _placed_definition(
     )
 
 
-def graph_function(home: Functions, *args: Any, **kwargs: Any) -> Function:
+def graph_function(services: Services, *args: Any, **kwargs: Any) -> Function:
     """A ``Function`` of graph variables in one session, of the arguments of ``graph_definition``."""
-    return Function(lambda verb: home, graph_definition(home, *args, **kwargs))
+    return Function(lambda verb: services, graph_definition(services, *args, **kwargs))
 
 
 def teach_transfers() -> None:
@@ -139,26 +139,26 @@ def teach_transfers() -> None:
         from ...graphs import transfers  # noqa: F401,PLC0415
 
 
-def compiled_graph(home: Functions, graph: Graph) -> Compiled:
+def compiled_graph(services: Services, graph: Graph) -> Compiled:
     """*graph* as a function of arrays, with worker variables for its shared ones.
 
     Raises: InvalidValue for a graph that is placed.
     """
-    if _is_placed(home, graph):
+    if _is_placed(services, graph):
         raise _not_placed(graph)
-    variables = home.variables
+    variables = services.variables
     replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
     replicas |= {theirs: variables.streams.shared(theirs) for theirs in graph.streams}
-    with _compiling(home, graph):
-        compiled = graph.compiled(replicas, home.engine.on_gpus)
+    with _compiling(services, graph):
+        compiled = graph.compiled(replicas, services.engine.on_gpus)
         compiled.warm()
     return compiled
 
 
 @contextlib.contextmanager
-def _compiling(home: Functions, graph: Graph) -> Iterator[None]:
+def _compiling(services: Services, graph: Graph) -> Iterator[None]:
     """Say that *graph* is compiled in the block, and how long it took."""
-    start, say = time.monotonic(), home.engine.say
+    start, say = time.monotonic(), services.engine.say
     with announcing(say, f"Synkro is compiling the graph {graph.name!r}..."):
         yield
     say(f"Synkro compiled the graph {graph.name!r} ({time.monotonic() - start:.2g} s).")

@@ -14,27 +14,27 @@ from math import prod
 from operator import attrgetter
 from typing import Any, Protocol
 
-import cloudpickle
 import numpy as np
 
-from ...errors import InvalidValue, counted, warn
+from ...errors import InvalidType, InvalidValue, counted, reason
 from ...ipc.channel import Lane
-from ...memory.segment import Segment
 from ...messages import Call, FunctionSpec
+from ...packing.pickles import check_cause, dumped
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
-from ...plan.call import Access, CallPlan, Form, Held, Picked, Region, Scattered, ScatteredFile
+from ...plan.call import CallPlan, Form, Held, Picked, Region, Scattered, ScatteredFile
 from ...plan.outputs import check_subset, flatten, take_subset
 from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split_over, weight_unit
 from ...values.arrays import checked_int
 from ...values.cache import Cache
-from ..data import Data
-from ..outgoing import Outgoing
+from ..data.data import Data
+from ..data.outgoing import Outgoing
+from ..engine.directory import Directory
 from ..results.collector import Collection
-from ..results.targets import Destinations, OpenTargets
 from ..variables.shared import Shared
 from .arguments import Arguments, Input
-from .distribution import Functions
+from .distribution import Services
+from .request import Request
 
 _region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
 _are_data = {Data}.issuperset
@@ -46,76 +46,46 @@ class Binds(Protocol):
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> list[Bound]: ...
 
 
-class Doubt:
-    """A warning, once, of outputs that look like rows and are averaged as nobody said otherwise."""
-
-    def __init__(self, of_graph: bool) -> None:
-        self._of_graph = of_graph
-        self._said = False
-
-    def look(self, collection: Collection) -> None:
-        """See what was made of new replies."""
-        problem = "" if self._said else collection.doubt(self._of_graph)
-        if problem:
-            self._said = True
-            warn(problem)
+def _with_form(call: Call, name: str) -> bytes:
+    """A *call* whose form may have classes of the user's, which pickle does not take."""
+    try:
+        return dumped(call)
+    except Exception as error:
+        check_cause(error, f"an argument of the function {name!r}")
+        raise InvalidType(
+            f"an argument of the function {name!r} holds arrays under keys that cannot be pickled: "
+            f"{reason(error)}. Give names, numbers, or tuples of these as keys."
+        ) from None
 
 
 class Planned:
-    """A plan, pickled, with what the workers still need for it.
+    """What is kept of a plan between equal calls.
 
     Attributes:
+        plan: the plan.
+        payload: the command, pickled.
+        segments: the memory that the workers do not have yet.
         known: whether the workers have run it, and so have all that it needs.
+        collection: what makes results of the last replies, or None.
     """
 
-    def __init__(
-        self,
-        plan: CallPlan,
-        segments: Sequence[Segment],
-        home: Functions,
-        name: str,
-        modes: Any,
-        doubt: Doubt,
-    ) -> None:
-        self.plan = plan
-        # a form may have classes of the user's, which only cloudpickle takes
-        self.payload = (pickle if plan.form is None else cloudpickle).dumps(Call(plan), 5)
-        self.segments = [(segment, Access.READ) for segment in segments]
+    def __init__(self, plan: CallPlan, directory: Directory, name: str) -> None:
+        """*directory* has what it names; *name* is that of the function."""
+        self.plan, command = plan, Call(plan)
+        self.payload = pickle.dumps(command, 5) if plan.form is None else _with_form(command, name)
+        self.segments = directory.segments(command)
         self.known = False
-        self._home = home
-        self._name = name
-        self._modes = modes
-        self._doubt = doubt
-        self._collection: Collection | None = None
+        self.collection: Collection | None = None
 
     def ran(self) -> None:
-        """The workers have run it: they have its memory, and none is kept here."""
+        """The workers have run the plan: they have its memory, and none is kept here."""
         self.known = True
         self.segments = []
 
-    def opened(self, out: Destinations, given: Any) -> OpenTargets:
-        """The targets of a call with the arguments *given*; raises as ``Destinations.opened``."""
-        targets = out.opened(self._home.outputs, self._name, self._modes, self.plan, given)
-        if self._collection is not None:
-            self._collection.foresee(targets)
-        return targets
-
-    def result(self, replies: list[Any], targets: OpenTargets | None = None) -> Any:
-        """The result of a call that the ranks have answered by *replies*; outputs go to *targets*."""
-        collection = self._collection
-        if collection is None or collection.replies != replies:
-            home = self._home
-            collection = self._collection = Collection(
-                home.outputs,
-                self._name,
-                self._modes,
-                self.plan,
-                replies,
-                home.variables.keep,
-                home.objects.load,
-            )
-            self._doubt.look(collection)
-        return collection.result(targets)
+    def collect(self, collection: Collection) -> Collection:
+        """Make results by *collection*, as long as the replies are the same; returns it."""
+        self.collection = collection
+        return collection
 
 
 class Planner:
@@ -127,25 +97,23 @@ class Planner:
 
     def __init__(
         self,
-        home: Functions,
+        services: Services,
         binder: Binds,
         spec: FunctionSpec,
-        modes: Any,
         number: int,
         sliced: Sequence[Shared],
         lane: Lane | None = None,
     ) -> None:
-        """*modes* are the operations of the outputs, those of the user's own among them; *lane* is that
-        of the ranks which the function runs on, if not all."""
-        engine = home.engine
+        """*lane* is that of the ranks which the function of *spec* and *number* runs on, if not all."""
+        engine = services.engine
         self.lane = lane
         self._world = engine.everyone.ranks if lane is None else lane.ranks
-        self.arguments = Arguments(engine, home.variables, spec, home.objects.dump, self._world)
-        self._home = home
-        self._engine = engine
+        self.arguments = Arguments(
+            engine, services.variables, spec, services.objects.values, self._world
+        )
+        self._engine, self._variables = engine, services.variables
         self._binder = binder
         self._spec = spec
-        self._modes = modes
         self._name = spec.name
         self._number = number
         self._sliced = sliced
@@ -155,31 +123,20 @@ class Planner:
         self._known: Cache[CallPlan, Planned] = Cache()
         self._found: Cache[tuple[Any, ...], Planned] = Cache()  # by the cache keys of calls
         self._key: tuple[Any, ...] | None = None  # of the last call; None if it has none
-        self._doubt = Doubt(of_graph=hasattr(spec.fn, "input_types"))
 
-    def planned(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        batch: Any,
-        batch_s: Any,
-        slices: Any,
-        subset: Any,
-        alone: int | None = None,
-    ) -> Planned:
+    def planned(self, request: Request) -> Planned:
         """The plan of a call, after its arguments have gone into shared memory.
-
-        *alone* is the rank that is to compute all rows, if one is to.
 
         Raises: UsageError for what cannot be called; SharedMemoryError, SessionError.
         """
+        args, kwargs, slices = request.args, request.kwargs, request.num_slices
         if self._engine.versions is not None:
             for arg in (*args, *kwargs.values()):
                 if isinstance(arg, Data):
                     arg.touch_if_shared()
         # True and 1.0 are equal to 1, but are no numbers of slices
-        simple = batch is None and batch_s is None and subset is None
-        simple = simple and (type(slices) is int or type(slices) is str) and alone is None
+        simple = request.batch is None and request.batch_s is None and request.output_subset is None
+        simple = simple and (type(slices) is int or type(slices) is str) and request.alone is None
         if simple:
             values = (*args, *kwargs.values()) if kwargs else args
             try:
@@ -196,10 +153,10 @@ class Planner:
             slices = checked_int(slices, "num_slices", 1, instead=', or "auto"')
         opened, form = self.arguments.opened(self._binder.bind(args, kwargs))
         inputs = [self.arguments.input(index, bound) for index, bound in enumerate(opened)]
-        chosen = check_subset(subset)
-        if chosen is not None and isinstance(self._spec.outputs, tuple | list | dict):
-            take_subset(chosen, self._spec.outputs, "outputs=")
-        planned = self._plan(inputs, tuple(kwargs), form, batch, batch_s, slices, chosen, alone)
+        subset = check_subset(request.output_subset)
+        if subset is not None and isinstance(self._spec.outputs, tuple | list | dict):
+            take_subset(subset, self._spec.outputs, "outputs=")
+        planned = self._plan(request, inputs, form, slices, subset)
         nested = form is not None and any(form.trees)
         reusable = simple and not nested and not self._sliced
         if self.arguments.reuse(inputs if reusable else None):
@@ -211,7 +168,7 @@ class Planner:
         return planned
 
     def remember(self, planned: Planned) -> None:
-        """The workers have run it: equal calls find it, and it no longer keeps their memory alive."""
+        """The workers have run a plan: equal calls find it, and it no longer keeps its memory alive."""
         planned.ran()
         self._known[planned.plan] = planned
         if self._key is not None:
@@ -219,33 +176,26 @@ class Planner:
 
     def _plan(
         self,
+        request: Request,
         inputs: list[Input],
-        keywords: tuple[str, ...],
         form: Form | None,
-        batch: Any,
-        batch_s: Any,
         slices: int | str,
         subset: tuple[Any, ...] | None,
-        alone: int | None,
     ) -> Planned:
-        selection = self._select(inputs, batch)
-        segments = [each.placed.segment for each in inputs if each.placed]
-        segments += [each.also for each in inputs if each.also]
-        spans, held = self._spans(inputs, selection, batch_s, segments)
-        if alone is not None:
+        selection = self._select(inputs, request.batch)
+        spans, held = self._spans(inputs, selection, request.batch_s)
+        if (alone := request.alone) is not None:
             rows = selection.count if selection else 1
             spans = tuple((rows * (r > alone), rows * (r >= alone)) for r in range(self._engine.size))
         chosen: Strided | Picked | None
         if isinstance(selection, Indexed):
-            region, segment = self._indices.put(selection.indices, "batch=", oversize=1.25)
-            segments.append(segment)
-            chosen = Picked(region)
+            chosen = Picked(self._indices.put(selection.indices, "batch=", oversize=1.25).region)
         else:
             chosen = selection
         in_parts = isinstance(slices, str)
         pieces = equal_slices(spans, self._fitting(inputs, spans) if slices == AUTO else int(slices))
         changed = [v for v in self._sliced if any(v is updated for updated, _ in self._spec.updates)]
-        if changed and (pieces > 1 or batch_s is not None):
+        if changed and (pieces > 1 or request.batch_s is not None):
             raise InvalidValue(
                 f"the function {self._name!r} changes all rows of {changed[0].called()} by updates=, "
                 f"but num_slices= or batch_s= gives it some of them at a time: leave both out, or write "
@@ -254,7 +204,7 @@ class Planner:
         plan = CallPlan(
             function=self._number,
             inputs=tuple(each.argument for each in inputs),
-            keywords=keywords,
+            keywords=tuple(request.kwargs),
             form=form,
             selection=chosen,
             spans=spans,
@@ -266,9 +216,7 @@ class Planner:
             sliced=tuple(variable.number for variable in self._sliced),
             in_parts=in_parts,
         )
-        return self._known.get(plan) or Planned(
-            plan, segments, self._home, self._name, self._modes, self._doubt
-        )
+        return self._known.get(plan) or Planned(plan, self._engine.directory, self._name)
 
     def _fitting(self, inputs: list[Input], spans: tuple[Span, ...]) -> int:
         """Into how many pieces the rows of a rank are cut by ``num_slices="auto"``.
@@ -300,11 +248,7 @@ class Planner:
         return fitting_slices(spans, row_bytes, chunk)
 
     def _spans(
-        self,
-        inputs: list[Input],
-        selection: Selection | None,
-        batch_s: Any,
-        segments: list[Segment],
+        self, inputs: list[Input], selection: Selection | None, batch_s: Any
     ) -> tuple[tuple[Span, ...], tuple[Strided | Picked, ...] | None]:
         """The rows of the call that each rank computes, and which of its own rows those are."""
         size, world = self._engine.size, self._world
@@ -322,7 +266,7 @@ class Planner:
                     f"has no sliceable_shareds, and no variable as a scattered input."
                 )
             return spans, None
-        selections = select_each(batch_s, self._home.variables.rows(own, self._name, world))
+        selections = select_each(batch_s, self._variables.rows(own, self._name, world))
         by_rank = dict(zip(world, selections, strict=True))
         counts = [by_rank[rank].count if rank in by_rank else 0 for rank in range(size)]
         if selection and counts != [stop - start for start, stop in spans]:
@@ -333,18 +277,15 @@ class Planner:
                 f"{'' if batch_s is None else ', after batch_s='}."
             )
         edges = np.cumsum([0, *counts]).tolist()
-        held = dict(zip(world, self._own_rows(selections, segments), strict=True))
+        held = dict(zip(world, self._own_rows(selections), strict=True))
         return tuple(pairwise(edges)), tuple(held.get(rank, held[world[0]]) for rank in range(size))
 
-    def _own_rows(
-        self, selections: list[Selection], segments: list[Segment]
-    ) -> tuple[Strided | Picked, ...]:
+    def _own_rows(self, selections: list[Selection]) -> tuple[Strided | Picked, ...]:
         """The ranks' selections, with their indices copied into shared memory."""
         picked = [s.indices for s in selections if isinstance(s, Indexed)]
         region = None
         if picked:
-            region, segment = self._own_indices.put(np.concatenate(picked), "batch_s=", oversize=1.25)
-            segments.append(segment)
+            region = self._own_indices.put(np.concatenate(picked), "batch_s=", oversize=1.25).region
         held: list[Strided | Picked] = []
         offset = 0
         for selection in selections:

@@ -18,6 +18,7 @@ from ... import here
 from ...comms.board import board_bytes
 from ...comms.shm import ShmCommunicator
 from ...memory.arena import arena_file
+from ...memory.segment import descriptors_for
 from ...messages import FunctionSpec
 from ...plan.binding import Bound
 from ...plan.call import Form
@@ -26,8 +27,8 @@ from ...storage.files import is_stored
 from ...values.arrays import as_array, same_bits
 from ...values.foreign import columns_of, handed, host_array, is_view_of_hdf5, library_of
 from ...worker.group import Group
-from ..data import Data
-from ..stored import StoredData
+from ..data.data import Data
+from ..data.stored import StoredData
 from ..variables.shared import Shared
 from .arguments import SCALARS
 
@@ -43,7 +44,7 @@ def run_alone(
     leaves = [_serial(argument) for argument in arguments]
     values = leaves if form is None else form.build(leaves)
     count = len(values) - len(keywords)
-    with alone(rng, Alone(arguments, leaves)):
+    with alone(rng, Alone(spec.name, arguments, leaves)):
         value = spec.fn(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
         if spec.updates:
             value, new = pair_of(value, len(spec.updates), spec.name)
@@ -58,13 +59,14 @@ class Alone:
     """A call of all rows, in this process.
 
     Attributes:
-        in_parts: as in ``group.Running``.
+        name, in_parts: as in ``group.Running``.
     """
 
     in_parts = False
 
-    def __init__(self, arguments: Sequence[Bound], values: Sequence[Any]) -> None:
-        """*values* are what the function gets for *arguments*."""
+    def __init__(self, name: str, arguments: Sequence[Bound], values: Sequence[Any]) -> None:
+        """*values* are what the function *name* gets for *arguments*."""
+        self.name = name
         pairs = zip(arguments, values, strict=True)
         self._scattered: list[Any] = [
             value
@@ -104,10 +106,11 @@ def alone(rng: Callable[[], np.random.Generator], call: Alone) -> Iterator[None]
     *rng* gives its random generator.
     """
     with contextlib.ExitStack() as stack:
-        wake = os.eventfd(0)
-        stack.callback(os.close, wake)
-        file = arena_file(board_bytes(1))
-        stack.callback(os.close, file)
+        with descriptors_for("what collectives need could not be had"):
+            wake = os.eventfd(0)
+            stack.callback(os.close, wake)
+            file = arena_file(board_bytes(1))
+            stack.callback(os.close, file)
         comm = ShmCommunicator(0, 1, file, [wake])
         group = Group(comm, rng)
         group.begin(1, (0,), call)

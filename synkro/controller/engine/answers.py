@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ...ipc.channel import Lane
 from ...memory.segment import Segment
 from ...messages import Deliver, Failed, TooLong
-from ...plan.call import Access, Region
+from ...packing.pickles import loads
+from ...plan.call import Region
 from ...values.cache import Cache
+from .directory import Directory
 from .failures import worker_error
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 class Answers:
     """The replies to one command after the other."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        run: Callable[..., list[Any]],
+        directory: Directory,
+        host_of: Callable[[int], str],
+    ) -> None:
+        """*run* does a command, which fetches long replies; *host_of* names the host of a rank."""
+        self._run = run
+        self._directory = directory
+        self._host_of = host_of
         self._known: Cache[bytes, Any] = Cache()
         self._last: dict[Lane, tuple[list[bytes], list[Any]]] = {}  # pickled, and as they are
 
@@ -33,37 +40,37 @@ class Answers:
         last = self._last.get(lane)
         if last is not None and last[0] is payloads:
             return last[1]
-        replies = self.loaded(lane)
+        replies = self.unpickled(lane)
         if any(isinstance(reply, Failed) for reply in replies):
-            raise worker_error(replies, lane.ranks, self._engine.host_of)
-        if not any(isinstance(self._loaded(payload), TooLong) for payload in payloads):
+            raise worker_error(replies, lane.ranks, self._host_of)
+        if not any(isinstance(self._unpickled(payload), TooLong) for payload in payloads):
             self._last[lane] = payloads, replies
         return replies
 
-    def loaded(self, lane: Lane) -> list[Any]:
+    def unpickled(self, lane: Lane) -> list[Any]:
         """The replies of the ranks of *lane*, those that are too long for the block fetched."""
-        replies = [self._loaded(payload) for payload in lane.replies()]
+        replies = [self._unpickled(payload) for payload in lane.replies()]
         return self._fetched(lane, replies) if any(isinstance(r, TooLong) for r in replies) else replies
 
-    def _loaded(self, payload: bytes) -> Any:
+    def _unpickled(self, payload: bytes) -> Any:
         """The reply in *payload*: the same object as long as the same bytes keep coming."""
         reply = self._known.get(payload)
         if reply is None:
-            reply = pickle.loads(payload)
+            reply = loads(payload)
             self._known[payload] = reply
         return reply
 
     def _fetched(self, lane: Lane, replies: list[Any]) -> list[Any]:
         """*replies*, with the long ones, through a segment with room for them."""
-        engine = self._engine
         lengths = [reply.nbytes if isinstance(reply, TooLong) else 0 for reply in replies]
-        shape = (engine.size, max(lengths))
-        # not by ``allocate``: it may run a command, and the ranks keep their last reply only
-        segment = engine.adopt(Segment.create(engine.directory.number(), shape[0] * shape[1]))
+        shape = (max(lane.ranks) + 1, max(lengths))
+        # of its own: to allocate one may run a command, and the ranks keep their last reply only
+        segment = Segment.create(self._directory.number(), shape[0] * shape[1])
+        self._directory.adopt(segment)
         region = Region(segment.number, 0, shape, "|u1")
-        engine.run(Deliver(region), [(segment, Access.WRITE)], lane=lane)
+        self._run(Deliver(region), lane=lane)
         rows = segment.array(region)
         return [
-            pickle.loads(rows[rank, :length].tobytes()) if length else reply
+            loads(rows[rank, :length].tobytes()) if length else reply
             for rank, length, reply in zip(lane.ranks, lengths, replies, strict=True)
         ]

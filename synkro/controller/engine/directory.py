@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from ...errors import InternalError
 from ...memory.departures import call_with_last
 from ...memory.segment import Segment
-from ...messages import Attach, Housekeeping
+from ...messages import Attach, Command, Housekeeping
 from ...plan.call import Access
 
 _AT_A_TIME = 2000  # how many departures one command can tell the workers
@@ -45,6 +47,7 @@ class Directory:
         self._having: dict[int, int] = {}  # the ranks that have them
         self._told: dict[int, int] = {}  # of what is gone: the ranks that know
         self._called: dict[int, str] = {}
+        self._segments: dict[int, weakref.ref[Segment]] = {}  # also some that are gone
         self.gone: dict[int, object] = {}  # garbage collection may add to it; list() of it starts none
 
     def number(self) -> int:
@@ -60,8 +63,24 @@ class Directory:
         if called:
             self._called[number] = called
 
+    def adopt(self, segment: Segment, called: str = "") -> Segment:
+        """``watch`` a segment, which commands may name from now on; returns it."""
+        self.watch(segment, segment.number, called)
+        self._segments[segment.number] = weakref.ref(segment)
+        return segment
+
+    def segments(self, command: Command) -> list[tuple[Segment, Access]]:
+        """The segments that *command* names, and how ranks map each."""
+        found = []
+        for number, access in dict(command.names()).items():
+            segment = self._segments[number]()
+            if segment is None:
+                raise InternalError(f"{command!r} names segment {number}, which is gone.")
+            found.append((segment, access))
+        return found
+
     def called(self, number: int) -> str:
-        """What messages call it, if there is something to call it."""
+        """What messages call a segment: what it holds, or "memory" if nobody has said that."""
         return self._called.get(number, "memory")
 
     @property
@@ -99,6 +118,7 @@ class Directory:
             for known in (self._attached, self._having, self._told):
                 known.pop(number, None)
             self._called.pop(number, None)
+            self._segments.pop(number, None)
             del self.gone[number]
         for number, (segment, _) in news.new.items():
             self._attached[number] = segment.nbytes

@@ -29,12 +29,10 @@ from ...errors import (
     InvalidValue,
     SessionBroken,
     SessionClosed,
-    SessionError,
-    counted,
     ranks_in_words,
 )
 from ...ipc.channel import Lane
-from ...ipc.crew import Crew
+from ...ipc.pool import WorkerPool
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.versions import Versions
@@ -65,8 +63,13 @@ class State(Enum):
     CLOSED = "no worker, no descriptor is left; Data can still be read"
 
 
-class Lasting(Protocol):
-    """What a command that lasts is for."""
+_ANEW = "call fork() for a new one, and make data and variables anew."
+_CLOSED = f"this session was closed: {_ANEW}"
+_PARENTS = f"this session belongs to the parent of this process, which is a fork of that: {_ANEW}"
+
+
+class OpenCommand(Protocol):
+    """What an open command is for: one that goes on while the main process does, too."""
 
     def pause(self, limit: float | None) -> None:
         """Have all ranks answer, within so many seconds, and take the replies."""
@@ -88,7 +91,7 @@ class Engine:
         nearby: those on this host.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
-        turns: of the operations on some ranks.  One on all of them has to ``land`` first.
+        turns: of the operations on some ranks.  One on all of them has to ``wait_for_all`` first.
         channel: the main process's end of it.
         everyone: the lane of all ranks.
         directory: what the workers know by number.
@@ -100,22 +103,25 @@ class Engine:
             outstanding.
         verbose: whether status lines are shown.
         say: prints a status line, if they are shown.
-        rouse: wakes the workers, as a command will follow; raises SessionClosed where there are none.
+        wake_early: wakes workers, as a command will follow; raises SessionClosed where there are none.
     """
 
     def __init__(
         self,
-        crew: Crew,
+        pool: WorkerPool,
         environments: Sequence[dict[str, str]],
         timeout: float | None,
         verbose: bool,
         on_gpus: bool = False,
     ) -> None:
-        """Start *crew*, a worker with each of *environments*: ready is which answers a command."""
+        """Start *pool*, a worker with each of *environments*: ready is which answers a command.
+
+        Raises: SessionError, SharedMemoryError if they cannot be started; NotAvailable.
+        """
         self.size = len(environments)
         self.on_gpus = on_gpus
-        self.has_hosts = len(crew.hosts) > 1
-        self.nearby = crew.ranks
+        self.has_hosts = len(pool.hosts) > 1
+        self.nearby = pool.ranks
         self.lock = threading.RLock()
         self.turns = Turns(self.lock, self.size, timeout)
         self.verbose, self.say = verbose, status_line(verbose)
@@ -124,53 +130,46 @@ class Engine:
         self.trace: Trace | None = None
         self.at_close = contextlib.ExitStack()
         self.interrupted = _NOBODY
-        self._answers = Answers(self)
-        self._open: Lasting | None = None
+        self._answers = Answers(self.run, self.directory, self.host_of)
+        self._open: OpenCommand | None = None
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
-        self._why_broken = ""
+        self._why_broken, self._why_closed = "", _CLOSED
         self._owing = False  # whether a signal handler has closed it in a call, which gives all back
-        self.rouse: Callable[[], None] = self.require_ready
-        self.state, self._crew = State.STARTING, crew
+        self.wake_early: Callable[[], None] = self.require_ready
+        self.state, self._pool = State.STARTING, pool
         self.versions: Versions | None = None
         try:
-            self.channel = crew.start(environments, board_bytes(self.size), self._note)
+            self.channel = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone = self.channel.everyone
-            self._post = Post(self._crew, self.channel, self.directory)
-            self.rouse = self.channel.rouse
+            self._post = Post(self._pool, self.channel, self.directory)
+            self.wake_early = self.channel.wake_early
             self.state = State.READY
             _engines.add(self)
             if on_gpus or self.has_hosts:
                 self.versions = Versions(self.allocate(Versions.NBYTES))
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if not isinstance(error, OSError | RuntimeError):
-                raise
-            raise SessionError(
-                f"{counted(self.size, 'worker')} could not be started ({error}): start fewer, or raise "
-                f"the limits of open files (ulimit -n) and processes (ulimit -u)."
-            ) from error
+            raise
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
-        return self._crew.pids
+        return self._pool.pids
 
     def host_of(self, rank: int) -> str:
         """The name of a rank's host; empty if there is one host."""
-        return self._crew.host_of(rank)
+        return self._pool.host_of(rank)
 
     def host_number(self, rank: int) -> int:
         """The number of a rank's host."""
-        return next(number for number, ranks in enumerate(self._crew.hosts) if rank in ranks)
+        return next(number for number, ranks in enumerate(self._pool.hosts) if rank in ranks)
 
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
         if self.state is State.CLOSED:
-            raise SessionClosed(
-                "this session was closed: call fork() for a new one, and make data and variables anew."
-            )
+            raise SessionClosed(self._why_closed)
         if self.state is State.BROKEN:
             raise SessionBroken(
                 f"this session is broken: {self._why_broken} Call close() and then fork() for a "
@@ -189,8 +188,7 @@ class Engine:
 
     def adopt(self, segment: Segment, called: str = "") -> Segment:
         """Tell the workers when *segment* is gone; status lines say what it holds as *called*."""
-        self.directory.watch(segment, segment.number, called)
-        return segment
+        return self.directory.adopt(segment, called)
 
     def _note(self, segment: int, text: str) -> None:
         """Say what a segment does between hosts."""
@@ -221,20 +219,23 @@ class Engine:
         timeout: float | None = None,
         lane: Lane | None = None,
     ) -> list[Any]:
-        """Send *command* (an object, or one already pickled) to the ranks of *lane*, or to all; returns
-        their replies.
+        """Send *command* (an object, or one already pickled, which names *segments*) to the ranks of
+        *lane*, or to all; returns their replies.
 
-        *segments* are those that it names.  *timeout*, in seconds, stands in for the session's.
+        *timeout*, in seconds, stands in for the session's.
 
         Raises: WorkerError, OutputError … if a rank failed, WorkerDied, CallTimeout, SessionClosed,
         SessionBroken; NeedsAll.
         """
-        payload = command if isinstance(command, bytes) else pickle.dumps(command, 5)
+        if isinstance(command, bytes):
+            payload, name = command, "transfer"
+        else:
+            payload, name = pickle.dumps(command, 5), type(command).__name__.lower()
+            segments = self.directory.segments(command)
         with self.lock:
-            self.turns.land()
+            self.turns.wait_for_all()
             if self.trace is None or self.trace.within:
                 return self.perform(payload, segments, on_tick, timeout, lane)
-            name = "transfer" if isinstance(command, bytes) else type(command).__name__.lower()
             with self.trace.call(name):
                 return self.perform(payload, segments, on_tick, timeout, lane)
 
@@ -268,7 +269,7 @@ class Engine:
             if trace is not None:
                 trace.mark("wait")
             wait = turns.releasing(lane.wait) if beside else lane.wait
-            ready = wait(deadline, self._crew.sentinels, on_tick)
+            ready = wait(deadline, self._pool.sentinels, on_tick)
             if ready:
                 self._check_alive(ready)
             if deadline is not None and (late := lane.unanswered()):
@@ -289,13 +290,15 @@ class Engine:
     # ── commands that last, while the main process goes on ───────────────────────────────────────
 
     @operation(unbroken=True)
-    def open(self, payload: bytes, segments: Sequence[tuple[Segment, Access]], lasting: Lasting) -> None:
+    def open(
+        self, payload: bytes, segments: Sequence[tuple[Segment, Access]], opened: OpenCommand
+    ) -> None:
         """Send a command, and go on; the caller holds the lock, and has settled.
 
-        Before any other command *lasting* is paused.
+        Before any other command *opened* is paused.
         """
         self.interrupted = self.everyone.members
-        self._open = lasting
+        self._open = opened
         try:
             if self.trace is not None:
                 self.trace.mark("send", self.everyone.ranks)
@@ -319,7 +322,7 @@ class Engine:
         try:
             if trace is not None:
                 trace.mark("wait")
-            self._check_alive(self.everyone.wait_for(condition, deadline, self._crew.sentinels, on_tick))
+            self._check_alive(self.everyone.wait_for(condition, deadline, self._pool.sentinels, on_tick))
             if trace is not None:
                 trace.mark("collect")
         except BaseException:
@@ -330,16 +333,16 @@ class Engine:
         """The replies to the command that was open; Failed among them."""
         self.interrupted = _NOBODY
         self._open = None
-        return self._answers.loaded(self.everyone)
+        return self._answers.unpickled(self.everyone)
 
     def abandon(self, limit: float | None = None) -> None:
         """Give the last command up, and interrupt the ranks that have not answered.
 
         Raises: CallTimeout if it was given up after *limit* seconds.
         """
-        lasting, self._open = self._open, None
-        if lasting is not None:
-            lasting.lose()
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.lose()
         late = None if limit is None else self._post.late(self.everyone.unanswered(), limit)
         self._give_up(self.everyone)
         if late is not None:
@@ -349,7 +352,7 @@ class Engine:
         """Pass descriptors to all workers, as pairs ``(number, fd)``."""
         with uninterrupted():
             for rank in range(self.size):
-                self._crew.pass_descriptors(rank, numbered)
+                self._pool.pass_descriptors(rank, numbered)
 
     # ── when things go wrong ─────────────────────────────────────────────────────────────────────
 
@@ -362,9 +365,9 @@ class Engine:
     def _abandon(self, lane: Lane) -> None:
         """Interrupt the ranks of *lane* that have not answered its last command."""
         if self.state is State.READY and self._begun:
-            lane.disclaim()
+            lane.give_up()
             self.channel.wake_all()
-            self._crew.interrupt(lane.unanswered())
+            self._pool.interrupt(lane.unanswered())
 
     @operation(unbroken=True)
     def settle(self, limit: float | None = None) -> None:
@@ -399,7 +402,7 @@ class Engine:
             nudge = time.monotonic() + _QUIET
             until = nudge if deadline is None else min(nudge, deadline)
             settled = functools.partial(_has_answered, lane)
-            wait = functools.partial(lane.wait_for, settled, until, self._crew.sentinels)
+            wait = functools.partial(lane.wait_for, settled, until, self._pool.sentinels)
             self._check_alive(wait() if self.turns.own is None else self.turns.released(wait))
             late = lane.unanswered()
             if not late:
@@ -415,12 +418,12 @@ class Engine:
         if not ready:
             return
         self.require_ready()  # another thread may have called close()
-        died = self._crew.death(ready[0])
+        died = self._pool.death(ready[0])
         self._why_broken = str(died).partition(". ")[0] + "."
         if self._open is not None:
             died.args = (f"{self._open.doing(died.ranks)}{died}",)
         self.state = State.BROKEN
-        self._crew.kill()
+        self._pool.kill()
         raise died
 
     # ── traces ───────────────────────────────────────────────────────────────────────────────────
@@ -431,7 +434,7 @@ class Engine:
         Raises: InvalidValue while another trace goes on; SessionClosed, SessionBroken.
         """
         with self.lock:
-            self.turns.land()
+            self.turns.wait_for_all()
             self.require_ready()
             if self.trace is not None:
                 raise InvalidValue(
@@ -449,7 +452,7 @@ class Engine:
         if trace is None:
             return
         with self.lock:
-            self.turns.land()
+            self.turns.wait_for_all()
             if self.trace is not trace:
                 return
             self.trace = None
@@ -473,16 +476,16 @@ class Engine:
         """
         deadline = time.monotonic() + _GRACE
         held = self.lock.acquire(timeout=_GRACE)
-        landed = held and self.turns.land(deadline)
+        all_over = held and self.turns.wait_for_all(deadline)
         try:
             state, self.state = self.state, State.CLOSED
             if state is not State.CLOSED:
-                if landed:
+                if all_over:
                     self.end_trace_quietly(self.trace)
-                if state is State.READY and landed and not self.everyone.unanswered():
+                if state is State.READY and all_over and not self.everyone.unanswered():
                     self.everyone.send(pickle.dumps(Exit(), 5), b"")
-                    self._crew.ended(_GRACE)
-                self._crew.kill()
+                    self._pool.ended(_GRACE)
+                self._pool.kill()
             elif not self._owing:
                 return
         finally:
@@ -491,14 +494,14 @@ class Engine:
         self._owing = goes_on(self, sys._getframe())
         if not self._owing:
             with self.lock:  # a call of another thread has seen the workers die
-                self.turns.land()
+                self.turns.wait_for_all()
                 self.end_trace_quietly(self.trace)
                 self._give_back()
 
     def _give_back(self) -> None:
         _engines.discard(self)
-        self.rouse = self.require_ready
-        self._crew.close()
+        self.wake_early = self.require_ready
+        self._pool.close()
         self.at_close.close()
         self.versions = None  # which holds memory
 
@@ -506,13 +509,15 @@ class Engine:
         """In a fork of the main process: the workers are the parent's; let go of their lifelines."""
         self.lock = threading.RLock()
         self.turns = Turns(self.lock, self.size, None)
-        self.state, self.rouse = State.CLOSED, self.require_ready
+        self.state, self.wake_early = State.CLOSED, self.require_ready
+        self._why_closed = _PARENTS
         self.trace = None
-        self._crew.release()
+        self._pool.release()
 
 
 def _has_answered(lane: Lane) -> bool:
-    """Whether its ranks have answered what each of them was sent, if an interrupt came between, too."""
+    """Whether the ranks of *lane* have answered what each was sent, if an interrupt came between,
+    too."""
     return not lane.unanswered()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ from ...errors import (
     ranks_in_words,
 )
 from ...messages import Failed, Phase
-from ...packing.exceptions import loaded
+from ...packing.exceptions import unpickled
 from ...packing.tracebacks import shown
+from ...values.foreign import is_outcome
 
 _DOING = {
     Phase.WAITING: "has not begun",
@@ -38,8 +40,10 @@ def first_failure(replies: Sequence[Any], ranks: Sequence[int]) -> tuple[int, Fa
 
 def worker_error(
     replies: Sequence[Any], ranks: Sequence[int], host_of: Callable[[int], str], where: str = ""
-) -> SynkroError:
+) -> BaseException:
     """The exception of the first failure; *where* it was is told after the name of the function.
+
+    What pytest.skip(), pytest.fail() and the like raise is that itself: no ``except`` is to catch it.
 
     *host_of* tells the name of a rank's host, where there are several.
     """
@@ -47,8 +51,12 @@ def worker_error(
     rank, first = first_failure(replies, ranks)
     original: BaseException | None = None
     if first.pickled is not None:
-        original = loaded(first.pickled)
+        original = unpickled(first.pickled)
     if first.usage and isinstance(original, SynkroError):
+        return original
+    trace = RemoteTraceback(shown(first.traceback))
+    if original is not None and is_outcome(original):
+        original.__cause__ = trace
         return original
     name = f" in the function {first.function!r}" if first.function else ""
     others = f" ({count} ranks failed; this is the first)" if count > 1 else ""
@@ -57,13 +65,18 @@ def worker_error(
         hint = " (inputs are read-only inside functions: copy before you write)"
     elif "No matching definition" in first.summary and "readonly" in first.summary:
         hint = " (inputs are read-only inside functions: leave numba's signature out, or copy)"
-    kinds = map(loaded, first.kinds)  # the nearest that is known here
+    elif isinstance(original, OSError) and original.errno in (errno.EMFILE, errno.ENFILE):
+        hint = (
+            " (the worker has no descriptor left: close what functions open there, or raise the limit, "
+            "ulimit -n, before fork())"
+        )
+    kinds = map(unpickled, first.kinds)  # the nearest that is known here
     kind = type(original) if original is not None else next(filter(None, kinds), None)
     host = host_of(rank)
     at = f" ({host})" if host else ""
     message = f"rank {rank}{at} failed{name}{where}: {first.summary}{hint}{others}"
     error = raised_in_worker(kind, message, rank, first.function, original, host)
-    error.__cause__ = RemoteTraceback(shown(first.traceback))
+    error.__cause__ = trace
     return error
 
 

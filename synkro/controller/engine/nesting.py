@@ -1,4 +1,8 @@
-"""Who is in the middle of what: signal handlers and finalizers run between any two steps of a call."""
+"""Who is in the middle of what: signal handlers and finalizers run between any two steps of a call.
+
+The frames of the stack say so.  Marks would have to be set and taken away, and an interrupt between two
+steps leaves one behind, or finds none yet.
+"""
 
 from __future__ import annotations
 

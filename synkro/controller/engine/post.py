@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...errors import CallTimeout, InternalError
 from ...ipc.block import AREA
 from ...ipc.channel import Controller, Lane
-from ...ipc.crew import SOCKET_PATIENCE, Crew
+from ...ipc.pool import SOCKET_PATIENCE, WorkerPool
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...messages import Indirect
@@ -22,8 +22,8 @@ Segments = Sequence[tuple[Segment, Access]]
 class Post:
     """Sends commands: descriptors of new segments over the sockets, the rest through the block."""
 
-    def __init__(self, crew: Crew, channel: Controller, directory: Directory) -> None:
-        self._crew = crew
+    def __init__(self, pool: WorkerPool, channel: Controller, directory: Directory) -> None:
+        self._pool = pool
         self._channel = channel
         self._directory = directory
 
@@ -36,11 +36,10 @@ class Post:
         """
         directory = self._directory
         if len(payload) > AREA // 2:
-            segment = Segment.create(directory.number(), len(payload))
-            directory.watch(segment, segment.number)
+            segment = directory.adopt(Segment.create(directory.number(), len(payload)))
             segment.base[:] = memoryview(payload)
-            region = Region(segment.number, 0, (len(payload),), "|u1")
-            payload, segments = pickle.dumps(Indirect(region), 5), [*segments, (segment, Access.READ)]
+            command = Indirect(Region(segment.number, 0, (len(payload),), "|u1"))
+            payload, segments = pickle.dumps(command, 5), [*segments, *directory.segments(command)]
         news = directory.news(segments, lane.ranks) if segments or directory.gone else None
         if news is None:
             lane.send(payload, b"")
@@ -53,7 +52,7 @@ class Post:
                     (s.number, s.fd) for s, _ in news.new.values() if not directory.has(rank, s.number)
                 ]
                 try:
-                    self._crew.pass_descriptors(rank, new)
+                    self._pool.pass_descriptors(rank, new)
                 except TimeoutError:
                     raise self.late([rank], SOCKET_PATIENCE) from None
             lane.send(payload, news.housekeeping)
@@ -61,6 +60,6 @@ class Post:
 
     def late(self, ranks: Sequence[int], limit: float) -> CallTimeout:
         """What to raise when *ranks* have not answered within *limit* seconds."""
-        pids, host_of, whereabouts = self._crew.pids, self._crew.host_of, self._channel.whereabouts
+        pids, host_of, whereabouts = self._pool.pids, self._pool.host_of, self._channel.whereabouts
         standing = [Late(rank, pids[rank], host_of(rank), *whereabouts(rank)) for rank in ranks]
         return call_timeout(standing, limit)

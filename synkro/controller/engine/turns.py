@@ -1,4 +1,4 @@
-"""Whose turn it is: which operations of the program's threads use which ranks.
+"""Turns: which operations of the program's threads use which ranks.
 
 An operation is a call, a collective, a distribution …  Whoever does the main process's part of one
 holds the lock of the engine.  Most operations use all ranks, and hold the lock to their end.  One on
@@ -24,9 +24,12 @@ from typing import Any, ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# C functions, between whose steps there is no place for an interrupt
+# Whose an RLock is, and letting go of one that is held several times, are private in CPython, made for
+# ``threading.Condition``.  A count of our own would be wrong after an interrupt between the lock's step
+# and ours: in these C functions there is no place for one.
 _ACQUIRE = methodcaller("acquire", True, 0.05)
-_RELEASE = methodcaller("_release_save")  # of a lock that is held several times, as for a Condition
+_IS_OWNED = methodcaller("_is_owned")
+_RELEASE = methodcaller("_release_save")
 
 
 class NeedsAll(Exception):
@@ -34,12 +37,12 @@ class NeedsAll(Exception):
 
 
 class Turn:
-    """That of this thread, on some ranks.
+    """The turn of one thread, on some ranks.
 
     Attributes:
-        ranks: they are this operation's; the others are not.
+        ranks: those of the thread's operation; the others are not.
         lock: held as long as the turn lasts.
-        lasts: whether it does, as far as is known: ``wait`` finds out.
+        lasts: whether the turn does, as far as is known: ``wait`` finds out.
     """
 
     def __init__(self, ranks: frozenset[int]) -> None:
@@ -48,7 +51,7 @@ class Turn:
         self.lasts = True
 
     def end(self) -> None:
-        """It has ended."""
+        """The turn has ended."""
         self.lasts = False
 
     def give_up(self) -> frozenset[int]:
@@ -61,7 +64,7 @@ class Turn:
         self.ranks = ranks
 
     def wait(self) -> None:
-        """Wait until it has ended, or for a moment: it may have given up its ranks before."""
+        """Wait until the turn has ended, or for a moment: it may have given up its ranks before."""
         held: list[bool] = []
         try:
             held.extend(map(_ACQUIRE, (self.lock,)))
@@ -84,23 +87,28 @@ class Turns:
         limit."""
         self.limit = self._usual = timeout
         self.line: list[Turn] = []
-        self._landed: int | None = None  # the thread that landed, if no turn has begun since
+        self._waited: int | None = None  # the thread that waited for all, if no turn has begun since
         self._lock = lock
         self._everyone = frozenset(range(size))
 
     @property
     def own(self) -> Turn | None:
-        """This thread's; None in an operation on all ranks."""
-        return next((turn for turn in self.line if turn.lock._is_owned()), None)
+        """This thread's turn; None in an operation on all ranks."""
+        return next((turn for turn in self.line if _IS_OWNED(turn.lock)), None)
+
+    @property
+    def inside(self) -> bool:
+        """Whether this thread is in the middle of an operation."""
+        return bool(_IS_OWNED(self._lock))
 
     @property
     def go_on(self) -> bool:
-        """Whether there are some."""
+        """Whether some turns go on."""
         return any(turn.lasts for turn in self.line)
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Those that this thread's operation may use."""
+        """The ranks that this thread's operation may use."""
         own = self.own if self.line else None
         return self._everyone if own is None else own.ranks
 
@@ -130,15 +138,15 @@ class Turns:
             self.released(other.wait)
             if deadline is not None and time.monotonic() >= deadline:
                 return
-        self._landed = None
+        self._waited = None
 
-    def land(self, deadline: float | None = None) -> bool:
+    def wait_for_all(self, deadline: float | None = None) -> bool:
         """Wait until no turn is left, or until the *deadline*; in a turn do nothing.
 
         As long as the caller holds the engine's lock, none begins.  Returns whether none is left.
         """
         thread = threading.get_ident()
-        if not self.line or self._landed == thread or self.own is not None:
+        if not self.line or self._waited == thread or self.own is not None:
             return True
         turn = Turn(self._everyone)
         with turn.lock:
@@ -146,7 +154,7 @@ class Turns:
                 self.take(turn, deadline)
                 if self._before(turn) is not None:
                     return False
-                self._landed = thread
+                self._waited = thread
                 return True
             finally:
                 turn.end()
@@ -157,7 +165,7 @@ class Turns:
 
         In the middle of an operation of this thread *action* is a part of that.
         """
-        if self._lock._is_owned():
+        if self.inside:
             return action()
         turn = Turn(ranks)
         with self._lock, turn.lock:
@@ -210,7 +218,7 @@ class Turns:
 
     @contextmanager
     def limited(self, seconds: float | None) -> Iterator[None]:
-        """In the block *seconds*, if given, are the limit.  It holds the lock."""
+        """In the block, which holds the lock, *seconds* are the limit, if given."""
         with self._lock:
             usual = self.limit
             try:

@@ -8,14 +8,14 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...errors import InvalidType, InvalidValue, UsageError, WorkerError
+from ...errors import InvalidType, UsageError, WorkerError, reason, shortened
 from ...messages import FunctionSpec
 from ...packing.kinds import NAME
-from ...packing.pickles import is_too_deep
+from ...packing.pickles import check_cause
 from ...packing.refused import advice, advice_on_loading
-from ...values.arrays import shortened
 from .parts import loading, pickling
-from .walk import Found, Parts
+from .registry import Parts
+from .walk import Found
 
 _PICKLE_RAISES = (TypeError, ValueError, RuntimeError, AttributeError, pickle.PicklingError)
 
@@ -40,42 +40,52 @@ def explain(
     error: Exception, specs: Mapping[int, FunctionSpec], found: Iterable[Found], parts: Parts
 ) -> None:
     """Raise an InvalidType that names the function among *specs*, or the object that was *found*, that
-    cannot be pickled; *parts* need not be."""
-    if is_too_deep(error):
-        raise InvalidValue(
-            "an object that functions use is nested too deeply to be pickled: pass what it is made of "
-            "as arrays, or make it in the function."
-        ) from None
+    cannot be pickled; *parts* need not be.
+
+    Raises also: SharedMemoryError if no descriptor is left.
+    """
+    check_cause(error, "what functions use")
     trial = _Trial(lambda value: pickling(value, parts), "cannot be pickled", lambda why: _ADVICE)
     for spec in specs.values():
         if isinstance(error, InvalidType) and trial.on(spec.fn) is not None:  # it says what to do
             raise InvalidType(
                 f"the function {spec.name!r} cannot be sent to the workers: {error}"
             ) from error
-        _explain_function(spec, trial)
+        _explain_function(spec, trial, found)
     if isinstance(error, UsageError):
         return
     _explain_object(found, trial)
     if isinstance(error, _PICKLE_RAISES):
         raise InvalidType(
-            f"what a function uses cannot be sent to the workers: {_reason(error)}. {_ADVICE}"
+            f"what a function uses cannot be sent to the workers: {reason(error)}. {_ADVICE}"
         ) from error
 
 
 def explain_loading(
     error: WorkerError, specs: Mapping[int, FunctionSpec], found: Iterable[Found], parts: Parts
 ) -> None:
-    """As ``explain``, of what was pickled, and which the workers could not make again."""
+    """Raise an InvalidType that names the function among *specs*, or the object that was *found*, that
+    was pickled, and that the workers could not make again."""
 
     how = "pickles here, and cannot be made again there"
     on, advised = loading(error), functools.partial(advice_on_loading, is_result=False)
     trial = _Trial(lambda value: on(value, parts), how, advised)
     for spec in specs.values():
-        _explain_function(spec, trial)
+        _explain_function(spec, trial, found)
     _explain_object(found, trial)
 
 
 def _explain_object(found: Iterable[Found], trial: _Trial) -> None:
+    each, why = _innermost(found, trial)
+    if each is not None and why is not None:
+        raise InvalidType(
+            f"{each.path!r}, {shortened(each.obj)}, which a function uses, {trial.how} "
+            f"({reason(why)}). {advice(each.obj) or trial.advice(why)}"
+        ) from why
+
+
+def _innermost(found: Iterable[Found], trial: _Trial) -> tuple[Found | None, Exception | None]:
+    """The first new object that fails, and that holds no other, with what it raises."""
     new = {id(each.obj): each for each in found if each.known is None}
     failing = {}
     for ident, each in new.items():
@@ -86,13 +96,11 @@ def _explain_object(found: Iterable[Found], trial: _Trial) -> None:
         if each.kind is not NAME and not any(
             ident in failing for some in each.inner.values() for ident in some
         ):
-            raise InvalidType(
-                f"{each.path!r}, {shortened(each.obj)}, which a function uses, {trial.how} "
-                f"({_reason(why)}). {advice(each.obj) or trial.advice(why)}"
-            ) from why
+            return each, why
+    return None, None
 
 
-def _explain_function(spec: FunctionSpec, trial: _Trial) -> None:
+def _explain_function(spec: FunctionSpec, trial: _Trial, found: Iterable[Found]) -> None:
     why = trial.on(spec.fn)
     if why is None:
         return
@@ -107,14 +115,15 @@ def _explain_function(spec: FunctionSpec, trial: _Trial) -> None:
         if not inspect.isfunction(part):
             break
     subject = f"{where}, {shortened(culprit)}," if where else "it"
+    hidden = where and "weakref" in str(why) and not advice(culprit)  # somewhere in it, by another name
+    inmost = _innermost(found, trial)[0] if hidden else None
+    if inmost is not None and inmost.obj is not culprit and not inspect.isroutine(inmost.obj):
+        subject += f" with {inmost.path}, {shortened(inmost.obj)},"
+        culprit = inmost.obj
     raise InvalidType(
         f"the function {spec.name!r} cannot be sent to the workers: {subject} {trial.how} "
-        f"({_reason(why)}). {advice(culprit) or trial.advice(why)}"
+        f"({reason(why)}). {advice(culprit) or trial.advice(why)}"
     ) from why
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
 
 
 def _parts(fn: Any) -> Iterator[tuple[str, Any]]:

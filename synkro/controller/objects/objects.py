@@ -9,47 +9,58 @@ send     one command to all ranks; then both sides agree
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, warn
+from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, shortened, warn
 from ...memory.departures import WhileThere
-from ...memory.segment import Segment, aligned
-from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Preserve, Renew
+from ...memory.segment import Segment, descriptors_for
+from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Renew
+from ...packing.code import is_own_name
+from ...packing.imported import kept_of_part
 from ...packing.kinds import (
     ARRAY,
     CLASS,
     DICT,
     FIXED,
     FUNCTION,
+    INSTANCE,
     KINDS,
     NAME,
     OPAQUE,
+    STATEFUL,
+    WHOLE,
     Contents,
     Digest,
     alike,
+    cached_names,
     is_plain,
     kind_of,
     same_contents,
     same_entries,
 )
-from ...packing.pickles import OUT_OF_BAND, NumberOf, Writer
-from ...plan.call import Access
-from ...values.arrays import checked_int, shortened
-from ..engine.engine import Engine, State
+from ...packing.pickles import Loader, Writer, numbered
+from ...plan.call import aligned
+from ...values.arrays import checked_int
+from ..engine.engine import Engine
+from .comparison import Assigned
 from .explain import explain, explain_loading
-from .glances import Assigned
-from .parts import find_parts, find_parts_of, loading
-from .remembered import UNKNOWN
-from .walk import Found, Known, Look, Registry, Walk
+from .known import UNKNOWN, Known, Snapshot, inner_first
+from .parts import find_parts, loading
+from .registry import Registry
+from .relied import Relied
+from .values import Values
+from .walk import Found, Walk
 from .watch import Watch
 from .words import contradiction, missed, uncompared
 
@@ -87,6 +98,8 @@ class Objects:
         self._watches: WhileThere[Watch, None] = WhileThere()
         self._registry = Registry(engine.directory.number, engine.directory.watch)
         self._functions: WhileThere[Any, Watch | None] = WhileThere()  # with what ``dump`` compares
+        self._relied = Relied()
+        self._by_value: weakref.WeakSet[type] = weakref.WeakSet()  # classes that go with each value
         self._numba: Any = None
         self._told: set[str] = set()  # the names of objects that are not compared at each call
 
@@ -101,18 +114,29 @@ class Objects:
         """Send *functions* (by number) and what they bring along, by the *command* for a parcel.
 
         Raises: InvalidType for what cannot be pickled, InvalidValue for what changed on both sides;
-        WorkerError if a worker cannot load them.
+        WorkerError if a worker cannot load them; SharedMemoryError.
         """
         walk = Walk(self._registry)
         roots = {}
-        for number, function in functions.items():
-            roots[number] = walk.visit(function.spec.fn, function.name)
-            roots[number] += walk.visit(function.spec.finish, function.name)
         specs = {number: function.spec for number, function in functions.items()}
+        with descriptors_for("what functions use cannot be sent to the workers"):
+            for number, function in functions.items():
+                roots[number] = walk.visit(function.spec.fn, function.name)
+                roots[number] += walk.visit(function.spec.finish, function.name)
         known = self._deliver(walk, command, specs, on_tick)
         for number, function in functions.items():
             function.hold([known[each] for each in roots[number] if each in known])
             self._functions[function] = None
+
+    def send_changes(self, function: Any) -> None:
+        """Send what has changed of all that *function*, which the workers have, uses.
+
+        Raises: as ``send``.
+        """
+        walk = Walk(self._registry)
+        roots = walk.visit(function.spec.fn, function.name)
+        known = self._deliver(walk, Renew)
+        function.hold([known[each] for each in roots if each in known])
 
     def watch(self, function: Any) -> Watch:
         """What the calls of *function* are to compare."""
@@ -123,15 +147,18 @@ class Objects:
                 self._engine.say(f"Synkro: {sentence}")
         return self._listed(watch)
 
-    def renew(self, function: Any, watch: Watch, view: Look | None = None) -> Watch:
+    def renew(
+        self, function: Any, watch: Watch, view: Snapshot | None = None, aside: bool = False
+    ) -> Watch:
         """Send what has changed of what a call of *function* compares; returns its watch from now on.
 
-        *view* is what the call is to see, where that is not what is there now.
+        *view* is what the call is to see, where that is not what is there now.  What has changed on both
+        sides is left *aside*, or an error.
         """
         if watch.due and view is None:
             return self._look_again(function, watch)
         while True:
-            changed = watch.changed() if view is None else list(view)
+            changed = watch.comparison.changed() if view is None else list(view)
             defined = watch.defined(changed)
             looked_at = {known for known, _, _ in changed}
             changed += [(k, k.kind.look(k.obj), None) for k in defined if k not in looked_at]
@@ -139,12 +166,12 @@ class Objects:
             walk = Walk(self._registry)
             news = {known for known, contents, _ in changed if not _is_as_known(known, contents)}
             walk.revisit(changed, (there & news) | set(defined))
-            self._deliver(walk, Renew)
+            self._deliver(walk, Renew, aside=aside)
             if watch.refresh() and not defined:
                 return watch
             # other objects are in these places, which may have changed since another function sent them
             watch = self._listed(watch.again())
-            if view is not None or not watch.changed():
+            if view is not None or not watch.comparison.changed():
                 return watch
 
     @contextlib.contextmanager
@@ -159,10 +186,10 @@ class Objects:
             if not alike((known.contents or {})[key], one.value):
                 entries.setdefault(known, {})[key] = one.value
         for one in assigned:  # until all ranks have them, and this side knows it
-            one.glance.last[one.at] = UNKNOWN
+            one.group.last[one.at] = UNKNOWN
         if entries:
             new = {known.number: contents for known, contents in entries.items()}
-            command = pickle.dumps(Assign(new, command), 5)
+            command = pickle.dumps(Assign(new, self._caching(entries), command), 5)
             for known, contents in entries.items():
                 known.assign(dict.fromkeys(contents, UNKNOWN))
             for other in self._watches:
@@ -180,23 +207,19 @@ class Objects:
         for known, contents in entries.items():
             known.assign(contents)
         for one in assigned:
-            one.glance.last[one.at] = one.value
+            one.group.last[one.at] = one.value
 
-    def _expire_all_watches(self) -> None:
-        """The next calls of all functions are to look closer."""
-        for watch in self._watches:
-            watch.expire()
-
-    def view(self, function: Any, watch: Watch) -> tuple[Watch, Look]:
+    def view(self, function: Any, watch: Watch) -> tuple[Watch, Snapshot]:
         """What a call that is submitted now is to see, beside the watch of *function* from now on.
 
-        Where other objects are than before, they are sent at once, which waits for the running call.
+        Where other objects are than before, or it is time to look at all, they are sent at once, which
+        waits for the running call.
         """
-        if watch.moved():
+        if watch.due or watch.moved():
             with self._engine.lock:
-                self._engine.turns.land()
+                self._engine.turns.wait_for_all()
                 watch = self.renew(function, watch)
-        return watch, watch.look()
+        return watch, watch.comparison.look()
 
     def _listed(self, watch: Watch) -> Watch:
         self._watches[watch] = None
@@ -209,37 +232,20 @@ class Objects:
         walk = Walk(self._registry, most=_LOOKED_AT)
         walk.visit(function.spec.fn, function.name)
         walk.visit(function.spec.finish, function.name)
-        changes = [c for c in (change_of(f, False) for f in walk.found.values()) if c is not None]
+        changes = _changes(walk, False, self._registry.parts)
         unseen = [
             change.known
             for change in changes
-            if watch.missed and not watch.notices(change.known, {*change.contents, *change.gone})
+            if watch.missed
+            and not watch.comparison.notices(change.known, {*change.contents, *change.gone})
         ]
-        unasked = [c for c in changes if _is_doubtful(c) and not watch.covers(c.known)]
-        for change in self._contradicted(unasked):
-            changes.remove(change)  # it has a life of its own there, and goes on with it
-            walk.found[id(change.known.obj)].look(change.known.contents)
+        unasked = [c for c in changes if _is_doubtful(c) and not watch.comparison.covers(c.known)]
+        _set_aside(self._contradicted(unasked), changes, walk)
         self._deliver(walk, Renew)
         unseen = [known for known in unseen if any(change.known is known for change in changes)]
         if unseen:
             warn(missed(unseen, function.name))
         return self._listed(watch.after_look(time.monotonic() - start))
-
-    @contextlib.contextmanager
-    def preserved(self, function: Any) -> Iterator[Callable[[], Any]]:
-        """A block in which the workers keep what *function* can change, for ``check``.
-
-        Yields what puts it back; after an exception it is put back, too.
-        """
-        numbers = tuple(known.number for known in reached(function.roots))
-        self._engine.run(Preserve(numbers, restore=False, keep=True))
-        try:
-            yield lambda: self._engine.run(Preserve(numbers, restore=True, keep=True))
-        except BaseException:
-            if self._engine.state is State.READY:
-                self._engine.run(Preserve((), restore=True, keep=False))
-            raise
-        self._engine.run(Preserve((), restore=False, keep=False))
 
     # ── by hand ──────────────────────────────────────────────────────────────────────────────────
 
@@ -256,7 +262,7 @@ class Objects:
         InvalidType for what cannot be pickled.
         """
         with self._engine.lock:
-            self._engine.turns.land()
+            self._engine.turns.wait_for_all()
             self._engine.require_ready()
             self._require_known(obj, "push")
             walk = Walk(self._registry)
@@ -277,31 +283,45 @@ class Objects:
         if rank is not None:
             place = checked_int(rank, "rank", 0, self._engine.size - 1)
         with self._engine.lock:
-            self._engine.turns.land()
+            self._engine.turns.wait_for_all()
             self._engine.require_ready()
             known = self._require_known(obj, "fetch")
             replies = self._engine.run(Fetch(known.number, place))
         return self.load(replies[place].pickle)
 
-    def dump(self, value: Any, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
-        """*value*, pickled for the workers, beside buffers of *least* bytes: it is a value there,
-        whatever objects functions use."""
-        writer = self._writer(self._registry, least)
+    def values(self, least: int) -> Values:
+        """What pickles values for the workers, one by one, beside buffers of *least* bytes."""
+        writer = functools.partial(self._registry.value_writer, self._compiled, least)
+        return Values(self._registry, writer, self._introduce, self._rely)
+
+    def _rely(self, objects: Mapping[int, Any]) -> None:
+        """Values rely on *objects* that the workers have: send what has changed of these."""
+        if self._relied.add(objects, self._registry):
+            self._functions[self._relied] = None
+        self._renew_all()
+
+    def _introduce(self, classes: Mapping[int, type]) -> bool:
+        """Have the workers know *classes*, by id, of values; returns whether they do."""
+        if self._relied.is_full or not self._by_value.isdisjoint(classes.values()):
+            return False
+        walk, several = Walk(self._registry), tuple(classes.values())
+        number = self._engine.directory.number()  # by which the workers hold them
+        self._engine.directory.watch(self._relied, number)
         try:
-            writer.write(value)
-        except Exception:
-            if not find_parts_of(value, self._registry):
-                raise
-            return self.dump(value, least)
-        if writer.relies:
-            self._renew_all()
-        return writer.stream, writer.buffers
+            walk.visit(several, self._relied.name)
+            known = self._deliver(walk, Renew, {number: FunctionSpec(self._relied.name, several, None)})
+        except (UsageError, WorkerError):  # they go with each value, as far as they can
+            self._by_value.update(classes.values())
+            return False
+        self._rely(classes)
+        return all(ident in known for ident in classes)
 
     def _renew_all(self) -> None:
         """Send what has changed of all that functions use: a value that is sent uses it, too."""
         for function in self._functions:
             watch = self._functions.get(function) or self.watch(function)
-            self._functions[function] = watch if watch.same() else self.renew(function, watch)
+            watch = watch if watch.same() else self.renew(function, watch, aside=True)
+            self._functions[function] = watch
 
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""
@@ -334,13 +354,18 @@ class Objects:
         specs: Mapping[int, FunctionSpec] = _NO_SPECS,
         on_tick: Callable[[], None] | None = None,
         forced: bool = False,
+        aside: bool = False,
     ) -> dict[int, Known]:
         """Bring the workers up to date; returns all that they have of what was walked, by id."""
         _forget_parts(self._registry, walk)
-        changes = [c for c in (change_of(f, forced) for f in walk.found.values()) if c is not None]
+        changes = _changes(walk, forced, self._registry.parts)
         if not forced:
-            for change in self._contradicted([c for c in changes if _is_doubtful(c)]):
-                raise InvalidValue(self._contradiction(change.known))
+            contradicted = self._contradicted([c for c in changes if _is_doubtful(c)])
+            if contradicted and not aside:
+                one = contradicted[0].known
+                users = {f.name for f in self._functions if one in reached(f.roots)}
+                raise InvalidValue(contradiction(one, users))
+            _set_aside(contradicted, changes, walk)
         altered = [walk.found[id(change.known.obj)] for change in changes]
         new = {ident: found for ident, found in walk.found.items() if found.known is None}
         has = {ident: f.known for ident, f in walk.found.items() if f.known is not None}
@@ -355,12 +380,13 @@ class Objects:
                 return self._deliver(walk.again(), command, specs, on_tick, forced)
             explain(error, specs, walk.found.values(), self._registry.parts)
             raise
-        parcel, segments = self._parcel(writer)
-        self._expire_all_watches()
+        parcel, _memory = _parcel(self._engine, writer)
+        for watch in self._watches:
+            watch.expire()
         for change in changes:  # until all ranks have them, and this side knows it
-            change.known.doubt()
+            change.known.forget_contents()
         try:
-            self._engine.run(command(parcel), segments, on_tick=on_tick)
+            self._engine.run(command(parcel), on_tick=on_tick)
         except WorkerError as error:
             if find_parts(walk, self._registry.parts, loading(error)):
                 return self._deliver(walk.again(), command, specs, on_tick, forced)
@@ -373,9 +399,9 @@ class Objects:
                 key: [known[each] for each in ids if each in known] for key, ids in found.inner.items()
             }
             self._registry.keep(one)
-            one.agree(found.contents, inner)
+            one.agree(found.contents, inner, found.sample)
             if (ident in new or found in altered) and _was_written_to(found):
-                one.doubt()
+                one.forget_contents()
         self._registry.settle(list(known.values()))
         return known
 
@@ -388,47 +414,58 @@ class Objects:
         specs: Mapping[int, FunctionSpec],
     ) -> dict[int, Known]:
         """Write the stream of a delivery; returns the objects that are new to the workers, by id."""
-        writer.write(len(specs))
+        writer.dump(len(specs))
         for item in specs.items():
-            writer.write(item)
+            writer.dump(item)
         names, others = [], {}
         known: dict[int, Known] = {}
         for ident, found in new.items():
-            one = self._registry.add(found)
+            one = self._registry.add(found.obj, found.kind, found.path)
             if found.kind is NAME:
                 known[ident] = one
                 space = self._registry.space(found.obj.names)
                 names.append((one.number, space, found.obj.name, found.contents))
             else:
                 others[ident] = one
-        writer.write(names)
-        writer.write([(c.known.number, _travelling(c), c.gone, c.whole) for c in changes])
-        writer.write(writer.movable)
+        writer.dump(names)
+        ordered = _inner_first(changes, walk)
+        caching = self._caching(change.known for change in changes)
+        writer.dump(([change.known.number for change in ordered], caching))
+        for change in ordered:
+            obj = change.known.obj if change.values is None else change.values
+            contents = change.known.kind.travelling(obj, change.contents)
+            writer.dump((contents, change.gone, change.whole))
+        writer.dump(writer.movable)
         placed = []
         places = writer.places(one.obj for one in others.values())
         for (ident, one), place in zip(others.items(), places, strict=True):
             if place is not None:
                 known[ident] = one
                 placed.append((place, one.number, KINDS.index(one.kind)))
-        writer.write(placed)
+        writer.dump(placed)
         return known
 
+    def _caching(self, changed: Iterable[Known]) -> list[int]:
+        """The numbers of objects that keep what they have computed of what has *changed*."""
+        every = list(self._registry.caching)
+        found = set(changed) if every else set()
+        return [one.number for one in every if not found.isdisjoint(reached([one]))]
+
     def _contradicted(self, changes: Sequence[Change]) -> list[Change]:
-        """Those of *changes* that are of what a worker has changed, too, and not alike."""
-        if not changes:
-            return []
-        writer = self._writer()
-        writer.write([(c.known.number, c.before, _comparable(c), _known_keys(c)) for c in changes])
-        parcel, segments = self._parcel(writer)
-        replies = self._engine.run(Compare(parcel), segments)
-        differ = zip(*(reply.differs for reply in replies), strict=True)
-        return [change for change, each in zip(changes, differ, strict=True) if any(each)]
+        """The *changes* of what a worker has changed, too, and not alike."""
+        for comparable in (_comparable, _digested):
+            if not changes:
+                break
+            writer = self._writer()
+            writer.dump([(c.known.number, c.before, comparable(c), _known_keys(c)) for c in changes])
+            parcel, _memory = _parcel(self._engine, writer)
+            replies = self._engine.run(Compare(parcel))
+            differ = zip(*(reply.differs for reply in replies), strict=True)
+            changes = [change for change, each in zip(changes, differ, strict=True) if any(each)]
+        return list(changes)
 
-    def _contradiction(self, known: Known) -> str:
-        return contradiction(known, {f.name for f in self._functions if known in reached(f.roots)})
-
-    def _writer(self, numbers: NumberOf | None = None, least: int = OUT_OF_BAND) -> Writer:
-        return self._registry.writer(numbers or self._registry.numbers, self._compiled, least)
+    def _writer(self) -> Writer:
+        return self._registry.writer(self._compiled)
 
     def _compiled(self, fn: Any) -> Any:
         """How a function of numba's is pickled."""
@@ -438,20 +475,6 @@ class Objects:
             self._numba = Compilations()
         return self._numba.reduced(fn)
 
-    def _parcel(self, writer: Writer) -> tuple[Parcel, list[tuple[Segment, Access]]]:
-        """The stream; its big buffers go once into memory that all workers map."""
-        if not writer.buffers:
-            return Parcel(writer.stream, None, ()), []
-        segment = self._engine.allocate(sum(aligned(b.nbytes) for b in writer.buffers))
-        spans = []
-        end = 0
-        for buffer in writer.buffers:
-            stop = end + buffer.nbytes
-            segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
-            spans.append((end, stop))
-            end = aligned(stop)
-        return Parcel(writer.stream, segment.number, tuple(spans)), [(segment, Access.COPY)]
-
     def close(self) -> None:
         """Close the file of numba's machine code, if there is one."""
         if self._numba is not None:
@@ -459,15 +482,42 @@ class Objects:
             self._numba = None
 
 
-class _Copy(pickle.Unpickler):
+def _parcel(engine: Engine, writer: Writer) -> tuple[Parcel, Segment | None]:
+    """The stream; its big buffers go once into memory that all workers map, as long as that is held."""
+    if not writer.buffers:
+        return Parcel(writer.stream, None, ()), None
+    segment = engine.allocate(sum(aligned(b.nbytes) for b in writer.buffers))
+    spans = []
+    end = 0
+    for buffer in writer.buffers:
+        stop = end + buffer.nbytes
+        segment.base[end:stop] = np.frombuffer(buffer, np.uint8)
+        spans.append((end, stop))
+        end = aligned(stop)
+    return Parcel(writer.stream, segment.number, tuple(spans)), segment
+
+
+class _Copy(Loader):
     """Loads a copy from a worker."""
 
     def __init__(self, stream: bytes, buffers: Iterable[Any], objects: Mapping[int, Any]) -> None:
         super().__init__(io.BytesIO(stream), buffers=buffers)
         self._objects = objects
 
-    def persistent_load(self, pid: Any) -> Any:
-        return self._objects[pid] if isinstance(pid, int) else sys.modules[pid]
+    def find_class(self, module: str, name: str) -> Any:
+        if module == numbered.__module__:
+            if name == "numbered":
+                return self._objects.__getitem__
+            if name == "space":
+                return sys.modules.__getitem__
+        return super().find_class(module, name)
+
+
+def _set_aside(contradicted: Sequence[Change], changes: list[Change], walk: Walk) -> None:
+    """Leave out of *changes* what has a life of its own on the workers, and goes on with it."""
+    for change in contradicted:
+        changes.remove(change)
+        walk.found[id(change.known.obj)].look(change.known.contents)
 
 
 def _forget_parts(registry: Registry, walk: Walk) -> None:
@@ -496,7 +546,14 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
         registry.forget(part.obj)
         part.forget()
         for holder in holders:
-            holder.doubt()
+            holder.forget_contents()
+
+
+def _changes(walk: Walk, forced: bool, parts: Container[int]) -> list[Change]:
+    """What is to change on the workers; of *parts*, by id, what they have taken over."""
+    ways = ((_change_of_part if ident in parts else change_of, f) for ident, f in walk.found.items())
+    changes = (way(found, forced) for way, found in ways)
+    return [change for change in changes if change is not None]
 
 
 def change_of(found: Found, forced: bool) -> Change | None:
@@ -518,6 +575,35 @@ def change_of(found: Found, forced: bool) -> Change | None:
         return None
     old = {key: before[key] for key in (*changed, *gone) if key in before}
     return Change(known, changed, gone, old, False, found.values)
+
+
+def _change_of_part(found: Found, forced: bool) -> Change | None:
+    """What is to change of an object that the workers have made by an import, of what they have taken
+    over of it; None for nothing."""
+    known = found.known
+    if known is None or known.kind not in (CLASS, INSTANCE):
+        return None
+    there = {key: value for key, value in (known.contents or {}).items() if value is not UNKNOWN}
+    now, before = kept_of_part(known.kind, found.contents), kept_of_part(known.kind, there)
+    changed = {k: v for k, v in now.items() if forced or k not in before or not alike(before[k], v)}
+    gone = tuple(key for key in before if key not in found.contents)
+    return Change(known, changed, gone, before, False) if changed or gone else None
+
+
+def _inner_first(changes: Sequence[Change], walk: Walk) -> list[Change]:
+    """*changes*, in the order in which they are made: what an object holds before the object itself,
+    which may copy it when it takes over a state."""
+    by_id = {id(change.known.obj): change for change in changes}
+    whole = {ident for ident, change in by_id.items() if change.known.kind in (OPAQUE, STATEFUL)}
+    ordered = [change for ident, change in by_id.items() if ident not in whole]
+    others = inner_first(whole, functools.partial(_held, walk), set())
+    return ordered + [by_id[ident] for ident in others if ident in whole]
+
+
+def _held(walk: Walk, ident: int) -> Iterable[int]:
+    """The ids of what an object holds."""
+    found = walk.found.get(ident)
+    return () if found is None else chain.from_iterable(found.inner.values())
 
 
 def _is_as_known(known: Known, contents: Contents) -> bool:
@@ -544,17 +630,30 @@ def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:
 
 
 def _is_doubtful(change: Change) -> bool:
-    """Whether the workers may have changed the same: numbers and strings are sent all the same."""
-    known = change.known
-    if known.contents is None or known.kind in (NAME, FUNCTION):
+    """Whether the workers may have changed what *change* does: numbers and strings are sent all the
+    same."""
+    known, asked = change.known, _asked(change)
+    if known.contents is None or known.kind in (NAME, FUNCTION) or not asked:
         return False
-    values = (*change.contents.values(), *change.before.values())
+    values = [held[key] for held in (change.contents, change.before) for key in asked if key in held]
     return not known.kind.apart or not all(map(is_plain, values))
 
 
-def _travelling(change: Change) -> Contents:
-    obj = change.known.obj if change.values is None else change.values
-    return change.known.kind.travelling(obj, change.contents)
+def _asked(change: Change) -> list[Any]:
+    """The entries of which workers are asked whether they have changed them: not those that an object
+    sets by itself, where nothing was, to keep what it computes."""
+    keys, cls = [*change.contents, *change.gone], type(change.known.obj)
+    if change.known.kind is DICT and "cache" in change.known.path.lower():
+        return [key for key in keys if change.before.get(key) is not None]
+    if change.known.kind not in (INSTANCE, STATEFUL) or is_own_name(cls.__module__):
+        return keys
+    cached = cached_names(cls)
+    return [
+        key
+        for key in keys
+        if change.before.get(key) is not None
+        or not (isinstance(key, str) and (key.startswith("_") or key in cached))
+    ]
 
 
 def _comparable(change: Change) -> Contents | None:
@@ -563,10 +662,14 @@ def _comparable(change: Change) -> Contents | None:
     return change.contents if flat else None
 
 
+def _digested(change: Change) -> Contents:
+    """The new contents, of what holds objects the digests: both sides may have made the same."""
+    return {k: v if _is_flat(v) else OPAQUE.look(v)[WHOLE] for k, v in change.contents.items()}
+
+
 def _known_keys(change: Change) -> list[Any]:
     """The entries of which the workers have what they were given."""
-    keys = (*change.contents, *change.gone)
-    return [key for key in keys if change.before.get(key) is not UNKNOWN]
+    return [key for key in _asked(change) if change.before.get(key) is not UNKNOWN]
 
 
 def _is_flat(value: Any) -> bool:

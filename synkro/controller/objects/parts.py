@@ -16,7 +16,8 @@ from ...packing.imported import Part, made, name_of_kind, settle
 from ...packing.kinds import CLASS, NAME, WHOLE, attributes_of, is_plain, kind_of
 from ...packing.pickles import Reader, Space, Writer
 from ...packing.refused import advice
-from .walk import Found, Parts, Registry, Walk
+from .registry import Parts, Registry
+from .walk import Found, Walk
 
 Trial = Callable[[Any, Parts], Exception | None]
 """What is tried with a value, beside parts that need not succeed: returns what was raised."""
@@ -25,8 +26,8 @@ Trial = Callable[[Any, Parts], Exception | None]
 def written(value: Any, parts: Parts) -> Writer:
     """*value*, pickled as it would be for workers that have nothing yet.  Raises: whatever that does."""
     registry = Registry(count().__next__, lambda owner, number: None, parts)
-    writer = registry.writer({}, lambda fn: NotImplemented)
-    writer.write(value)
+    writer = registry.writer(lambda fn: NotImplemented)
+    writer.dump(value)
     return writer
 
 
@@ -84,7 +85,8 @@ def find_parts(walk: Walk, parts: Parts, tried: Trial = pickling) -> bool:
 
 
 def find_parts_of(value: Any, registry: Registry) -> bool:
-    """The same of a *value* that is sent by itself."""
+    """Add to the parts of *registry* what an import can make of a *value* that is sent by itself;
+    returns whether there is any."""
     walk = Walk(registry)
     with contextlib.suppress(UsageError):
         walk.visit(value, type(value).__name__)

@@ -6,21 +6,19 @@ function ─▶ globals, cells, defaults ─▶ dicts, lists, instances, modules
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import resolve_name
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec, resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, warn
-from ...memory.departures import call_with_last
 from ...packing.code import Uses, is_own, uses
-from ...packing.imported import Part, taken_over
+from ...packing.imported import kept_of_part
 from ...packing.kinds import (
     ARRAY,
     ATTRIBUTES,
@@ -38,36 +36,31 @@ from ...packing.kinds import (
     WHOLE,
     Contents,
     Kind,
-    Name,
     alike,
     are_alike_in_kind,
-    goes_by_number,
     holds_only_plain,
     inside,
     inside_of_opaque,
     is_crowd,
     is_data,
     is_for_program,
-    is_named,
     is_scalar,
     kind_of,
     look_through,
 )
-from ...packing.pickles import OUT_OF_BAND, NumberOf, Space, Writer
-from .remembered import Remembered, in_cycles
+from .known import Known, Snapshot
+from .registry import Registry
 
 _HEAVY = (ARRAY, TENSOR, OPAQUE, CROWD)  # what takes long to look at
+
+_LARGE = 1 << 24  # bytes of an array of which a sample is kept
+
+_SAMPLED = 4096  # elements of that
 
 _MANY = 1000  # entries of a container that is worth a look whether they are plain
 
 _LONG_PATH = 300  # characters of a path, which errors show
 
-
-_RECENT = 100
-"""So many containers that functions name, or close over, are kept when no function uses them."""
-
-_HEAVIEST = 1 << 26
-"""If they hold arrays of no more bytes."""
 
 GLOBALS = object()
 """Among the entries of a function, all globals that its code names."""
@@ -87,81 +80,6 @@ _KEYS = object()
 """Among the entries of a dict, its keys."""
 
 
-class Known:
-    """An object that the workers have.
-
-    Attributes:
-        number: its number.
-        obj: the object.
-        kind: its kind.
-        path: what it is called in errors: a name, and the way from there.
-        contents: what the workers took over of it last; None if nobody knows.
-        inner: the objects in each entry, which live on the workers as long as this.
-        space: of a function the space of its globals, which lives as long, too.
-        copied: whether a submitted call has brought a copy of what it was then.
-        kept: what remembers this as long as the program has the object; None for a name.
-    """
-
-    __slots__ = (
-        *("__weakref__", "_kept_of", "contents", "copied", "inner", "kept", "kind", "number", "obj"),
-        *("path", "space"),
-    )
-
-    def __init__(
-        self,
-        number: int,
-        obj: Any,
-        kind: Kind,
-        path: str,
-        space: Space | None,
-        kept: Remembered | None = None,
-        kept_of: Callable[[Any], Remembered | None] = lambda obj: None,
-    ) -> None:
-        """*kept_of* finds what is remembered of an object in it."""
-        self.number = number
-        self.space = space
-        self.obj = obj
-        self.kind = kind
-        self.path = path
-        self.contents: Contents | None = None
-        self.copied = False
-        self.inner: dict[Any, list[Known]] = {}
-        self.kept = kept
-        self._kept_of = kept_of
-
-    def _remember(self, contents: Contents | None) -> None:
-        self.contents = contents
-        if self.kept is not None:
-            self.kept.remember(contents, self._kept_of)
-
-    def assign(self, entries: Contents) -> None:
-        """The workers have these entries now, and the others as they were."""
-        self._remember({**(self.contents or {}), **entries})
-
-    def was_copied(self, now: bool) -> bool:
-        """Whether a submitted call has ever brought a copy, which it does *now*, or not."""
-        self.copied |= now
-        return self.copied
-
-    def doubt(self) -> None:
-        """Some workers may have been changed."""
-        self._remember(None)
-
-    def agree(self, contents: Contents, inner: dict[Any, list[Known]]) -> None:
-        """The workers have *contents* now; *inner* are the objects in entries that were looked at."""
-        self._remember(contents)
-        both = {**self.inner, **inner}
-        self.inner = {
-            k: held
-            for k, held in both.items()
-            if k in contents or self.kind is OPAQUE or type(k) is object
-        }
-
-
-Look = list[tuple[Known, Contents, Any]]
-"""What objects hold, or held at some moment; of arrays with a copy of the elements, or None."""
-
-
 class Found:
     """An object that a walk has found.
 
@@ -171,9 +89,10 @@ class Found:
         contents: what it holds now.
         inner: the ids of the objects in each entry that was looked at.
         values: of an array that may change before it is sent, a copy of its elements.
+        sample: as in ``Known``.
     """
 
-    __slots__ = ("contents", "inner", "kind", "known", "obj", "path", "values")
+    __slots__ = ("contents", "inner", "kind", "known", "obj", "path", "sample", "values")
 
     def __init__(self, obj: Any, kind: Kind, path: str, known: Known | None) -> None:
         self.obj = obj
@@ -183,227 +102,26 @@ class Found:
         self.contents: Contents = {}
         self.inner: dict[Any, list[int]] = {}
         self.values: Any = None
+        self.sample: bytes | None = None
 
     def forget(self) -> None:
-        """The workers are to get another one in its place."""
+        """The workers are to get another object in the place of this one."""
         self.known = None
 
     def look(self, contents: Contents | None = None, values: Any = None) -> None:
-        """See what it holds, or take *contents* for it, and *values* for an array's elements."""
+        """See what the object holds, or take *contents* for it, and *values* for an array's elements."""
         self.values = values
         self.contents = self.kind.look(self.obj) if contents is None else contents
+        if contents is None and self.kind is ARRAY and self.obj.nbytes > _LARGE:
+            self.sample = _sample_of(self.obj)
 
 
-class NumbersById:
-    """The numbers of the objects that the workers have, by id; each goes with the ``Known`` that has it.
-
-    A C function notes the end of that, so that Ctrl-C cannot prevent it; the next look acts upon it.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._ended: dict[tuple[int, int], Any] = {}  # the keys are entries that are to go
-
-    def add(self, known: Known) -> None:
-        """The workers have it."""
-        if self._ended:
-            self._tidy()  # the same number may have ended before
-        entry = id(known.obj), known.number
-        call_with_last(known, self._ended.__setitem__, entry)
-        self._numbers[entry[0]] = entry[1]
-
-    def drop(self, ident: int) -> None:
-        """Have none for the object with this id."""
-        self._numbers.pop(ident, None)
-
-    def get(self, ident: int, /) -> int | None:
-        """That of the object with this id; None if the workers do not have it."""
-        if self._ended:
-            self._tidy()
-        return self._numbers.get(ident)
-
-    def __contains__(self, ident: object) -> bool:
-        if self._ended:
-            self._tidy()
-        return ident in self._numbers
-
-    def _tidy(self) -> None:
-        for entry in list(self._ended):
-            ident, number = entry
-            if self._numbers.get(ident) == number:  # and not of another object, in the same place
-                del self._numbers[ident]
-            del self._ended[entry]
-
-
-Parts = dict[int, tuple[Any, Part]]
-"""Objects that cannot be pickled, and that workers make by an import: by id, each beside what it is."""
-
-
-class Registry:
-    """The objects that the workers have, and the modules whose names they know.
-
-    Attributes:
-        parts: what the workers make by an import.
-    """
-
-    def __init__(self, number: Any, watch: Any, parts: Parts | None = None) -> None:
-        """*number* gives numbers; *watch* tells the workers of an owner's end."""
-        self._number = number
-        self._watch = watch
-        self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
-        self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
-        self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
-        self._kept: dict[int, Remembered] = {}  # by the id of an object that the program has
-        self._containers: weakref.WeakValueDictionary[int, Remembered] = weakref.WeakValueDictionary()
-        self._recent: dict[Remembered, None] = {}  # of containers that functions name
-        self.numbers = NumbersById()
-        self.parts = {} if parts is None else parts
-        # classes and functions by number: results may refer to them when no function uses them any more
-        self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-    def writer(
-        self, numbers: NumberOf, compiled: Callable[[Any], Any], least: int = OUT_OF_BAND
-    ) -> Writer:
-        """What writes a stream, in which the objects that have *numbers* are these."""
-        return Writer(numbers, self.space, self.current, compiled, least, self.parts)
-
-    def holders(self, known: Known) -> list[Known]:
-        """The objects that hold *known*, as far as the workers have them."""
-        every = list(self._known.values())
-        return [one for one in every if any(known in inner for inner in one.inner.values())]
-
-    def known(self, obj: Any) -> Known | None:
-        """What the workers have of *obj*; None if they do not have it."""
-        found = self._known.get(id(obj))
-        if found is not None and found.obj is obj:
-            return found
-        kept = self._kept_of(obj)
-        if kept is None or not kept.is_of(obj) or not self._has_class_of(obj, kept.kind):
-            return None
-        known = Known(kept.number, obj, kept.kind, kept.path, kept.space, kept, self._kept_of)
-        now = kept.kind.look(obj)
-        contents = kept.contents(now, self._kept_of, self._has)
-        known.assign(contents)
-        self.keep(known)
-        for key, value in contents.items():
-            if key not in now or now[key] is not value:  # it held that before, and may be asked for it
-                held = map(self.known, _objects_in(value))
-                known.inner[key] = [each for each in held if each is not None]
-        return known
-
-    def _kept_of(self, obj: Any) -> Remembered | None:
-        return self._kept.get(id(obj)) or self._containers.get(id(obj))
-
-    def _has(self, value: Any) -> bool:
-        """Whether the workers have the objects that a value is, or is made of."""
-        if kind_of(value) is None:
-            return all(self._has(part) for _, part in inside(value) or ())
-        found, kept = self._known.get(id(value)), self._kept_of(value)
-        return (found is not None and found.obj is value) or (kept is not None and kept.is_of(value))
-
-    def _has_class_of(self, obj: Any, kind: Kind) -> bool:
-        """Whether the workers have the class of *obj*, if it travels: else they would get another."""
-        return kind in (CLASS, FUNCTION) or self._has(type(obj))
-
-    def add(self, found: Found) -> Known:
-        """What stands for *found*, which the workers are to have: until nothing here holds it, or, if
-        that is longer, until the program does not."""
-        obj, kind, number = found.obj, found.kind, self._number()
-        space = self.space(obj.__globals__) if kind is FUNCTION else None
-        if kind is NAME or (space is not None and not space.lasts):
-            known = Known(number, obj, kind, found.path, space)
-            self._watch(known, number)
-            return known
-        kept = Remembered(number, obj, kind, found.path, space)
-        self._watch(kept, number)
-        if kept.is_weak:
-            self._kept[id(obj)] = kept
-            call_with_last(obj, self._kept.pop, id(obj))
-        else:
-            self._containers[id(obj)] = kept
-        return Known(number, obj, kind, found.path, space, kept, self._kept_of)
-
-    def settle(self, knowns: Sequence[Known]) -> None:
-        """After a delivery of *knowns*: hold the containers among them that do not lead to what holds
-        them; of those that functions name or close over the last ones."""
-        containers = [known for known in knowns if known.kept is not None and not known.kept.is_weak]
-        circular = in_cycles(containers)
-        for known in containers:
-            assert known.kept is not None
-            known.kept.hold(None if known in circular else known.obj)
-        for known in knowns:
-            named = known.kind in (NAME, FUNCTION)
-            for inner in chain.from_iterable(known.inner.values()) if named else ():
-                if inner.kept is not None and not inner.kept.is_weak and _bytes_in(inner) <= _HEAVIEST:
-                    self._recent.pop(inner.kept, None)
-                    self._recent[inner.kept] = None
-        while len(self._recent) > _RECENT:
-            del self._recent[next(iter(self._recent))]
-
-    def keep(self, known: Known) -> None:
-        """The workers have it."""
-        if self._known.get(id(known.obj)) is not known:  # in this order, as Ctrl-C may come in between
-            self._known[id(known.obj)] = known
-            self.numbers.add(known)
-            if goes_by_number(known.obj):
-                self.named[known.number] = known.obj
-
-    def forget(self, obj: Any) -> None:
-        """Have *obj* sent anew when it comes again."""
-        self._known.pop(id(obj), None)
-        self._kept.pop(id(obj), None)
-        self._containers.pop(id(obj), None)
-        self.numbers.drop(id(obj))
-
-    def get(self, ident: int) -> int | None:
-        """The number of what the workers have, by its id, where it is no value as an argument: of a
-        class, a function, what is the only one of its kind; None for all else."""
-        known = self._known.get(ident)
-        if known is None and (kept := self._kept.get(ident)) is not None and is_named(kept.obj):
-            known = self.known(kept.obj)  # as no function names it, nobody has seen whether it changed
-            if known is None or known.contents != known.kind.look(known.obj):
-                return None
-        if known is None or not (known.kind is FIXED or goes_by_number(known.obj)):
-            return None
-        return known.number
-
-    def space(self, names: dict[str, Any]) -> Space:
-        """The space of these names: of a module's ``vars``, or of a function's globals."""
-        space = self._spaces.get(id(names))
-        if space is None or space.names is not names:
-            space = self._spaces[id(names)] = Space(self._number(), names)
-            self._watch(space, space.number)
-        return space
-
-    def name(self, names: dict[str, Any], name: str) -> Name:
-        """The object that stands for one name."""
-        space = self.space(names)
-        found = self._names.get((space.number, name))
-        if found is None:
-            found = self._names[space.number, name] = Name(names, name, space)
-        return found
-
-    def current(self, space: Space, name: str, value: Any) -> bool:
-        """Whether the workers have *value* under this name."""
-        found = self._names.get((space.number, name))
-        known = None if found is None else self.known(found)
-        contents: Contents = (known.contents if known else None) or {}
-        return WHOLE in contents and contents[WHOLE] is value
-
-
-def _objects_in(value: Any) -> Iterator[Any]:
-    """The objects of their own that a value is, or is made of."""
-    if kind_of(value) is not None:
-        yield value
-        return
-    for _, part in inside(value) or ():
-        yield from _objects_in(part)
-
-
-def _bytes_in(known: Known) -> int:
-    """The bytes of arrays that a container holds."""
-    arrays = (each for each in chain.from_iterable(known.inner.values()) if each.kind in (ARRAY, TENSOR))
-    return sum(int(each.obj.nbytes) for each in arrays)
+def _sample_of(array: Any) -> bytes | None:
+    """Elements of a large array, the first among them, evenly spread; None if its rows lie apart."""
+    if not array.flags.c_contiguous:
+        return None
+    step = max(1, array.size // _SAMPLED)
+    return np.ascontiguousarray(array.reshape(-1)[::step]).tobytes()
 
 
 def _plain_function(obj: Any) -> Any:
@@ -432,7 +150,7 @@ class Walk:
         self._steps: list[Callable[[Walk], Any]] = []  # how to do it once more
 
     def again(self) -> Walk:
-        """The same walk once more."""
+        """A new walk, with the steps of this one."""
         walk = Walk(self._registry, self._most)
         for step in self._steps:
             step(walk)
@@ -447,7 +165,7 @@ class Walk:
         self._walk([(root, path, outermost, True)], light=False)
         return outermost
 
-    def revisit(self, seen: Look, wanted: set[Known]) -> None:
+    def revisit(self, seen: Snapshot, wanted: set[Known]) -> None:
         """Look again at what the workers have, at those *wanted*: *seen* is what the objects hold, or
         held when a call was submitted.
 
@@ -463,6 +181,8 @@ class Walk:
             found.look(contents, values)
             before = known.contents or {}
             changed = {k: v for k, v in contents.items() if k not in before or not alike(before[k], v)}
+            if id(known.obj) in self._registry.parts:
+                changed = kept_of_part(known.kind, changed)
             again.append((found, changed))
         for found, changed in again:
             if found.kind is FUNCTION:
@@ -470,7 +190,7 @@ class Walk:
             self._walk(self._entries(found, changed), light=False)
         for found, changed in again:
             if found.kind not in (FUNCTION, NAME):
-                rest = {key: value for key, value in found.contents.items() if key not in changed}
+                rest = {k: v for k, v in self._to_visit(found, False).items() if k not in changed}
                 self._walk(self._entries(found, rest), light=True)
 
     def _walk(self, first: Iterable[Any], light: bool) -> None:
@@ -497,7 +217,7 @@ class Walk:
                     f"{name}[:].copy()."
                 )
             before = found.known.contents if found.known else None
-            if before is not None and kind in _HEAVY and (light or self._is_heavy(obj, kind, before)):
+            if before is not None and kind in _HEAVY and (light or self._is_heavy(found, before)):
                 found.look(before)
                 continue
             if kind is CROWD:
@@ -517,8 +237,8 @@ class Walk:
     def _to_visit(self, found: Found, direct: bool) -> Contents:
         """The contents of *found* that go to the workers."""
         if id(found.obj) in self._registry.parts:
-            taken = taken_over(found.obj)
-            return {} if taken is None else taken[1]
+            known = found.kind in (CLASS, INSTANCE)
+            return kept_of_part(found.kind, found.contents) if known else {}
         if found.kind is FUNCTION and not direct:
             return {key: value for key, value in found.contents.items() if not is_for_program(value)}
         return found.contents
@@ -546,11 +266,16 @@ class Walk:
         inner = found.inner.setdefault(_MEMBERS, [])
         return ((part, getattr(part, "__name__", found.path), inner, False) for part in parts)
 
-    def _is_heavy(self, obj: Any, kind: Kind, before: Contents) -> bool:
-        """Whether *obj*, an array or opaque, takes too long to look at."""
+    def _is_heavy(self, found: Found, before: Contents) -> bool:
+        """Whether *found*, an array or opaque, takes too long to look at, and has not changed to be
+        seen."""
         if self._most is None:
             return False
-        return bool((before[WHOLE].nbytes if kind in (OPAQUE, CROWD) else obj.nbytes) > self._most)
+        whole = found.kind in (OPAQUE, CROWD)
+        if (before[WHOLE].nbytes if whole else found.obj.nbytes) <= self._most:
+            return False
+        sample = None if found.known is None else found.known.sample
+        return sample is None or sample == _sample_of(found.obj)
 
     def _entries(self, found: Found, contents: Contents) -> Iterator[Any]:
         """The *contents* of *found*, to be visited."""
@@ -612,7 +337,7 @@ class Walk:
         package = fn.__globals__.get("__package__") or ""
         for imported in used.imports:
             with contextlib.suppress(ImportError):  # beyond the outermost package
-                module = sys.modules.get(resolve_name(imported, package))
+                module = _imported(resolve_name(imported, package), strict)
                 if module is not None and is_own(module):
                     yield from self._module_names(module, found, used)
 
@@ -634,6 +359,19 @@ class Walk:
         for name in sorted(used.attributes & names.keys()):
             if own or _is_module_in(module, name, names[name]):
                 yield from self._name(names, name, found, used)
+
+
+def _imported(name: str, needed: bool) -> Any:
+    """The module of this name; one in a package of the user's, which code would import when it runs, is
+    imported now, if it is *needed*."""
+    module, (head, _, last) = sys.modules.get(name), name.rpartition(".")
+    package = sys.modules.get(head)
+    if module is not None or not needed or not is_own(package):
+        return module
+    with contextlib.suppress(Exception):  # the function is to raise that, where it runs
+        if last not in vars(package) and find_spec(name) is not None:
+            return importlib.import_module(name)
+    return None
 
 
 def _is_module_in(package: ModuleType, name: str, value: Any) -> bool:

@@ -7,7 +7,7 @@ hundred entries.  What is more is looked at in call number 2, 4, 8 …, and for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
 from math import inf
 from time import monotonic
@@ -26,17 +26,22 @@ from ...packing.kinds import (
     TENSOR,
 )
 from ...values.foreign import is_module
-from .comparison import Comparison, cost_of, is_flat, rank_of
-from .glances import (
+from .comparison import (
     DELETED,
     GONE,
     Assigned,
-    Glance,
-    QuickLook,
+    Comparison,
+    CompiledComparison,
+    EntryGroup,
+    cost_of,
     differing,
     is_assigned,
+    is_flat,
+    is_small_table,
+    rank_of,
 )
-from .walk import GLOBALS, Known, Look
+from .known import Known, Snapshot
+from .walk import GLOBALS
 
 _BUDGET = 400
 """What may be compared at each call, in units of some 25 ns: the entry of a list."""
@@ -45,7 +50,7 @@ _SHARE = 50
 """All that a function uses is looked at again when so many times has passed what that took."""
 
 _LONG = 5000
-"""If a function uses more objects, that is all; if not, it is also done in call number 2, 4, 8 …"""
+"""Objects that a function uses up to which all are also looked at in call number 2, 4, 8 …"""
 
 _NEVER = 1 << 62
 
@@ -57,6 +62,7 @@ class Watch:
     """What the calls of one function compare.
 
     Attributes:
+        comparison: what is compared at each call.
         uncompared: what is not compared at each call.
         partial: whether the function uses more than is compared at each call.
     """
@@ -73,16 +79,16 @@ class Watch:
         while self._next_look <= calls:
             self._next_look *= 2
         self._missing: list[tuple[dict[str, Any], set[str]]] = []
-        self._comparison = Comparison()
-        self._last: list[Glance] = []
-        self._expired: list[Glance] = []  # what it was before the next call was told to look closer
+        self.comparison = Comparison()
+        self._last: list[EntryGroup] = []
+        self._expired: list[EntryGroup] = []  # what it was before the next call was told to look closer
         self._quick: Callable[[], bool] | None = None
         self._unchanged = 0  # how often in a row
         self._fits = True
         self.uncompared: list[Known] = []
         self._count = 0  # of objects
         self.partial = self._build()
-        self._compare_with(self._comparison.glances())
+        self._compare_with(self.comparison.groups())
 
     def same(self) -> bool:
         """Whether all is as the workers have it."""
@@ -93,7 +99,7 @@ class Watch:
         try:
             if self._quick is not None:
                 return self._quick()
-            if not all(glance.same() for glance in self._last):
+            if not all(group.same() for group in self._last):
                 return False
             if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
                 return False
@@ -101,44 +107,46 @@ class Watch:
             return False
         self._unchanged += 1
         if self._unchanged == _OFTEN:
-            self._quick = QuickLook(self._last, self._missing).same
+            self._quick = CompiledComparison(self._last, self._missing).same
         return True
 
     def assigned(self) -> list[Assigned] | None:
         """The numbers and strings that are others than the workers have; None if there is more to it."""
         if self.due or (self._expired and not self._catch_up()):
             return None
-        if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
-            return None
-        try:
-            found = [one for glance in self._last for one in differing(glance)]
-        except DELETED:
-            return None
-        return found if all(map(is_assigned, found)) else None
+        found = self._differing()
+        return found if found is not None and all(map(is_assigned, found)) else None
 
     def moved(self) -> bool:
         """Whether there may be other objects than before: more has changed than numbers and strings."""
+        found = self._differing()
+        return found is None or not all(
+            is_flat(one.value) and is_flat(one.group.last[one.at]) for one in found
+        )
+
+    def _differing(self) -> list[Assigned] | None:
+        """The entries that are others than before; None where something was deleted, or is new."""
+        if any(not names.keys().isdisjoint(missing) for names, missing in self._missing):
+            return None
         try:
-            found = [one for glance in self._last for one in differing(glance)]
+            return [one for group in self._last for one in differing(group)]
         except DELETED:
-            return True
-        flat = all(is_flat(one.value) and is_flat(one.glance.last[one.at]) for one in found)
-        return not flat or any(not names.keys().isdisjoint(missing) for names, missing in self._missing)
+            return None
 
     def _catch_up(self) -> bool:
         """After other functions have sent what they use: compare with what the workers have now.
 
         Returns False if it takes a closer look to know that.
         """
-        if self._comparison.blind or not self.refresh():
+        if self.comparison.is_partly_unknown or not self.refresh():
             return False
-        now = chain.from_iterable(known.kind.look(known.obj) for known in self._comparison.dicts)
-        there = chain.from_iterable(known.contents or () for known in self._comparison.dicts)
+        now = chain.from_iterable(known.kind.look(known.obj) for known in self.comparison.dicts)
+        there = chain.from_iterable(known.contents or () for known in self.comparison.dicts)
         return all(one is other for one, other in zip_longest(now, there, fillvalue=GONE))
 
     @property
     def due(self) -> bool:
-        """Whether it is time to look at all that the function uses."""
+        """Whether a look at all that the function uses is due."""
         return self.partial and (self._calls >= self._next_look or monotonic() >= self._next_time)
 
     def after_look(self, seconds: float) -> Watch:
@@ -150,30 +158,14 @@ class Watch:
         """A watch of what the function uses now."""
         return Watch(self._roots, self._calls, self._next_time)
 
-    def look(self) -> Look:
-        """All that is compared, as it is now."""
-        return self._comparison.look()
-
-    def changed(self) -> Look:
-        """What is not as the workers have it, of what is compared."""
-        return self._comparison.changed()
-
-    def defined(self, changed: Look) -> list[Known]:
+    def defined(self, changed: Snapshot) -> list[Known]:
         """Functions of whose globals one is new, or another module of the user's."""
         bound = (held for known, held, _ in changed if known.kind in (NAME, FUNCTION))
         values = chain.from_iterable(held.values() for held in bound)
         if any(isinstance(value, ModuleType) and is_own(value) for value in values):
-            return list(self._comparison.functions)
+            return list(self.comparison.functions)
         spaces = [id(names) for names, missing in self._missing if not names.keys().isdisjoint(missing)]
-        return [known for known in self._comparison.functions if id(known.obj.__globals__) in spaces]
-
-    def covers(self, known: Known) -> bool:
-        """Whether an object is compared at each call."""
-        return self._comparison.covers(known)
-
-    def notices(self, known: Known, changed: Container[Any]) -> bool:
-        """Whether the next call would see, without a look at all, that entries of an object changed."""
-        return self._comparison.notices(known, changed)
+        return [known for known in self.comparison.functions if id(known.obj.__globals__) in spaces]
 
     @property
     def missed(self) -> bool:
@@ -183,7 +175,7 @@ class Watch:
     def expire(self) -> None:
         """The next call is to look closer."""
         self._expired = self._expired or self._last
-        self._compare_with([Glance(iter, (None,), [GONE])])
+        self._compare_with([EntryGroup(iter, (None,), [GONE])])
 
     def look_at_all(self) -> None:
         """The next call is to look at all that the function uses."""
@@ -194,7 +186,7 @@ class Watch:
 
         Returns False if objects are in other places than before: another watch has to be built.
         """
-        places = self._comparison.glances()
+        places = self.comparison.groups()
         before = [value for place in self._expired or self._last for value in place.last]
         now = [value for place in places for value in place.last]
         self._expired = []
@@ -205,8 +197,8 @@ class Watch:
         )
         return self._fits
 
-    def _compare_with(self, glances: list[Glance]) -> None:
-        self._last, self._quick, self._unchanged = glances, None, 0
+    def _compare_with(self, groups: list[EntryGroup]) -> None:
+        self._last, self._quick, self._unchanged = groups, None, 0
 
     # ── built ────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,7 +209,7 @@ class Watch:
         for known, foreign in self._reached():
             self._count += 1
             if known.kind in (NAME, FUNCTION):
-                self._comparison.add(known)
+                self.comparison.add(known)
             elif known.kind not in (FIXED, GENERATOR):
                 cost = cost_of(known)
                 chosen[rank_of(known, foreign, cost)].append((cost, known))
@@ -230,16 +222,16 @@ class Watch:
         left, more = _BUDGET, bool(chosen[3])
         self.uncompared += [known for _, known in chosen[3] if known.kind is not OPAQUE]
         for cost, known in chain(*chosen[:3]):
-            if known.kind is not TENSOR:
+            if known.kind is not TENSOR and not is_small_table(known):
                 if cost > left:
                     more = True
                     self.uncompared.append(known)
                     if known.kind is not OPAQUE and is_module(known.obj):
-                        self._comparison.add_flags(known)
+                        self.comparison.add_scalars(known)
                     continue
                 left -= cost
-            self._comparison.add(known)
-            more |= known.kind in (OPAQUE, TENSOR)  # it can change unseen
+            self.comparison.add(known)
+            more |= known.kind in (OPAQUE, TENSOR) and not is_small_table(known)  # it can change unseen
         return more
 
     def _reached(self) -> Iterator[tuple[Known, bool]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ...packing.kinds import ARRAY, CLASS, INSTANCE, SEQUENCE
-from .walk import Known
+from .known import Known
 
 
 def missed(unseen: Sequence[Known], function: str) -> str:
@@ -41,16 +41,17 @@ def uncompared(unseen: Iterable[Known], function: str) -> Iterator[tuple[str, st
 
 
 def contradiction(known: Known, users: set[str]) -> str:
-    """Of what has changed on both sides, and which functions, the *users*, use."""
+    """What to say of what has changed on both sides, and which functions, the *users*, use."""
     named = ", ".join(map(repr, sorted(users)))
-    use = f"functions {named} use" if len(users) > 1 else f"function {named} uses"
+    use = f"the functions {named} use" if len(users) > 1 else f"the function {named} uses"
+    use = use if users else "a function of an earlier call used"
     called, name = called_of(known)
     part = f" (in {_in_code(known)})" if _in_code(known) != name else ""
     theirs = f"take a copy, {name} = synk.fetch({name})."
     if known.kind is CLASS:
         theirs = "return what you need of it from a function."
     return (
-        f"{called}, which the {use}, has changed here and on the workers since it was sent{part}. To go "
+        f"{called}, which {use}, has changed here and on the workers since it was sent{part}. To go "
         f"on with what it is here, call synk.push({name}); to go on with what it is there, {theirs}"
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...devices.gpus import Gpu, Visible, visible
-from ...errors import InvalidType, InvalidValue, NotAvailable, counted, warn
+from ...errors import InvalidType, InvalidValue, NotAvailable, counted, shown, warn
 from ...machine import available_cores, cpu_name
 from ...values.arrays import checked_int
 
@@ -54,7 +54,7 @@ class Room(NamedTuple):
         raise NotAvailable(f'{wish}, but {found.reason}: use "cpu".')
 
     def counted(self, gpus: int) -> str:
-        """So many GPUs are visible there, in words."""
+        """How many *gpus* are visible on the host, in words."""
         count = "1 GPU is visible" if gpus == 1 else f"{gpus} GPUs are visible"
         return f"{count} on {self.name}" if self.name else count
 
@@ -139,7 +139,7 @@ def _parse(devices: str | Sequence[str], source: str) -> list[_Wish]:
             return _parse_map(devices, source)
         devices = [part.strip() for part in devices.split(",")]
     if not isinstance(devices, Sequence) or not all(isinstance(part, str) for part in devices):
-        raise InvalidType(f"{source} takes {_FORMS}; got {devices!r}.")
+        raise InvalidType(f"{source} takes {_FORMS}; got {shown(devices)}.")
     if not devices:
         raise InvalidValue(f"{source} names no device: give {_FORMS}.")
     return [_wish(part, source) for part in devices]
@@ -152,7 +152,7 @@ def _parse_map(text: str, source: str) -> list[_Wish]:
         name, arrow, device = (part.strip() for part in entry.partition("->"))
         if not (name and arrow and device) or "->" in device:
             raise InvalidValue(
-                f"{source} has the malformed entry {entry.strip()!r} in {text!r}: write "
+                f"{source} has the malformed entry {shown(entry.strip())} in {shown(text)}: write "
                 f'"name->device", with ";" between entries, as in "dev0->cpu;dev1->cpu".'
             )
         if name.startswith(("cpu", "cuda", "opencl")):
@@ -169,7 +169,7 @@ def _parse_map(text: str, source: str) -> list[_Wish]:
 def _wish(text: str, source: str, name: str | None = None) -> _Wish:
     match = re.fullmatch(r"(cpu|cuda)(?::?(\d+))?", text.strip())
     if match is None:
-        raise InvalidValue(f"{source} names the unknown device {text!r}: expected {_FORMS}.")
+        raise InvalidValue(f"{source} names the unknown device {shown(text)}: expected {_FORMS}.")
     return _Wish(text, match[1], match[2] or "", name)
 
 
@@ -177,12 +177,14 @@ def _assignment(wish: _Wish, source: str, room: Room) -> Assignment:
     """The device that is wished for, in its normal form, such as ``cpu`` or ``cuda0``."""
     text, kind, index, name = wish
     if kind == "cuda":
-        gpus = room.gpus(f"{source} names {text!r}").gpus
+        gpus = room.gpus(f"{source} names {shown(text)}").gpus
         if not index:
-            raise InvalidValue(f'{source} names {text!r} among others: say which GPU, as in "cuda:0".')
+            raise InvalidValue(
+                f'{source} names {shown(text)} among others: say which GPU, as in "cuda:0".'
+            )
         if int(index) >= len(gpus):
             raise InvalidValue(
-                f"{source} names {text!r}, but {room.counted(len(gpus))} "
+                f"{source} names {shown(text)}, but {room.counted(len(gpus))} "
                 f"({', '.join(f'cuda:{gpu.index}' for gpu in gpus)}; CUDA_VISIBLE_DEVICES says which)."
             )
         gpu = gpus[int(index)]
@@ -190,7 +192,7 @@ def _assignment(wish: _Wish, source: str, room: Room) -> Assignment:
     cores = len(os.sched_getaffinity(0))
     if index and int(index) >= cores:
         raise InvalidValue(
-            f"{source} names {text!r}, but this process may use {counted(cores, 'core')}, cpu0 to "
+            f"{source} names {shown(text)}, but this process may use {counted(cores, 'core')}, cpu0 to "
             f'cpu{cores - 1}: name one of them, or plain "cpu".'
         )
     return Assignment(f"cpu{index}", name)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...devices.cpu import ALLOCATOR, thread_caps
 from ...devices.gpus import Visible, visible
-from ...errors import InvalidValue, SynkroError, counted, ranks_in_words
-from ...ipc.crew import Crew
+from ...errors import A_LINE, InvalidValue, SynkroError, counted, ranks_in_words, shown
+from ...ipc.pool import WorkerPool
 from ...machine import available_cores
 from ...plan.hosts import VARIABLE, Host, ranks_of
 from .choice import VARIABLE as DEVICES
@@ -20,7 +20,7 @@ from .choice import Assignment, Room, check_devices, checked_count, choose
 from .placement import Placement
 
 if TYPE_CHECKING:
-    from ...cluster.cluster import Cluster
+    from ...cluster.pool import Cluster
 
 
 class HostRanks(NamedTuple):
@@ -31,12 +31,12 @@ class HostRanks(NamedTuple):
 
 
 class Machines:
-    """Those that ``fork(hosts=…)`` names, or this machine alone.
+    """The machines that ``fork(hosts=…)`` names, or this one alone.
 
     Attributes:
         hosts: in the order of their ranks.
         assignments: the device of each rank.
-        crew: the workers, which have not been started.
+        pool: the workers, which have not been started.
         look: looks for the GPUs of all hosts.
     """
 
@@ -45,20 +45,24 @@ class Machines:
         hosts: Sequence[HostRanks],
         cores: Sequence[int],
         assignments: Sequence[Assignment],
-        crew: Crew,
+        pool: WorkerPool,
         way: str = "",
+        notes: Sequence[str] = (),
         look: Callable[[], Visible] = visible,
     ) -> None:
-        """*cores* are those of each host; *way* says how they talk, in words."""
+        """*cores* are those of each host; *way* says how they talk, in words, and *notes* how safe that
+        is."""
         self.hosts = tuple(hosts)
         self.assignments = assignments
-        self.crew = crew
+        self.pool = pool
         self.look = look
         self._cores = cores
         self._way = way
+        self._notes = notes
 
     def environments(self, placement: Placement, threads: int | None) -> list[dict[str, str]]:
-        """Those of the workers; each has so many *threads*, or its share of its host's cores."""
+        """The environments of the workers; each has so many *threads*, or its share of its host's
+        cores."""
         common = {**ALLOCATOR, **os.environ}
         found = placement.environments(common)
         for (_, ranks), cores in zip(self.hosts, self._cores, strict=True):
@@ -70,7 +74,7 @@ class Machines:
 
     @property
     def cores(self) -> int:
-        """The usable ones of all hosts."""
+        """How many cores of all hosts are usable."""
         return sum(self._cores)
 
     def lines(self, seconds: float) -> Iterator[str]:
@@ -81,13 +85,14 @@ class Machines:
                 f"Synkro: {counted(len(self.hosts), 'host')} by {self._way}: {listed}, ready in "
                 f"{seconds:.1f} s"
             )
-            yield ("Synkro: MPI has ports open on them while the session lives: trusted networks only")
+            yield from (f"Synkro: {note}" for note in self._notes)
 
 
 def machines_of(
     hosts: Any,
     launcher: str | os.PathLike[str] | None,
     host_timeout: float,
+    trusted_network: bool,
     start_timeout: float,
     n_parallel: int | None,
     devices: str | Sequence[str] | None,
@@ -98,19 +103,23 @@ def machines_of(
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if hosts cannot work together.
     """
     if hosts is None and (value := os.environ.get(VARIABLE)):
+        reached_by = launcher, host_timeout, trusted_network, start_timeout
         try:
-            return machines_of(
-                value, launcher, host_timeout, start_timeout, n_parallel, devices, environment_value
-            )
+            return machines_of(value, *reached_by, n_parallel, devices, environment_value)
         except SynkroError as error:
-            said = f"{error}\nThe environment variable {VARIABLE} names these hosts: {value!r}."
+            said = (
+                f"{error}\nThe environment variable {VARIABLE} names these hosts: "
+                f"{shown(value, A_LINE)}."
+            )
             raise type(error)(said) from None
     if hosts is None:
         assignments = choose(n_parallel, devices, environment_value)
         ranks = range(len(assignments))
-        return Machines([HostRanks("localhost", ranks)], [available_cores()], assignments, Crew([ranks]))
-    from ...cluster.crew import ClusterCrew  # noqa: PLC0415  for several hosts only
-    from ...cluster.reached import reached  # noqa: PLC0415
+        return Machines(
+            [HostRanks("localhost", ranks)], [available_cores()], assignments, WorkerPool([ranks])
+        )
+    from ...cluster.launch import reached  # noqa: PLC0415
+    from ...cluster.pool import HostsPool  # noqa: PLC0415  for several hosts only
 
     wanted = checked_count(n_parallel)
     check_devices(devices, environment_value)
@@ -133,13 +142,26 @@ def machines_of(
             by_place[place] = ranks
         there = [HostRanks(host.name, ranks) for host, ranks in zip(found, ranks_there, strict=True)]
         cores = [room.cores for room in rooms]
-        crew = ClusterCrew(launch, by_place, host_timeout)
+        pool = HostsPool(launch, by_place, host_timeout, trusted_network)
         assignments = list(chain.from_iterable(assigned))
         look = partial(_together, rooms)
-        return Machines(there, cores, assignments, crew, launch.way, look)
+        notes = _notes(launch, trusted_network)
+        return Machines(there, cores, assignments, pool, launch.way, notes, look)
     except BaseException:
         launch.close()
         raise
+
+
+def _notes(cluster: Cluster, trusted_network: bool) -> list[str]:
+    """What to say of the network between hosts."""
+    notes = ["MPI has ports open on them while the session lives: trusted networks only"]
+    if not cluster.secret:
+        notes.append(
+            "the key of their digests went over MPI, in the clear: who has heard it can forge messages"
+        )
+    if trusted_network:
+        notes.append("rows between them have no digests (trusted_network=True)")
+    return notes
 
 
 def _check_counts(hosts: Sequence[Host], n_parallel: int | None, devices: Any) -> None:
@@ -162,14 +184,14 @@ def _check_ranks(
     for host, listed in zip(hosts, most, strict=True):
         if host.ranks is not None and host.ranks < listed:
             raise InvalidValue(
-                f"{source} lists {counted(listed, 'device')} for each host ({devices!r}), but hosts= "
-                f"gives {host.name} {counted(host.ranks, 'rank')}: list as many devices as ranks, or "
-                f"name the host without a number."
+                f"{source} lists {counted(listed, 'device')} for each host ({shown(devices)}), but "
+                f"hosts= gives {host.name} {counted(host.ranks, 'rank')}: list as many devices as "
+                f"ranks, or name the host without a number."
             )
 
 
 def _rooms(cluster: Cluster, hosts: Sequence[Host]) -> list[Room]:
-    """Those of *hosts*, which look for their GPUs together, once, when one of them is asked."""
+    """What each of *hosts* has; they look for their GPUs together, once, when one of them is asked."""
     seen = cache(cluster.look)
     return [
         Room(cluster.said[place].cores, partial(lambda place: seen()[place], place), host.name)

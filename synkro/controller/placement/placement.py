@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...devices.gpus import Gpu, Visible, visible
-from ...errors import InvalidType, InvalidValue, counted
+from ...errors import InvalidType, InvalidValue, counted, shown
 from .choice import Assignment
 from .nccl import nccl_environment, why_not_nccl
 
@@ -123,10 +123,10 @@ def _fraction(preallocate: float | None, on_gpus: bool) -> float | None:
 
 
 def checked_fraction(preallocate: Any) -> float | None:
-    """Raises: InvalidType, InvalidValue unless it is a fraction, or None."""
+    """Raises: InvalidType, InvalidValue unless *preallocate* is a fraction, or None."""
     if preallocate is None:
         return None
-    wrong = f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {preallocate!r}."
+    wrong = f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {shown(preallocate)}."
     if isinstance(preallocate, bool) or not isinstance(preallocate, int | float):
         raise InvalidType(wrong)
     if not 0 <= preallocate <= 1:

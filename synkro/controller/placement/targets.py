@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, counted, nearest
+from ...errors import InvalidType, InvalidValue, counted, nearest, shown
 from .choice import Assignment
 
 
@@ -39,7 +39,9 @@ class Targets:
             raise InvalidValue("target= names no rank: name at least one, or leave it out for all.")
         for rank in found:
             if found.count(rank) > 1:
-                raise InvalidValue(f"target={target!r} names rank {rank} twice: name each rank once.")
+                raise InvalidValue(
+                    f"target={shown(target)} names rank {rank} twice: name each rank once."
+                )
         return tuple(sorted(found))
 
     def names(self, ranks: Sequence[int]) -> str | int | list[str | int] | None:
@@ -71,7 +73,7 @@ class Targets:
         if isinstance(target, bool) or not isinstance(target, str | int):
             raise InvalidType(
                 f"a target is a context name, a device or a rank (for function() and shared() also a "
-                f"list of them); got {target!r}."
+                f"list of them); got {shown(target)}."
             )
         if isinstance(target, int):
             if not 0 <= target < self._size:
@@ -85,7 +87,7 @@ class Targets:
             ranks = ", ".join(map(str, found))
             own = ', or give each a name of its own, by devices="dev0->cpu;dev1->cpu"'
             raise InvalidValue(
-                f"target={target!r} is a name of the ranks {ranks}: give the number of one"
+                f"target={shown(target)} is a name of the ranks {ranks}: give the number of one"
                 f"{'' if self._several else own}."
             )
         if not found:
@@ -94,7 +96,7 @@ class Targets:
             like = nearest(target, names, 0.6)
             hint = f" Did you mean {like!r}?" if like else ""
             raise InvalidValue(
-                f"target={target!r} names no device of this session, which has the ranks 0 to "
+                f"target={shown(target)} names no device of this session, which has the ranks 0 to "
                 f"{self._size - 1}{listed}.{hint}"
             )
         return found[0]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import OutputError, counted
+from ...errors import OutputError, counted, cut, reason
 from ...messages import Done, KeptOutput, Leaf
 from ...packing.pickles import HEAD, INTEGER, PICKLED
 from ...packing.refused import advice_on_loading
@@ -65,7 +65,7 @@ class Integers:
 
 
 def _is_integer(leaf: Leaf) -> bool:
-    """Whether it is one integer, of Python's or NumPy's."""
+    """Whether *leaf* is one integer, of Python's or NumPy's."""
     integer = leaf.dtype == INTEGER
     return integer or (np.dtype(leaf.dtype).kind in "iu" and leaf.pieces[0].shape == ())
 
@@ -144,8 +144,8 @@ class Collection:
         if mode == "gather" and any(pickled) and not all(pickled):
             rank = leaves[pickled.index(True)][0]
             raise OutputError(
-                f"output{path} of the function {self._name!r} is a list on rank {rank}, but no list on "
-                f'rank {leaves[pickled.index(False)][0]}: "gather" needs the same on every rank.'
+                f"output{cut(path)} of the function {self._name!r} is a list on rank {rank}, but no "
+                f'list on rank {leaves[pickled.index(False)][0]}: "gather" needs the same on every rank.'
             )
         of_python = mode in WHOLE and any(leaf.dtype == INTEGER for _, leaf in leaves)
         if of_python and all(_is_integer(leaf) for _, leaf in leaves):
@@ -164,8 +164,8 @@ class Collection:
                         rows = " but for the first dimension" if by_rows else ""
                         hint = "" if by_rows else _SHAPES
                         raise OutputError(
-                            f"output{path} of the function {self._name!r} has shape {ours} and dtype "
-                            f"{_native(first)} on rank {first_rank}, but {theirs} and "
+                            f"output{cut(path)} of the function {self._name!r} has shape {ours} and "
+                            f"dtype {_native(first)} on rank {first_rank}, but {theirs} and "
                             f'{_native(leaf)} on rank {rank}: "{mode}" needs the same dtype, and '
                             f"the same shape{rows}.{hint}"
                         )
@@ -203,8 +203,8 @@ class Collection:
             cure = 'give outputs= an entry for each output, "gather" for this one'
         got = "got in a slice" if plan.slices > 1 else "got"
         return (
-            f"output{path}{f' (and {more} more)' if more else ''} of the function {self._name!r} has "
-            f"{rows} rows on every rank, as many as the rank {got}, and outputs= was not given: the "
+            f"output{cut(path)}{f' (and {more} more)' if more else ''} of the function {self._name!r} "
+            f"has {rows} rows on every rank, as many as the rank {got}, and outputs= was not given: the "
             f"ranks' arrays are averaged. To concatenate their rows {cure}; if the average is meant say "
             f"{silence}, which silences this."
         )
@@ -222,8 +222,8 @@ class Collection:
             ('(y, "sum")', '(y, "mean")') if of_graph else ('outputs="sum"', 'outputs="mean"')
         )
         return (
-            f"output{leaf_paths(self._tree)[counts.index(True)]} of the function {self._name!r} is an "
-            f"integer, and outputs= was not given: the ranks' integers are averaged. For a count say "
+            f"output{cut(leaf_paths(self._tree)[counts.index(True)])} of the function {self._name!r} is "
+            f"an integer, and outputs= was not given: the ranks' integers are averaged. For a count say "
             f"{cure}; if the average is meant say {silence}, which silences this."
         )
 
@@ -327,7 +327,7 @@ class Collection:
             except Exception as error:
                 raise OutputError(
                     f"what the function {self._name!r} returned cannot be unpickled here: "
-                    f"{type(error).__name__}: {str(error).rstrip('.')}. {advice_on_loading(error)}"
+                    f"{reason(error)}. {advice_on_loading(error)}"
                 ) from error
 
     def _fetch(self, waiting: Sequence[int], taking: Mapping[int, Target]) -> list[Any]:

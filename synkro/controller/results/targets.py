@@ -19,20 +19,29 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, NotAvailable, OutputError
+from ...errors import (
+    InvalidType,
+    InvalidValue,
+    NotAvailable,
+    OutputError,
+    cut,
+    shortened,
+    shown,
+    with_article,
+)
 from ...ipc.channel import Lane
 from ...messages import Export
 from ...packing.pickles import PICKLED
-from ...plan.call import Access, CallPlan
+from ...plan.call import CallPlan
 from ...plan.outputs import Tree, describe, flatten, take_subset
 from ...storage.targets import Chunked, Written, chunked
-from ...values.arrays import Array, shortened
+from ...values.arrays import Array
 from ...values.foreign import library_of
 from ...values.variable import Variable
-from ..data import Data
+from ..data.data import Data
+from ..data.outgoing import Placed
+from ..data.stored import StoredData
 from ..engine.engine import Engine
-from ..outgoing import Placed
-from ..stored import StoredData
 from .transfer import Leaves, Outputs
 from .windows import Bytes, Windows, bytes_of, bytes_of_map, mapped_below
 
@@ -58,17 +67,17 @@ class Target(ABC):
 
     @abstractmethod
     def shares(self, other: Target) -> bool:
-        """Whether it has memory in common with another one."""
+        """Whether the target has memory in common with another one."""
 
     @abstractmethod
     def receive(self, placed: Placed, engine: Engine, lane: Lane) -> None:
         """Take an output that lies in shared memory as a whole; *lane* has computed it."""
 
     def touch(self, engine: Engine) -> None:
-        """Its contents may have changed."""
+        """The contents of the target may have changed."""
 
     def check(self, output: Leaves, called: str, foreseen: bool) -> None:
-        """Raises: OutputError for an *output* that it does not hold as it is.
+        """Raises: OutputError for an *output* that the target does not hold as it is.
 
         One that is only *foreseen*, by an earlier call, may have other lengths in this one.
         """
@@ -147,7 +156,7 @@ class InStore(Target):
         shares = dict(zip(writers, self._array.shares(len(writers)), strict=True))
         spans = tuple(shares.get(rank, (0, 0)) for rank in range(engine.size))
         command = Export(self._array.store, self._array.path, self._array.layout, placed.region, spans)
-        replies = engine.run(command, [(placed.segment, Access.WRITE)], lane=lane)
+        replies = engine.run(command, lane=lane)
         came = {
             rank: Written(r.done, r.reached, r.errno, r.problem)
             for rank, r in zip(lane.ranks, replies, strict=True)
@@ -190,7 +199,9 @@ class OpenTargets:
         beside = list(_by_leaf(self.nested, tree, "", name))
         targets = {index: target for index, (_, target) in enumerate(beside) if target is not None}
         for index, target in targets.items():
-            target.check(outputs[index], f"output{beside[index][0]} of the function {name!r}", foreseen)
+            target.check(
+                outputs[index], f"output{cut(beside[index][0])} of the function {name!r}", foreseen
+            )
         return targets
 
 
@@ -199,12 +210,12 @@ class Destinations:
 
     def __init__(self, out: Any) -> None:
         """Raises: InvalidType for what is no target."""
-        leaves, _ = flatten(out)
+        leaves, _ = flatten(out, called="out=")
         for leaf in leaves:
             if leaf is not None:
                 _check_kind(leaf)
         if not any(leaf is not None for leaf in leaves):
-            raise InvalidValue(f"out={out!r} names no target: give one, or leave it out.")
+            raise InvalidValue(f"out={shown(out)} names no target: give one, or leave it out.")
         self._out = out
 
     def opened(self, home: Outputs, name: str, modes: Any, plan: CallPlan, given: Any) -> OpenTargets:
@@ -286,8 +297,9 @@ def _check_modes(out: Any, modes: Any, path: str, name: str) -> None:
     elif out is not None and modes != "gather":
         by = "as a list" if modes is None else f"by {getattr(modes, '__name__', modes)!r}"
         raise OutputError(
-            f"output{path} of the function {name!r} comes back {by}, and out= takes outputs that are "
-            f'gathered, the rows of all ranks: say outputs="gather" for it, or give None in its place.'
+            f"output{cut(path)} of the function {name!r} comes back {by}, and out= takes outputs that "
+            f'are gathered, the rows of all ranks: say outputs="gather" for it, or give None in its '
+            f"place."
         )
 
 
@@ -345,7 +357,7 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
         array.check()
         return InStore(out, array)
     kind = "array" if mapped_below(out) is None else "memory-mapped array"
-    called = f"an {kind}" if kind == "array" else f"a {kind}"
+    called = with_article(kind)
     if not out.flags.writeable:
         cure = "give one that can be written"
         if kind != "array":

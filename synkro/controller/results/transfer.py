@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from ...comms.direct import carrier
 from ...comms.ops import OPERATIONS, Operation
-from ...comms.wire import carrier
 from ...ipc.channel import Lane
-from ...memory.segment import Segment, aligned
+from ...memory.segment import Segment
 from ...messages import Piece, Reduce, Reduction, Store, StoredPiece
 from ...packing.pickles import PICKLED
-from ...plan.call import Access, Region
+from ...plan.call import Access, Region, aligned
 from ...values.arrays import Array, Code, code_of
 from ...values.cache import Cache
 from ...values.owners import sole_owner
+from ..data.outgoing import Placed
 from ..engine.engine import Engine
-from ..outgoing import Placed
 from .windows import Windows
 
 _SHARED_RESULTS = 4

@@ -23,8 +23,8 @@ from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment, explained
 from ...plan.call import Access, Region
 from ...values.arrays import Array, code_of
+from ..data.outgoing import Placed
 from ..engine.engine import Engine
-from ..outgoing import Placed
 
 
 class Bytes(NamedTuple):
@@ -36,13 +36,13 @@ class Bytes(NamedTuple):
     stop: int
 
     def overlap(self, other: Bytes) -> bool:
-        """Whether some are the same."""
+        """Whether *other* has some of the same bytes."""
         same = self[:2] == other[:2]
         return same and self.start < other.stop and other.start < self.stop
 
 
 class Windows:
-    """Those of one session."""
+    """The windows of one session."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class Windows:
         self._of_maps: WeakKeyDictionary[mmap.mmap, tuple[Segment, int]] = WeakKeyDictionary()
 
     def on_data(self, placed: Placed) -> Placed:
-        """That on the memory of a ``Data``.  Raises: SharedMemoryError."""
+        """The window on the memory of a ``Data``.  Raises: SharedMemoryError."""
         region, segment = placed
         window = self._of_data.get(segment)
         if window is None:
@@ -63,7 +63,7 @@ class Windows:
         return Placed(replace(region, segment=window.number), window)
 
     def on_map(self, array: Array) -> Placed | None:
-        """That on the file which *array*, or what it is a view of, maps; None if there is none.
+        """The window on the file which *array*, or what it is a view of, maps; None if there is none.
 
         Raises: InvalidValue for a file that was cut; OSError for one that its disk has no room for.
         """
@@ -92,7 +92,7 @@ class Windows:
         return self._engine.adopt(Segment(self._engine.directory.number(), fd, nbytes, Access.WRITE))
 
     def close(self) -> None:
-        """Forget them all."""
+        """Forget all windows."""
         self._of_data.clear()
         self._of_maps.clear()
 

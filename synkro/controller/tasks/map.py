@@ -16,24 +16,32 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
-from ...errors import InternalError, OutputError, UsageError
-from ...ipc.queue import SEVERAL, UNDONE, Dispatcher
+from ...errors import InternalError, OutputError, UsageError, reason
+from ...ipc.queue import ALONE, TOGETHER, Dispatcher, Given
 from ...messages import Failed, Phase
 from ...packing.refused import advice_on_loading
-from ..calls.carried import Carried
-from ..calls.distribution import Functions
+from ..calls.distribution import SentFunction
 from ..calls.planner import Planned
 from ..engine.engine import Engine, State
 from ..engine.failures import first_failure, worker_error
 from ..progress import Progress
 from .feed import Feed, shown
 
-_SMALL = 16  # bytes of a small result
 _HELD = 1 << 26  # bytes of results that are kept for the program, beside the next one
 _WHILE = 1e-3  # seconds between two looks whether the workers need items, while results are there
+
+
+class ResultOrder(Enum):
+    """In which order a program wants results."""
+
+    AT_ONCE = "all together, at the end"
+    KEPT = "each as soon as those before it are there"
+    ANY = "each as soon as it is there"
 
 
 class Map:
@@ -41,40 +49,48 @@ class Map:
 
     def __init__(
         self,
-        home: Functions,
-        functions: tuple[Carried, Carried | None],
+        engine: Engine,
+        load: Callable[..., Any],
+        functions: tuple[SentFunction, SentFunction | None],
         queue: Dispatcher,
         planned: Planned,
         payload: bytes,
         feed: Feed,
-        ordered: bool,
+        order: ResultOrder,
         limit: float | None,
         progress: Progress | None,
     ) -> None:
-        """*payload* is the command for *planned*, a call of the first of *functions*, which are kept.
+        """*load* reads results that objects' pickler wrote.
 
-        If *ordered*, each result is wanted as soon as those before it are there, else all at the end.
-        *limit* is in seconds: for each, or for all."""
-        self._engine: Engine = home.engine
-        self._load = home.objects.load
+        *payload* is the command for *planned*, a call of the first of *functions*, which are kept.
+
+        *limit* is in seconds: for each result, or for all if they are wanted at once."""
+        self._engine = engine
+        self._load = load
         self._function = functions[0]
         self._functions = functions  # which live on the workers as long as this
         self._queue = queue
         self._planned = planned
         self._payload = payload
         self._feed = feed
-        self._ordered = ordered
+        self._order = order
         self._limit = limit
         self._progress = progress
-        self._results: dict[int, Any] = {}
-        self._nbytes: dict[int, int] = {}  # of results that wait in their order
-        self._held = 0  # all these bytes
+        self._runs: dict[int, tuple[list[Any], int]] = {}  # results, bytes; by the first item's number
+        self._values: deque[Any] = deque()  # results of the run that the program reads
+        self._held = 0  # bytes of results
         self._looked = 0.0  # when results were looked for last
         self._next = 0  # the number of the next result
         self._open = False  # whether the workers do the command
         self._ending = False  # whether they are to end it
         self._lost = False  # whether it was given up
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._failed_at = 0  # the number of its item
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no task runs any more, and none will."""
+        return self._feed.is_done and not self._open
 
     def read_by(self, reader: object) -> None:
         """The results are wanted as long as there is *reader*."""
@@ -84,10 +100,13 @@ class Map:
         """All results.  Raises: as ``next``."""
         deadline = self._deadline()
         with self._engine.lock, self._tracing():
-            self._engine.turns.land()
+            self._engine.turns.wait_for_all()
             while self._goes_on():
                 self._step(deadline)
-        return [self._results.pop(number) for number in range(self._feed.count)]
+        found: list[Any] = []
+        while len(found) < self._feed.count:
+            found += self._runs.pop(len(found))[0]
+        return found
 
     def next(self) -> Any:
         """The next result.
@@ -103,9 +122,13 @@ class Map:
             self._step(deadline)
         if self._open and time.perf_counter() - self._looked > _WHILE:
             self._step(None)
-        self._held -= self._nbytes.pop(self._next, 0)
+        if not self._values:
+            first = self._next if self._order is ResultOrder.KEPT else next(iter(self._runs))
+            values, nbytes = self._runs.pop(first)
+            self._held -= nbytes
+            self._values.extend(values)
         self._next += 1
-        return self._results.pop(self._next - 1)
+        return self._values.popleft()
 
     def _check_not_lost(self) -> None:
         if self._lost:
@@ -125,7 +148,7 @@ class Map:
 
     def _goes_on(self) -> bool:
         """Whether there is something to wait for.  Raises: what has ended the map, once."""
-        error = None if self._open else self._failure
+        error = None if self._open or self._feed.waiting else self._failure
         if error is None and self._feed.is_done and not self._open:
             error = self._feed.error
             self._show()
@@ -140,7 +163,7 @@ class Map:
     def _step(self, deadline: float | None) -> None:
         """Go on until there is something to do; if the next result is there, do not wait."""
         with self._engine.lock, self._tracing():
-            self._engine.turns.land()
+            self._engine.turns.wait_for_all()
             try:
                 if self._is_next_there():
                     self._feed_them()
@@ -154,7 +177,10 @@ class Map:
                 raise
 
     def _is_next_there(self) -> bool:
-        return self._ordered and self._next in self._results
+        if self._order is ResultOrder.AT_ONCE:
+            return False
+        there = self._next in self._runs if self._order is ResultOrder.KEPT else bool(self._runs)
+        return there or bool(self._values)
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────
 
@@ -169,7 +195,9 @@ class Map:
         if not self._open:
             return
         if not self._is_due():
-            engine.channel.expect(self._next if self._ordered else None, feed.threshold(self._held))
+            awaited = self._next if self._order is ResultOrder.KEPT else None
+            enough = 0 if self._order is ResultOrder.ANY else feed.threshold(self._held)
+            engine.channel.expect(awaited, enough)
             engine.attend(self._is_due, deadline, self._show)
             engine.channel.expect()
         self._show()
@@ -189,14 +217,14 @@ class Map:
         if self._open and not self._ending:
             failed = len(self._engine.everyone.unanswered()) < self._engine.size
             failed = failed or self._failure is not None
-            if failed or self._feed.is_over:
+            if failed or self._feed.is_done:
                 self._end(at_once=failed)
 
     def _begin(self) -> None:
         engine = self._engine
         if self._feed.is_lost:
             raise InternalError("items of a map were taken and have no result.")
-        engine.rouse()
+        engine.wake_early()
         engine.settle()
         self._feed.open()
         engine.open(self._payload, self._planned.segments, self)
@@ -218,7 +246,7 @@ class Map:
         unanswered = len(self._engine.everyone.unanswered())
         if unanswered == 0 or (unanswered < self._engine.size and not self._ending):
             return True
-        if not self._ending and (self._failure is not None or self._feed.is_over):
+        if not self._ending and (self._failure is not None or self._feed.is_done):
             return True
         return self._is_next_there() or (not self._ending and self._feed.due(self._held))
 
@@ -231,38 +259,43 @@ class Map:
     def _collect(self) -> None:
         """Take the results that have come."""
         self._engine.require_ready()  # a signal handler may have closed the session
-        for number, rank, (stream, buffers, own) in self._queue.collect():
-            if rank >= 0:
-                self._engine.channel.read_block(rank)
-            if number == UNDONE:
-                self._feed.put_again(pickle.loads(stream))
-                continue
-            if number == SEVERAL:
-                numbers, values = pickle.loads(stream)
-                if self._ordered:
-                    for each, value in zip(numbers, values, strict=True):
-                        self._take(each, value, _SMALL)
-                elif self._feed.all_done(numbers):
-                    self._results.update(zip(numbers, values, strict=True))
-                continue
-            nbytes = len(stream) + sum(map(len, buffers)) if buffers else len(stream)
-            try:
-                value = self._load(stream, buffers) if own else pickle.loads(stream, buffers=buffers)
-            except Exception as error:
-                self._failure = self._failure or OutputError(
-                    f"the result of item {number} of map() cannot be unpickled here: "
-                    f"{type(error).__name__}: {str(error).rstrip('.')}. {advice_on_loading(error)}"
-                )
-                continue
-            self._take(number, value, nbytes)
+        for run in self._queue.collect():
+            if run.rank >= 0:
+                self._engine.channel.read_block(run.rank)
+            values, nbytes = self._unpickled(run), run.pickles.nbytes
+            if values and self._feed.done(run.slot, len(values), nbytes):
+                self._runs[run.first] = values, nbytes
+                if self._order is not ResultOrder.AT_ONCE:
+                    self._held += nbytes
 
-    def _take(self, number: int, value: Any, nbytes: int) -> None:
-        """Take a result, unless nobody waits for it any more."""
-        if self._feed.done(number, nbytes):
-            self._results[number] = value
-            if self._ordered:
-                self._nbytes[number] = nbytes
-                self._held += nbytes
+    def _unpickled(self, run: Given) -> list[Any]:
+        """The results of a run: those before one that cannot be unpickled."""
+        kind, parts, by_us = run.pickles
+        if kind == TOGETHER:
+            several: list[Any] = pickle.loads(parts[0])
+            return several
+        found: list[Any] = []
+        streams, buffers = (parts[:1], parts[1:]) if kind == ALONE else (parts, ())
+        try:
+            for stream in streams:
+                found.append(
+                    self._load(stream, buffers) if by_us else pickle.loads(stream, buffers=buffers)
+                )
+        except Exception as error:
+            number = run.first + len(found)
+            self._fail(
+                number,
+                OutputError(
+                    f"the result of item {number} of map() cannot be unpickled here: "
+                    f"{reason(error)}. {advice_on_loading(error)}"
+                ),
+            )
+        return found
+
+    def _fail(self, number: int | None, error: BaseException) -> None:
+        """Item *number* has failed, or all of the map; the first item that fails counts."""
+        if self._failure is None or (number or 0) < self._failed_at:
+            self._failure, self._failed_at = error, number or 0
 
     def _finish(self) -> None:
         """All ranks have answered."""
@@ -274,7 +307,9 @@ class Map:
             ranks = self._engine.everyone.ranks
             item = first_failure(replies, ranks)[1].item
             where = "" if item is None else f" at {self._item(item)}"
-            self._failure = worker_error(replies, ranks, self._engine.host_of, where)
+            self._fail(item, worker_error(replies, ranks, self._engine.host_of, where))
+        if self._failure is not None:  # what comes before it is wanted, as far as it is read in order
+            self._feed.cut(self._failed_at if self._order is ResultOrder.KEPT else 0)
 
     def _tracing(self) -> contextlib.AbstractContextManager[None]:
         """Record for a trace that this is a call, unless it is in one."""
@@ -320,8 +355,8 @@ class Map:
 
     def _item(self, number: int) -> str:
         """An item in a sentence: its number, and what it is, if it was not done."""
-        args = self._feed.waiting.get(number)
-        return f"item {number}" + (f" ({shown(args[0])})" if args else "")
+        args = self._feed.item(number)
+        return f"item {number}" + ("" if args is None else f" ({shown(args)})")
 
     def lose(self) -> None:
         self._open, self._lost = False, True

@@ -6,83 +6,100 @@ import contextlib
 import inspect
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, SessionError, check_keywords
+from ...errors import (
+    InvalidType,
+    InvalidValue,
+    SessionError,
+    check_keywords,
+    cut,
+    how_to_await,
+    shortened,
+    too_deep,
+)
 from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
+from ...memory.segment import check_descriptors
 from ...messages import FunctionSpec, Work
 from ...packing.kinds import FUNCTION
+from ...packing.pickles import dumped
+from ...packing.refused import stays
 from ...plan.binding import Bound
 from ...plan.outputs import flatten, unflatten
-from ...values.arrays import checked_bool, checked_seconds, shortened
+from ...values.arrays import checked_bool, checked_int, checked_seconds
 from ..calls.arguments import Whole, holds_data
-from ..calls.carried import Carried
-from ..calls.distribution import Functions
-from ..calls.function import Function, name_of
-from ..calls.options import Options
+from ..calls.distribution import SentFunction, Services
+from ..calls.function import Function, Options, check_returns, name_of
 from ..calls.planner import Planned, Planner
-from ..data import Data
+from ..calls.request import Request
+from ..data.data import Data
 from ..objects.objects import reached
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
 from .feed import Feed
-from .map import Map
+from .map import Map, ResultOrder
 
 _INSTANT = (list, tuple, range, str, dict, set, frozenset, np.ndarray)
 """Iterables whose items are there."""
 
 
-class TaskFunction(Carried):
-    """A function of one item.  Each map sends its own, with all that has changed of what it uses."""
+class TaskFunction(SentFunction):
+    """A function of one item.  Each map sends all that has changed of what it uses."""
 
-    def __init__(self, home: Functions, fn: Callable[..., Any]) -> None:
+    def __init__(self, services: Services, fn: Callable[..., Any]) -> None:
         super().__init__()
         self.name = name_of(fn)
-        self._join(home, FunctionSpec(self.name, fn, None))
+        self._services = services
+        self._join(services, FunctionSpec(self.name, fn, None))
 
-    def command(
-        self, common: dict[str, Any], descriptors: tuple[int, ...], ordered: bool
-    ) -> tuple[Planned, bytes]:
-        """The command that runs it on items, with *common* arguments; the function is brought first."""
-        planner = Planner(self._home, _ByKeyword(), self.spec, None, self.number, ())
-        planned = planner.planned((), common, None, None, 1, None)
-        self._home.bring(self)
-        seed, number = self._home.variables.next_map()
+    def command(self, common: dict[str, Any], descriptors: tuple[int, ...]) -> tuple[Planned, bytes]:
+        """The command that runs the function on items, with *common* arguments; the function is brought
+        first."""
+        services = self._services
+        planner = Planner(services, _ByKeyword(), self.spec, self.number, ())
+        planned = planner.planned(Request((), common))
+        if not self._distribution.bring(self):
+            services.objects.send_changes(self)
+        seed, number = services.variables.next_map()
         self._used = reached(self.roots)  # which stay there, whatever the program puts in their places
         objects = {
             known.number: f"an attribute of {known.path}" if known.kind is FUNCTION else known.path
             for known in self._used
         }
-        command = Work(planned.plan, descriptors, seed, number, objects, ordered)
-        return planned, cloudpickle.dumps(command, 5)
+        command = Work(planned.plan, descriptors, seed, number, objects)
+        return planned, dumped(command)
 
 
 class _ByKeyword:
     """Binds the arguments that all items have in common."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
-        return [Bound(name, True, _as_given(value), None) for name, value in kwargs.items()]
+        return [Bound(name, True, _as_given(name, value), None) for name, value in kwargs.items()]
 
 
-def _as_given(value: Any) -> Any:
+def _as_given(name: str, value: Any) -> Any:
     """*value*, so that lists and tuples of numbers do not become arrays."""
-    plain = isinstance(value, list | tuple | dict) and not holds_data(value)
+    try:
+        plain = isinstance(value, list | tuple | dict) and not holds_data(value)
+    except RecursionError:
+        raise too_deep(f"common={{{name!r}: …}}") from None
     return Whole(value) if plain else value
 
 
 class Maps:
     """The maps of a session."""
 
-    def __init__(self, home: Functions) -> None:
-        self._home = home
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._queue: Dispatcher | None = None
         self._descriptors: tuple[int, ...] = ()
-        self._last: TaskFunction | None = None  # so that the next one finds its objects on the workers
+        self._last: TaskFunction | None = None  # so that the next map finds it, or its objects, there
+        self._used: weakref.ref[Map] | None = None  # the map that has it
 
     def map(
         self,
@@ -91,6 +108,7 @@ class Maps:
         common: Mapping[str, Any] | None = None,
         progress: bool = False,
         timeout: float | None = None,
+        chunksize: int | None = None,
     ) -> list[Any]:
         """Call *fn* with each item, on whichever worker is free; returns the results, in order.
 
@@ -107,14 +125,19 @@ class Maps:
             progress: show a bar over the items, as in calls.
             timeout: seconds that all of it may take; None for what ``fn.options(timeout=)`` or the
                 session says.
+            chunksize: how many items go to a worker together at most; None for what their tasks take
+                so long as allows.  A worker that has nothing to do takes over what another has not
+                begun, so there is seldom a reason to say it.
 
         Raises: InvalidType, InvalidValue for what cannot be called or pickled; WorkerError for the first
         item on which *fn* failed, when the tasks that ran have ended; what the iterables raise;
         WorkerDied, CallTimeout, SessionError.
         """
-        with self._home.engine.lock:
-            self._home.engine.turns.land()
-            run, bar = self._made(False, fn, iterables, common, progress, timeout)
+        with self._services.engine.lock:
+            self._services.engine.turns.wait_for_all()
+            run, bar = self._made(
+                ResultOrder.AT_ONCE, fn, iterables, common, progress, timeout, chunksize
+            )
             with bar or contextlib.nullcontext():
                 return run.all()
 
@@ -125,68 +148,82 @@ class Maps:
         common: Mapping[str, Any] | None = None,
         progress: bool = False,
         timeout: float | None = None,
+        chunksize: int | None = None,
+        ordered: bool = True,
     ) -> Iterator[Any]:
-        """As ``map``, but an iterator: each result as soon as it and those before it are there.
+        """An iterator over what ``map`` returns: each result as soon as it and those before it are
+        there, or, if not *ordered*, as soon as it is there.
 
         The workers go on while the program uses a result.  Only so many items are read ahead that the
         workers have enough to do, and as many results are kept.  Another call of the program meanwhile
         waits for the tasks that run.  *timeout* is for each result.
         """
-        return Results(*self._made(True, fn, iterables, common, progress, timeout))
+        order = ResultOrder.KEPT if checked_bool(ordered, "ordered") else ResultOrder.ANY
+        return Results(*self._made(order, fn, iterables, common, progress, timeout, chunksize))
 
     def _made(
         self,
-        ordered: bool,
+        order: ResultOrder,
         fn: Any,
         iterables: tuple[Any, ...],
         common: Any,
         progress: Any,
         timeout: Any,
+        chunksize: Any,
     ) -> tuple[Map, Progress | None]:
-        """A map, after its arguments were checked, and its bar; if *ordered*, that of ``imap``."""
-        engine = self._home.engine
+        """A map, after its arguments were checked, and its bar."""
+        engine = self._services.engine
         if timeout is None and isinstance(fn, Options):
             timeout = fn.timeout
-        fn, name = _checked_function(fn, "imap" if ordered else "map")
+        at_once = order is ResultOrder.AT_ONCE
+        fn, name = _checked_function(fn, "map" if at_once else "imap")
         iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
         if not iterators:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
         shared = _checked_common(fn, name, len(iterators), common)
-        if ordered:
+        if not at_once:
             shared = _lasting(shared)
         limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
+        together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
         bar = None
         if checked_bool(progress, "progress"):
             bar = Progress(name, _length(iterables), "item")
         with engine.lock:
-            engine.turns.land()
+            engine.turns.wait_for_all()
             engine.require_ready()
             engine.settle(limit)
             queue = self._opened()
-            function, last = TaskFunction(self._home, fn), self._last
+            last = self._last
+            same = last is not None and last.spec.fn is fn and self._is_free()
+            function = last if last is not None and same else TaskFunction(self._services, fn)
             with engine.turns.limited(limit):
-                planned, payload = function.command(shared, self._descriptors, ordered)
+                planned, payload = function.command(shared, self._descriptors)
             self._last = function
         items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
-        dump = self._home.objects.dump
-        at_once = instant and not ordered
-        feed = Feed(name, items, instant, at_once, queue, dump, engine)
+        objects = self._services.objects
+        feed = Feed(name, items, instant, at_once, together, queue, objects.values, engine)
         kept = function, last  # of which the arguments in common may have been a part
-        return Map(self._home, kept, queue, planned, payload, feed, ordered, limit, bar), bar
+        run = Map(engine, objects.load, kept, queue, planned, payload, feed, order, limit, bar)
+        self._used = weakref.ref(run)
+        return run, bar
+
+    def _is_free(self) -> bool:
+        """Whether no map has the last function any more: what that one uses stays as it was."""
+        used = None if self._used is None else self._used()
+        return used is None or used.is_over
 
     def _opened(self) -> Dispatcher:
         """The queue, which is made for the first map."""
         if self._queue is not None:
             return self._queue
-        engine = self._home.engine
+        engine = self._services.engine
         with uninterrupted():  # so that the workers have the descriptors, or there is no queue
             try:
                 queue = Dispatcher(engine.size)
             except OSError as error:
-                raise SessionError(
-                    f"the queue of tasks could not be made ({error}): raise the limit of open files "
-                    f"(ulimit -n), or hold fewer Data at once."
-                ) from error
+                what = "the queue of tasks could not be made"
+                check_descriptors(error, what)
+                raise SessionError(f"{what} ({error}).") from error
             try:
                 numbered = [(engine.directory.number(), fd) for fd in queue.descriptors]
                 engine.pass_descriptors(numbered)
@@ -258,12 +295,9 @@ def _checked_function(fn: Any, verb: str) -> tuple[Callable[..., Any], str]:
         fn = fn.fn
     if not callable(fn):
         raise InvalidType(f"{verb}() takes a function, and then its items; got {shortened(fn)}.")
-    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        kind = "a generator function" if inspect.isgeneratorfunction(fn) else "async"
-        raise InvalidType(
-            f"{verb}() takes a function that returns its result; {name_of(fn)!r} is {kind}: call it in "
-            f"a function that returns what it makes, such as a list."
-        )
+    if what := stays(getattr(fn, "__func__", fn)):
+        raise InvalidType(f"{verb}() runs its function on the workers, and {what}")
+    check_returns(fn, verb)
     return fn, name_of(fn)
 
 
@@ -271,9 +305,11 @@ def _iterator(iterable: Any, number: int) -> Iterator[Any]:
     try:
         return iter(iterable)
     except TypeError:
+        advice = how_to_await(iterable) or (
+            "Put it into a list, or, if all items have it in common, pass it as common={'name': …}."
+        )
         raise InvalidType(
-            f"map() takes iterables of items; number {number} is {shortened(iterable)}: put it into a "
-            f"list, or, if all items have it in common, pass it as common={{'name': …}}."
+            f"map() takes iterables of items; number {number} is {shortened(iterable)}. {advice}"
         ) from None
 
 
@@ -294,9 +330,9 @@ def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, An
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of builtins
         return shared
-    parameters = signature.parameters
+    called, parameters = cut(f"{name}{signature}"), signature.parameters
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
-        check_keywords(f"{name}{signature}, by common=,", shared, parameters)
+        check_keywords(f"{called}, by common=,", shared, parameters)
     try:
         signature.bind(*[None] * count, **shared)
     except TypeError as error:
@@ -307,15 +343,15 @@ def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, An
                 "parameter and unpack it, or give an iterable for each, as in map(f, xs, ys)."
             )
         raise InvalidType(
-            f"{name}{signature} cannot be called with {count} argument{'s' * (count > 1)} of each item"
-            f"{' and common=' if shared else ''}: {error}.{hint}"
+            f"{called} cannot be called with {count} argument{'s' * (count > 1)} of each item"
+            f"{' and common=' if shared else ''}: {cut(str(error))}.{hint}"
         ) from None
     return shared
 
 
 def _lasting(common: dict[str, Any]) -> dict[str, Any]:
     """What items have in common for as long as the program takes results: of frames of rings copies."""
-    leaves, tree = flatten(common, holds_data)
+    leaves, tree = flatten(common, holds_data, "common=")
     kept = (leaf.lasting() if isinstance(leaf, Data) else leaf for leaf in leaves)
     found: dict[str, Any] = unflatten(tree, kept) if tree is not None else common
     return found

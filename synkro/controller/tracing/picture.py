@@ -50,7 +50,7 @@ COLOURS = {
     "reduce": "#00bbff",
     "wait for others": "#ff4455",
 }
-"""In the order in which they come: those of the main process, and those of a rank.
+"""The colours of steps, in the order in which these come: on the main process, and on a rank.
 
 They were searched for: any two are at least 0.09 apart in OKLab, also as seen without red, green or
 blue cones (Machado, Oliveira and Fernandes 2009).
@@ -71,7 +71,7 @@ class Timeline(Figure):
     """A figure of matplotlib's that pyplot does not know of.  Notebooks show it."""
 
     def _repr_png_(self) -> bytes:
-        """For notebooks; those that have imported pyplot need it not."""
+        """The figure as PNG, for notebooks; those that have imported pyplot need it not."""
         file = io.BytesIO()
         self.savefig(file, format="png")
         return file.getvalue()
@@ -101,7 +101,7 @@ class Label:
         return _short(", ".join(parts), _LETTERS)
 
     def and_then(self, later: Label) -> Label:
-        """One label for the calls of both."""
+        """One label for the calls of this one and of a *later* one."""
         names = dict(self.names)
         for name, times in later.names.items():
             names[name] = names.get(name, 0) + times

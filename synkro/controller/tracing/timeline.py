@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue
+from ...errors import InvalidType, InvalidValue, shown
 from ...values.arrays import Array
 from .trace import MAIN, Called, Span, Trace
 
@@ -31,7 +31,7 @@ def checked_path(path: Any) -> Path:
     try:
         checked = Path(path)
     except TypeError:
-        raise InvalidType(f"expected the path of a file to write; got {path!r}.") from None
+        raise InvalidType(f"expected the path of a file to write; got {shown(path)}.") from None
     try:
         possible = os.access(checked if checked.exists() else checked.parent, os.W_OK)
     except ValueError:  # a zero in it

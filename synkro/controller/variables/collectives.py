@@ -11,30 +11,27 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from typing import cast as cast_type
 
 import numpy as np
 
 from ...comms.ops import operation_named
-from ...errors import CollectiveError, InvalidValue, counted, ranks_in_words
+from ...errors import CollectiveError, InvalidValue, counted, ranks_in_words, shown
 from ...ipc.channel import Lane
-from ...messages import Exchange, Fill, Generator, Identify, Inspect, Read, Write
+from ...messages import Exchange, Fill, Generator, Identify, Inspect, KeptOutput, Read, Write
 from ...plan.batch import Indexed, Strided, select_any
-from ...plan.call import Access, Picked, Survey
+from ...plan.call import Picked, Survey
 from ...plan.split import Span, split
 from ...values.arrays import Array, cast, checked_bool, checked_int
-from ..data import Data
+from ..data.data import Data
+from ..data.outgoing import Outgoing
 from ..engine.engine import Engine
 from ..engine.nesting import check_alone, operation
-from ..outgoing import Outgoing
 from ..results.collector import Collection
 from ..results.transfer import Outputs
 from .mirror import Bridge
-from .shared import Shared, check_once, check_rows
-
-if TYPE_CHECKING:
-    from .registry import Variables
+from .shared import Shared, check_rows
 
 _SMALL = 1 << 16  # bytes up to which the buffer of a sent value is kept for the next one
 
@@ -52,7 +49,7 @@ def in_turn(method: Method) -> Method:
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls = self._engine.calls
         with self._engine.lock:
-            self._engine.turns.land()
+            self._engine.turns.wait_for_all()
             if calls:
                 check_alone(self._engine, sys._getframe(1))
             calls.append(self)
@@ -72,13 +69,23 @@ class Collectives:
     were checked, are the transport.
 
     Attributes:
-        variables: the variables of the session.
         master_rank: the root of collectives that have one.
     """
 
-    def __init__(self, variables: Variables, engine: Engine, outputs: Outputs, master_rank: int) -> None:
-        self.variables = variables
+    def __init__(
+        self,
+        engine: Engine,
+        outputs: Outputs,
+        master_rank: int,
+        check: Callable[[Sequence[Any]], list[Shared]],
+        bridge: Callable[[Sequence[Shared]], Bridge],
+        keep: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]],
+    ) -> None:
+        """*check* takes what a collective was given for variables, *bridge* those that it changes."""
         self.master_rank = master_rank
+        self._check = check
+        self._bridge = bridge
+        self._keep_outputs = keep
         self._engine = engine
         self._outputs = outputs
         self._buffers: dict[int, Outgoing] = {}  # for small variables, by number: with the last value
@@ -100,7 +107,7 @@ class Collectives:
             return
         checked_bool(nccl, "nccl")
         arrays = self._values(targets, values)
-        with Bridge(self.variables.linked, (), targets):
+        with self._bridge(targets):
             self.send(targets, arrays)
 
     @in_turn
@@ -114,7 +121,7 @@ class Collectives:
         targets, _ = self._checked(shared_vars, "scatter")
         self._require_everywhere(targets, "scatter")
         arrays = self._values(targets, values)
-        with Bridge(self.variables.linked, (), targets):
+        with self._bridge(targets):
             self.send(targets, arrays, lambda n: split(0, n, self._engine.size), batch, by_rows=True)
 
     @in_turn
@@ -127,7 +134,7 @@ class Collectives:
         def rows(length: int) -> list[Span | None]:
             return [(0, length) if r == place else None for r in range(self._engine.size)]
 
-        with Bridge(self.variables.linked, (), targets):
+        with self._bridge(targets):
             self.send(targets, arrays, rows, batch, by_rows=batch is not None)
 
     # ── from the replicas to the main process ────────────────────────────────────────────────────
@@ -151,7 +158,7 @@ class Collectives:
         """
         checked_bool(nccl, "nccl")
         if not isinstance(nd_up, int) or isinstance(nd_up, bool) or nd_up not in (0, 1):
-            raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {nd_up!r}.")
+            raise InvalidValue(f"nd_up must be 0 (concatenate) or 1 (stack); got {shown(nd_up)}.")
         targets, single = self._checked(shared_vars, "" if nd_up else "gather with nd_up=0")
         if nd_up:
             self._check_alike(targets, "gather with nd_up=1", "nd_up=0 concatenates")
@@ -247,26 +254,24 @@ class Collectives:
         """
         self._engine.require_ready()
         self._engine.settle()
-        fills, segments, buffers = [], [], []
+        fills, buffers, indices = [], [], []
         for target, array in zip(targets, arrays, strict=True):
             buffer = self._buffers.get(target.number) or Outgoing(self._engine)
             buffers.append(buffer)
-            region, segment = buffer.put(array, target.called())
-            segments.append((segment, Access.READ))
+            region = buffer.put(array, target.called()).region
             selection: Strided | Picked | None = None
             length = 0
             if by_rows:
                 chosen = select_any(batch, len(array), "batch")
                 length = chosen.count
                 if isinstance(chosen, Indexed):
-                    indices, segment = Outgoing(self._engine).put(chosen.indices, "batch")
-                    segments.append((segment, Access.READ))
-                    selection = Picked(indices)
+                    indices.append(Outgoing(self._engine))
+                    selection = Picked(indices[-1].put(chosen.indices, "batch").region)
                 else:
                     selection = chosen
             spans = rows(length) if rows else [(0, length)] * self.size
             fills.append(Fill(target.number, region, selection, tuple(spans)))
-        self._engine.run(Write(tuple(fills)), segments, lane=self._lane(targets))
+        self._engine.run(Write(tuple(fills)), lane=self._lane(targets))
         for target, buffer in zip(targets, buffers, strict=True):
             self._keep(buffer, target)
 
@@ -288,7 +293,7 @@ class Collectives:
         command = Read(numbers, survey.participants, mode, raised)
         replies = dict(zip(lane.ranks, self._engine.run(command, lane=lane), strict=True))
         modes = (mode,) * len(targets)
-        collection = Collection(self._outputs, "get_value", modes, survey, replies, self.variables.keep)
+        collection = Collection(self._outputs, "get_value", modes, survey, replies, self._keep_outputs)
         return [value[0] if mode is None else value for value in collection.result()]
 
     def shapes(
@@ -313,7 +318,7 @@ class Collectives:
         self._require_everywhere(targets, kind)
         numbers = tuple(target.number for target in targets)
         command = Exchange(kind, numbers, op, self.master_rank, checked_bool(nccl, "nccl"))
-        with Bridge(self.variables.linked, (), targets):
+        with self._bridge(targets):
             try:
                 self._engine.run(command)
             except CollectiveError:  # the ranks know no names: say it in the user's words
@@ -343,9 +348,7 @@ class Collectives:
         given = [variables] if single else list(variables)
         if not given:
             raise InvalidValue("a collective needs at least one variable; got an empty list.")
-        checked = [self.variables.check(variable, "a collective") for variable in given]
-        check_once(checked, "a collective")
-        self.variables.linked.push(checked)
+        checked = self._check(given)
         if by_rows:
             for variable in checked:
                 check_rows(variable, by_rows)
@@ -362,7 +365,7 @@ class Collectives:
         return place
 
     def _lane(self, variables: Sequence[Shared]) -> Lane:
-        """That of the ranks that have *variables*.
+        """The lane of the ranks that have *variables*.
 
         Raises: InvalidValue if they are on different ones.
         """

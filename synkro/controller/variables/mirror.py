@@ -13,18 +13,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidValue, UsageError, WorkerError, ranks_in_words
+from ...errors import InvalidValue, UsageError, WorkerError, ranks_in_words, shown
 from ...values.arrays import Array, same_bits
 from ...values.random import handed_out
-from .shared import Shared
-
-if TYPE_CHECKING:
-    from .registry import Variables
-
+from ..placement.targets import Targets
+from .shared import Shared, Transport
 
 _PLACE = "synkro_place"
 """The tag of a shared variable of PyTensor's that was placed: its target."""
@@ -49,8 +46,11 @@ class Pair:
 class Linked:
     """The PyTensor shared variables of a session.  Its methods are called under the engine's lock."""
 
-    def __init__(self, home: Variables) -> None:
-        self._home = home
+    def __init__(self, targets: Targets, make: Callable[..., Shared], transport: Transport) -> None:
+        """*make* makes variables of the session, whose replicas *transport* reads and writes."""
+        self._targets = targets
+        self._make = make
+        self._transport = transport
         self._pairs: dict[int, Pair] = {}  # by the number of ours
         self._doubtful: set[int] = set()  # numbers of ours that a call was to change, and may have
         self._placed: set[int] = set()  # numbers of ours that one rank alone has
@@ -66,14 +66,14 @@ class Linked:
         target, rank = getattr(theirs.tag, _PLACE, None), None
         if target is not None:
             try:
-                rank = self._home.targets.rank(target)
+                rank = self._targets.rank(target)
             except InvalidValue as error:
                 raise InvalidValue(
-                    f"the shared variable {theirs} was placed on {target!r}: {error} Place it anew, by "
-                    f"place()."
+                    f"the shared variable {theirs} was placed on {shown(target)}: {error} Place it "
+                    f"anew, by place()."
                 ) from None
         value = np.array(theirs.get_value(borrow=True))
-        ours = self._home.shared(value, target=rank)
+        ours = self._make(value, target=rank)
         if rank is not None:
             self._placed.add(ours.number)
         self._agree(theirs, ours, value)
@@ -89,7 +89,7 @@ class Linked:
 
         Raises: InvalidType, InvalidValue; UsageError if it is somewhere else already.
         """
-        rank, ours = self._home.targets.rank(target), self._known(theirs)
+        rank, ours = self._targets.rank(target), self._known(theirs)
         if ours is None:
             setattr(theirs.tag, _PLACE, target)
             self.shared(theirs)
@@ -106,7 +106,7 @@ class Linked:
         return ours.ranks[0] if ours is not None and ours.number in self._placed else None
 
     def _agree(self, theirs: Any, ours: Shared, value: Array) -> None:
-        """Both hold *value* now."""
+        """*theirs* and *ours* hold *value* now."""
         held = theirs.get_value(borrow=True)
         self._pairs[ours.number] = Pair(weakref.ref(theirs), ours, value, held)
         self._doubtful.discard(ours.number)
@@ -129,7 +129,7 @@ class Linked:
             # what was set counts for all replicas, though the master rank's may be equal to it
             if held is not pair.held or not same_bits(np.asarray(held), pair.value):
                 self._doubtful.add(number)  # until the workers have it
-                self._home.collectives.send([pair.ours], [np.asarray(held)])
+                self._transport.send([pair.ours], [np.asarray(held)])
                 self._agree(theirs, pair.ours, np.array(held))
             elif doubtful:
                 unsettled.append(pair.ours)
@@ -148,9 +148,9 @@ class Linked:
             self._pull(pairs)
 
     def _pull(self, found: Sequence[tuple[Pair, Any]]) -> None:
-        """The same, of variables that the same ranks have."""
+        """Put the replicas of *found*, variables that the same ranks have, into PyTensor's variables."""
         first = found[0][0].ours.first
-        values = self._home.collectives.fetch([pair.ours for pair, _ in found], (first,))
+        values = self._transport.fetch([pair.ours for pair, _ in found], (first,))
         for (pair, theirs), value in zip(found, values, strict=True):
             copy = np.array(value)
             try:
@@ -173,8 +173,10 @@ class Linked:
 class Streams:
     """The random streams of PyTensor's in a session.  Its methods are called under the engine's lock."""
 
-    def __init__(self, home: Variables) -> None:
-        self._home = home
+    def __init__(self, make: Callable[..., Shared], transport: Transport) -> None:
+        """*make* makes variables of the session, whose replicas *transport* writes."""
+        self._make = make
+        self._transport = transport
         self._known: dict[int, tuple[weakref.ref[Any], Shared]] = {}  # by the number of ours
         self._held: dict[int, Any] = {}  # what each stream held when it was last handed out
 
@@ -183,7 +185,7 @@ class Streams:
         for stream, ours in list(self._known.values()):
             if stream() is theirs:
                 return ours
-        ours = self._home.shared(np.zeros(8, np.uint64))
+        ours = self._make(np.zeros(8, np.uint64))
         self._known[ours.number] = weakref.ref(theirs), ours
         weakref.finalize(theirs, self._forget, ours.number)
         return ours
@@ -199,7 +201,7 @@ class Streams:
             if theirs is None or theirs.get_value(borrow=True) is self._held.get(ours.number):
                 continue
             stream = theirs.get_value()
-            self._home.collectives.send([ours], [handed_out(stream)])
+            self._transport.send([ours], [handed_out(stream)])
             theirs.set_value(stream, borrow=True)
             self._held[ours.number] = theirs.get_value(borrow=True)
 

@@ -13,18 +13,17 @@ from numpy.typing import ArrayLike
 
 from ... import messages
 from ...comms.ops import operation_named
-from ...errors import InvalidType, InvalidValue
-from ...plan.call import Access
+from ...errors import InvalidType, InvalidValue, named, shown
 from ...values.arrays import as_array, native
 from ...values.foreign import is_graph_shared, is_graph_variable
 from ...values.random import generator
 from ...values.variable import Variable
+from ..data.outgoing import Outgoing
 from ..engine.engine import Engine
-from ..outgoing import Outgoing
 from ..placement.targets import Targets
 from ..results.transfer import Outputs
 from .collectives import Collectives
-from .mirror import Linked, Streams, is_stream
+from .mirror import Bridge, Linked, Streams, is_stream
 from .shared import Kept, Shared, check_once, check_rows
 
 
@@ -54,9 +53,11 @@ class Variables:
         self.targets = targets
         self._engine = engine
         self._seed(seed)
-        self.collectives = Collectives(self, engine, outputs, master_rank)
-        self.linked = Linked(self)
-        self.streams = Streams(self)
+        self.collectives = Collectives(
+            engine, outputs, master_rank, self._collected, self._bridge, self.keep
+        )
+        self.linked = Linked(targets, self.shared, self.collectives)
+        self.streams = Streams(self.shared, self.collectives)
         self._named: list[weakref.ref[Shared]] = []
 
     def _seed(self, seed: int) -> None:
@@ -98,15 +99,15 @@ class Variables:
         """
         self._engine.require_ready()
         if name is not None and not isinstance(name, str):
-            raise InvalidType(f"the name of a variable must be a string; got {name!r}.")
-        called = f"the variable {name!r}" if name else "a variable"
+            raise InvalidType(f"the name of a variable must be a string; got {shown(name)}.")
+        called = f"the variable {named(name)!r}" if name else "a variable"
         ranks = self.targets.ranks(target) or self._engine.everyone.ranks
         array = native(as_array(value, called))
         number = self._engine.directory.number()
-        made = Shared(self.collectives, number, array.dtype, array.ndim, name, ranks)
+        made = Shared(self, number, array.dtype, array.ndim, name, ranks)
         self._engine.directory.watch(made, number)
-        region, segment = Outgoing(self._engine).put(array, called)
-        self._run_on(ranks, messages.Create(number, name, region), [(segment, Access.READ)])
+        buffer = Outgoing(self._engine)
+        self._run_on(ranks, messages.Create(number, name, buffer.put(array, called).region))
         if name:
             self._named.append(weakref.ref(made))
         return made
@@ -127,8 +128,9 @@ class Variables:
         held = variable.get_value(borrow=True) if is_graph_shared(variable) else None
         if not isinstance(held, np.ndarray | np.generic):
             raise InvalidType(
-                f"place() takes a shared variable of PyTensor's that holds an array; got {variable!r}. "
-                f"(A variable of Synkro's is made where it is to be: shared(value, target=…).)"
+                f"place() takes a shared variable of PyTensor's that holds an array; got "
+                f"{shown(variable)}. (A variable of Synkro's is made where it is to be: shared(value, "
+                f"target=…).)"
             )
         from ...graphs import transfers  # noqa: F401,PLC0415  which PyTensor then knows
 
@@ -166,23 +168,23 @@ class Variables:
             return self.shared(variable.get_value(), target=rank)
         source = rank if rank in variable.ranks and not isinstance(value, Kept) else variable.first
         number = self._engine.directory.number()
-        made = Shared(self.collectives, number, variable.dtype, variable.ndim, None, (rank,))
+        made = Shared(self, number, variable.dtype, variable.ndim, None, (rank,))
         self._engine.directory.watch(made, number)
         move = messages.Move(variable.number, source, number, rank)
         self._run_on(tuple(sorted({source, rank})), move)
         return made
 
-    def _run_on(self, ranks: tuple[int, ...], command: messages.Command, segments: Any = ()) -> None:
+    def _run_on(self, ranks: tuple[int, ...], command: messages.Command) -> None:
         engine = self._engine
         lane = engine.channel.lane(ranks)
-        engine.beside(lane, lambda: engine.run(command, segments, lane=lane))
+        engine.beside(lane, lambda: engine.run(command, lane=lane))
 
     def keep(self, outputs: Sequence[messages.KeptOutput], ranks: tuple[int, ...]) -> list[Kept]:
         """Let *ranks* keep *outputs* of their last call; returns a handle for each."""
         handles = []
         for output in outputs:
             dtype, ndim = np.dtype(output.dtype), 1 + len(output.tail)
-            handles.append(Kept(self.collectives, output.number, dtype, ndim, None, ranks))
+            handles.append(Kept(self, output.number, dtype, ndim, None, ranks))
             self._engine.directory.watch(handles[-1], output.number)
         self._run_on(ranks, messages.Keep(tuple(outputs)))
         return handles
@@ -201,7 +203,7 @@ class Variables:
 
     def name(self, variable: Shared, name: str) -> None:
         """Give a variable a name that had none."""
-        variable.name = name
+        variable.name = named(name)
         self._named.append(weakref.ref(variable))
 
     # ── checked ──────────────────────────────────────────────────────────────────────────────────
@@ -222,11 +224,24 @@ class Variables:
             raise InvalidType(
                 f"{called} takes worker variables, made by shared(); got {type(variable).__name__}."
             )
-        if not variable.belongs_to(self.collectives):
+        if not variable.belongs_to(self):
             raise InvalidValue(
                 f"{variable.called()} belongs to another session: make it anew in this one."
             )
         return variable
+
+    def _collected(self, given: Sequence[Any]) -> list[Shared]:
+        """The variables of a collective, checked; the workers get what PyTensor's hold.
+
+        Raises: InvalidType, InvalidValue.
+        """
+        checked = [self.check(variable, "a collective") for variable in given]
+        check_once(checked, "a collective")
+        self.linked.push(checked)
+        return checked
+
+    def _bridge(self, changed: Sequence[Shared]) -> Bridge:
+        return Bridge(self.linked, (), changed)
 
     def check_updates(self, updates: Any) -> tuple[tuple[Shared, str], ...]:
         """``updates=`` as pairs of a variable and the operation that accumulates it over slices.
@@ -283,5 +298,5 @@ def _listed(given: Any, keyword: str, otherwise: str = "") -> Sequence[Any]:
     if isinstance(given, Variable) or is_graph_shared(given):
         return (given,)
     if not isinstance(given, list | tuple):
-        raise InvalidType(f"{keyword} takes a list of variables{otherwise}; got {given!r}.")
+        raise InvalidType(f"{keyword} takes a list of variables{otherwise}; got {shown(given)}.")
     return given

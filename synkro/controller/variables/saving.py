@@ -19,7 +19,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from ...errors import InvalidType, InvalidValue, counted, ranks_in_words
+from ...errors import InvalidType, InvalidValue, counted, ranks_in_words, shown
 from ...values.arrays import Array, is_numeric
 from .registry import Variables
 from .shared import Shared
@@ -117,7 +117,8 @@ def load(variables: Variables, path: str | os.PathLike[str]) -> None:
 
 
 def _by_name(variables: Variables) -> dict[str, Shared]:
-    """Raises: InvalidValue if there is none, or two have the same name."""
+    """The variables that have names, by these.  Raises: InvalidValue if there is none, or two have the
+    same name."""
     named: dict[str, Shared] = {}
     for variable in variables.named():
         assert variable.name is not None
@@ -145,9 +146,9 @@ def _npz(path: str | os.PathLike[str]) -> Path:
     try:
         name = os.fsdecode(path)
     except TypeError:
-        raise InvalidType(f"expected the path of a file; got {path!r}.") from None
+        raise InvalidType(f"expected the path of a file; got {shown(path)}.") from None
     if not os.path.basename(name) or "\0" in name:
-        raise InvalidValue(f"expected the path of a file, with a name; got {path!r}.")
+        raise InvalidValue(f"expected the path of a file, with a name; got {shown(path)}.")
     return Path(name if name.endswith(".npz") else f"{name}.npz")
 
 

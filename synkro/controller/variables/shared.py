@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ... import here
-from ...errors import InvalidValue, ranks_in_words
+from ...errors import A_LINE, InvalidValue, named, ranks_in_words, shown
 from ...values.arrays import Array
 from ...values.variable import Variable
+from ..placement.targets import Targets
 
-if TYPE_CHECKING:
-    from .collectives import Collectives
+
+class Transport(Protocol):
+    """What brings values to the replicas of variables, and back."""
+
+    @property
+    def master_rank(self) -> int: ...
+
+    def send(self, targets: Sequence[Shared], arrays: Sequence[Array]) -> None: ...
+
+    def fetch(self, targets: Sequence[Shared], ranks: tuple[int, ...] | None) -> list[Any]: ...
+
+    def shapes(
+        self, variables: Sequence[Shared], ranks: tuple[int, ...] | None = None
+    ) -> list[list[tuple[int, ...]]]: ...
+
+    def broadcast(self, shared_vars: Any, values: Any = None) -> None: ...
+
+    def get_value(self, rank: int, shared_vars: Any) -> Any: ...
+
+    def gather(self, shared_vars: Any, nd_up: int = 1) -> Any: ...
+
+
+class Owner(Protocol):
+    """All variables of a session, as one of them knows them.
+
+    Attributes:
+        token: the name of the session.
+        targets: the names of its ranks.
+    """
+
+    token: str
+    targets: Targets
+
+    @property
+    def collectives(self) -> Transport: ...
+
+    def transfer(self, value: Any, target: str | int | None) -> Any: ...
 
 
 class Shared(Variable):
@@ -33,7 +69,7 @@ class Shared(Variable):
 
     def __init__(
         self,
-        home: Collectives,
+        owner: Owner,
         number: int,
         dtype: np.dtype[Any],
         ndim: int,
@@ -42,11 +78,11 @@ class Shared(Variable):
     ) -> None:
         """Made by ``shared()``."""
         self.ranks = ranks
-        self.name = name
+        self.name = named(name)
         self.dtype = dtype
         self.ndim = ndim
         self.number = number
-        self._home = home
+        self._owner = owner
 
     @property
     def value(self) -> Array:
@@ -61,29 +97,29 @@ class Shared(Variable):
     def shape(self) -> tuple[int, ...]:
         """The shape of the master rank's replica."""
         own = self._stand_in()
-        return self._home.shapes([self], (self.first,))[0][0] if own is None else own.shape
+        return self._owner.collectives.shapes([self], (self.first,))[0][0] if own is None else own.shape
 
     @property
     def first(self) -> int:
         """The rank whose replica stands for all: the master rank, if it has one."""
-        master = self._home.master_rank
+        master = self._owner.collectives.master_rank
         return master if master in self.ranks else self.ranks[0]
 
     @property
     def target(self) -> str | int | list[str | int] | None:
-        """Where it is: a context name or a rank, or a list of them; None for all ranks."""
-        return self._home.variables.targets.names(self.ranks)
+        """Where the variable is: a context name or a rank, or a list of them; None for all ranks."""
+        return self._owner.targets.names(self.ranks)
 
     def transfer(self, target: str | int | None) -> Any:
         """A copy on another rank, device to device; see ``transfer()``."""
-        return self._home.variables.transfer(self, target)
+        return self._owner.transfer(self, target)
 
     def get_value(self) -> Array:
         """A copy of the master rank's replica."""
         own = self._stand_in()
         if own is not None:
             return np.array(own.value)
-        return np.asarray(self._home.get_value(self.first, self))
+        return np.asarray(self._owner.collectives.get_value(self.first, self))
 
     def set_value(self, value: ArrayLike) -> None:
         """Write *value* to all replicas; its shape may differ from theirs.
@@ -92,7 +128,7 @@ class Shared(Variable):
         """
         own = self._stand_in()
         if own is None:
-            self._home.broadcast(self, value)
+            self._owner.collectives.broadcast(self, value)
         else:
             own.value = value
 
@@ -106,9 +142,9 @@ class Shared(Variable):
         group = here.group.get()
         return None if group is None else group.stand_in(self)
 
-    def belongs_to(self, home: Collectives) -> bool:
-        """Whether it is a variable of this session, and not of another."""
-        return self._home is home
+    def belongs_to(self, owner: Owner) -> bool:
+        """Whether the variable is one of this session, and not of another."""
+        return self._owner is owner
 
     def __copy__(self) -> Shared:
         return self  # a handle: the contents are on the workers
@@ -117,7 +153,7 @@ class Shared(Variable):
         return self
 
     def __reduce__(self) -> Any:
-        return here.replica, (self.number, self._home.variables.token, self.name, self.ranks)
+        return here.replica, (self.number, self._owner.token, self.name, self.ranks)
 
 
 class Kept(Shared):
@@ -129,12 +165,12 @@ class Kept(Shared):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of all rows together."""
-        shapes = self._home.shapes([self])[0]
+        shapes = self._owner.collectives.shapes([self])[0]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def gather(self) -> Array:
         """All rows, of all ranks."""
-        return np.asarray(self._home.gather(self, nd_up=0))
+        return np.asarray(self._owner.collectives.gather(self, nd_up=0))
 
     get_value = gather
 
@@ -155,8 +191,8 @@ def check_there(variable: Shared, called: str, ranks: Sequence[int]) -> None:
         target = variable.target
         raise InvalidValue(
             f"{called} is on {ranks_in_words(variable.ranks)} alone, and the function runs on "
-            f"{ranks_in_words(ranks)}: make the function with target={target!r}, or give it a copy, by "
-            f"transfer({missing[0]})."
+            f"{ranks_in_words(ranks)}: make the function with target={shown(target, A_LINE)}, or give "
+            f"it a copy, by transfer({missing[0]})."
         )
 
 

@@ -16,11 +16,14 @@ import numpy as _np
 
 from . import _array, _names, _signals, cuda, linalg, random
 from ._array import array, ndarray, ufunc
+from ._kernels import RawKernel, RawModule
 from .cuda import is_available
 from .cuda.memory import get_default_memory_pool
 from .cuda.pinned_memory import get_default_pinned_memory_pool
 
 __all__ = [
+    "RawKernel",
+    "RawModule",
     "arange",
     "array",
     "asarray",

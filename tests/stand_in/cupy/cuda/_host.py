@@ -75,16 +75,22 @@ def ranges():
 
 
 def pinned(address, size):
-    """Whether a range is pinned; one that is so only in part is an error, as in CUDA."""
-    end, covered, touched = address + size, address, False
-    for low, extent in sorted(ranges()):
-        if low < end and address < low + extent:
-            touched = True
-            if low <= covered:
-                covered = low + extent
-    if touched and covered < end:
+    """Whether a range is pinned; one that is so only in part, or twice, is an error, as in CUDA."""
+    touched = [each for each in ranges() if each[0] < address + size and address < sum(each)]
+    if not touched:
+        return False
+    if not any(low <= address and address + size <= low + extent for low, extent in touched):
         raise CUDARuntimeError(_machine.INVALID_VALUE)
-    return touched
+    return True
+
+
+def visible(address, size):
+    """Whether all of a range is pinned, in any number of parts: so that kernels can read it."""
+    covered = address
+    for low, extent in sorted(ranges()):
+        if low <= covered < low + extent:
+            covered = low + extent
+    return covered >= address + size
 
 
 def complaints():

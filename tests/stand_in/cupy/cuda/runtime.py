@@ -85,7 +85,7 @@ _SIDES = {  # what dst and src must be for a kind of copy
     memcpyDeviceToDevice: (_DEVICE, _DEVICE),
 }
 
-statistics = {"pinned": 0, "pageable": 0, "device": 0, "registrations": 0, "waits": 0}
+statistics = {"pinned": 0, "pageable": 0, "device": 0, "gathered": 0, "registrations": 0, "waits": 0}
 """Bytes copied, by the memory on the host's side; what was pinned; how often the host waited."""
 
 

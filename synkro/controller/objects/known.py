@@ -1,0 +1,305 @@
+"""What the workers have of an object: ``Known``, as long as something here uses it.
+
+``Remembered`` stays where no function uses the object, but the program still has it.  It goes with the
+program's object, which it does not hold: what that holds is remembered by weak references.  Dicts,
+lists, sets, and others that nobody can refer to weakly, it does hold: as long as what they were found in
+is there, if they do not lead back to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+from ...packing.kinds import (
+    ATTRIBUTES,
+    OPAQUE,
+    WHOLE,
+    Contents,
+    Digest,
+    Kind,
+    alike,
+    inside,
+    is_plain,
+    kind_of,
+)
+from ...packing.pickles import Space
+
+T = TypeVar("T")
+
+UNKNOWN = "what a worker has, nobody knows"
+"""Stands for what some ranks may have, and others not: it is sent again."""
+
+
+class Remembered:
+    """What is remembered of one object.
+
+    Attributes:
+        number, kind, path, space: as in ``Known``.
+    """
+
+    __slots__ = ("__weakref__", "_held", "_ref", "_remembered", "kind", "number", "path", "space")
+
+    def __init__(self, number: int, obj: Any, kind: Kind, path: str, space: Space | None) -> None:
+        self.number = number
+        self.kind = kind
+        self.path = path
+        self.space = space
+        self._held: Any = None
+        self._remembered: dict[Any, Any] | None = None
+        try:
+            self._ref: weakref.ref[Any] | None = weakref.ref(obj)
+        except TypeError:
+            self._ref = None
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether what is remembered goes with its object, and holds none."""
+        return self._ref is not None
+
+    @property
+    def obj(self) -> Any:
+        """The object; None if it is gone, or not held."""
+        return self._held if self._ref is None else self._ref()
+
+    def hold(self, obj: Any) -> None:
+        """Hold the object, a container that does not lead to what holds it."""
+        self._held = obj
+
+    def is_of(self, obj: Any) -> bool:
+        """Whether the object is *obj*, and known what the workers have of it."""
+        return self.obj is obj and self._remembered is not None
+
+    def remember(self, contents: Contents | None, kept: Callable[[Any], Remembered | None]) -> None:
+        """The workers have *contents* now; *kept* finds what is remembered of an object."""
+        new = contents  # not in place of the old: what that refers to is found in it
+        if contents is not None and not all(map(_is_flat, contents.values())):
+            new = {key: _weak(value, kept) for key, value in contents.items()}
+        named = all(is_plain(key) or key is WHOLE or key is ATTRIBUTES for key in new or ())
+        self._remembered = new if named else None  # not where a key holds an object of the program's
+
+    def contents(
+        self, now: Contents, kept: Callable[[Any], Remembered | None], has: Callable[[Any], bool]
+    ) -> Contents:
+        """What the workers have, where the object holds *now* what it does; UNKNOWN where nobody knows.
+
+        *has* tells whether they have all objects that a value is made of.
+        """
+        found = {}
+        for key, stands in (self._remembered or {}).items():
+            same = key in now and _is_same(stands, now[key], kept, has)
+            found[key] = now[key] if same else _made(stands, kept, has)
+        return found
+
+
+class _Parts(NamedTuple):
+    """Stands for what never changes itself, such as a tuple: its type, what stands for its parts, each
+    with its name, and for itself."""
+
+    cls: type
+    names: tuple[str, ...]
+    parts: tuple[Any, ...]
+    itself: Any
+
+
+class _ById(NamedTuple):
+    """Stands for what nobody can refer to weakly, and is in no place of its own."""
+
+    ident: int
+
+
+def _is_flat(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(is_plain, value))
+    return is_plain(value) or isinstance(value, Digest)
+
+
+def _weak(value: Any, kept: Callable[[Any], Remembered | None]) -> Any:
+    """What stands for a value, and does not hold it."""
+    if _is_flat(value):
+        return value
+    if (found := kept(value)) is not None:
+        return found
+    try:
+        itself: Any = weakref.ref(value)
+    except TypeError:
+        itself = _ById(id(value))
+    parts = _parts_of(value)
+    if parts is None:
+        return itself
+    names = tuple(name for name, _ in parts)
+    return _Parts(type(value), names, tuple(_weak(part, kept) for _, part in parts), itself)
+
+
+_EQUAL = {tuple, staticmethod, classmethod, property, functools.partial, types.MethodType}
+"""Types of which an object with the same parts is the same."""
+
+
+def _parts_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of what never changes itself, each with its name; None for what has none."""
+    if type(value) is property:
+        return [("get", value.fget), ("set", value.fset), ("del", value.fdel)]
+    if kind_of(value) is not None:
+        return None
+    found = inside(value)
+    return None if found is None else list(found)
+
+
+def _is_same(
+    stands: Any,
+    value: Any,
+    kept: Callable[[Any], Remembered | None],
+    has: Callable[[Any], bool],
+) -> bool:
+    """Whether *stands* is for this *value*, which the workers have."""
+    if isinstance(stands, _Parts):
+        parts = _parts_of(value) if type(value) is stands.cls else None
+        if parts is None or tuple(name for name, _ in parts) != stands.names:
+            return False
+        pairs = zip(stands.parts, parts, strict=True)
+        same = stands.cls in _EQUAL or _is_same(stands.itself, value, kept, has)
+        return same and all(_is_same(one, part, kept, has) for one, (_, part) in pairs)
+    if isinstance(stands, Remembered):  # and not replaced by another one
+        return stands.is_of(value) and kept(value) is stands
+    if type(stands) is weakref.ReferenceType:
+        return stands() is value and has(value)
+    return stands.ident == id(value) if isinstance(stands, _ById) else alike(stands, value)
+
+
+def _made(stands: Any, kept: Callable[[Any], Remembered | None], has: Callable[[Any], bool]) -> Any:
+    """The value that *stands* is for, if the program still has what it is made of; else UNKNOWN."""
+    if isinstance(stands, _Parts) and stands.cls is tuple:
+        parts = tuple(_made(part, kept, has) for part in stands.parts)
+        return UNKNOWN if any(part is UNKNOWN for part in parts) else parts
+    value: Any = None
+    itself = stands.itself if isinstance(stands, _Parts) else stands
+    if isinstance(itself, Remembered):
+        value = itself.obj
+    elif type(itself) is weakref.ReferenceType:
+        value = itself()
+    elif not isinstance(itself, _ById):
+        return stands
+    there = value is not None and _is_same(stands, value, kept, has)
+    return value if there else UNKNOWN
+
+
+class Known:
+    """An object that the workers have.
+
+    Attributes:
+        number: its number.
+        obj: the object.
+        kind: its kind.
+        path: what it is called in errors: a name, and the way from there.
+        contents: what the workers took over of it last; None if nobody knows.
+        inner: the objects in each entry, which live on the workers as long as this.
+        space: of a function the space of its globals, which lives as long, too.
+        copied: whether a submitted call has brought a copy of what it was then.
+        sample: of a large array some of its elements, when all were looked at last.
+        kept: what remembers this as long as the program has the object; None for a name.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_kept_of", "contents", "copied", "inner", "kept", "kind", "number", "obj"),
+        *("path", "sample", "space"),
+    )
+
+    def __init__(
+        self,
+        number: int,
+        obj: Any,
+        kind: Kind,
+        path: str,
+        space: Space | None,
+        kept: Remembered | None = None,
+        kept_of: Callable[[Any], Remembered | None] = lambda obj: None,
+    ) -> None:
+        """*kept_of* finds what is remembered of an object in it."""
+        self.number = number
+        self.space = space
+        self.obj = obj
+        self.kind = kind
+        self.path = path
+        self.contents: Contents | None = None
+        self.copied = False
+        self.sample: bytes | None = None
+        self.inner: dict[Any, list[Known]] = {}
+        self.kept = kept
+        self._kept_of = kept_of
+
+    def _remember(self, contents: Contents | None) -> None:
+        self.contents = contents
+        if self.kept is not None:
+            self.kept.remember(contents, self._kept_of)
+
+    def assign(self, entries: Contents) -> None:
+        """The workers have these entries now, and the others as they were."""
+        self._remember({**(self.contents or {}), **entries})
+
+    def was_copied(self, now: bool) -> bool:
+        """Whether a submitted call has ever brought a copy, which it does *now*, or not."""
+        self.copied |= now
+        return self.copied
+
+    def forget_contents(self) -> None:
+        """Some workers may have been changed: nobody knows what they have."""
+        self._remember(None)
+
+    def agree(
+        self, contents: Contents, inner: dict[Any, list[Known]], sample: bytes | None = None
+    ) -> None:
+        """The workers have *contents* now; *inner* are the objects in entries that were looked at."""
+        self._remember(contents)
+        self.sample = self.sample if sample is None else sample
+        both = {**self.inner, **inner}
+        self.inner = {
+            k: held
+            for k, held in both.items()
+            if k in contents or self.kind is OPAQUE or type(k) is object
+        }
+
+
+Snapshot = list[tuple[Known, Contents, Any]]
+"""What objects hold, or held at some moment; of arrays with a copy of the elements, or None."""
+
+
+def inner_first(roots: Iterable[T], inner: Callable[[T], Iterable[T]], seen: set[T]) -> Iterator[T]:
+    """The *roots* and all that they lead to, each after what it leads to, but for what was *seen*."""
+    for root in roots:
+        todo = [(root, iter((root,)))]
+        while todo:
+            one, rest = todo[-1]
+            for each in rest:
+                if each not in seen:
+                    seen.add(each)
+                    todo.append((each, iter(inner(each))))
+                    break
+            else:
+                todo.pop()
+                if todo:
+                    yield one
+
+
+def in_cycles(knowns: Iterable[Known]) -> set[Known]:
+    """The *knowns* that lead back to themselves (by Kosaraju's algorithm for strongly connected
+    components)."""
+    ordered = list(inner_first(knowns, _inner, set()))
+    outer: dict[Known, list[Known]] = {known: [] for known in ordered}
+    for known in ordered:
+        for each in _inner(known):
+            outer[each].append(known)
+    found: set[Known] = set()
+    seen: set[Known] = set()
+    for known in reversed(ordered):
+        part = list(inner_first([known], outer.__getitem__, seen))
+        if len(part) > 1 or known in outer[known]:
+            found.update(part)
+    return found
+
+
+def _inner(known: Known) -> Iterator[Known]:
+    return chain.from_iterable(known.inner.values())

@@ -1,0 +1,254 @@
+"""``Registry``: the objects that the workers have, by number, by id, and by name."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from ...memory.departures import call_with_last
+from ...packing.imported import Part
+from ...packing.kinds import (
+    ARRAY,
+    CLASS,
+    FIXED,
+    FUNCTION,
+    INSTANCE,
+    NAME,
+    STATEFUL,
+    TENSOR,
+    WHOLE,
+    Contents,
+    Kind,
+    Name,
+    cached_names,
+    goes_by_number,
+    inside,
+    is_named,
+    kind_of,
+)
+from ...packing.pickles import Space, ValueWriter, Writer
+from .known import Known, Remembered, in_cycles
+
+_RECENT = 100
+"""So many containers that functions name, or close over, are kept when no function uses them."""
+
+_HEAVIEST = 1 << 26
+"""If they hold arrays of no more bytes."""
+
+
+class NumbersById:
+    """The numbers of the objects that the workers have, by id; each goes with the ``Known`` that has it.
+
+    A C function notes the end of that, so that Ctrl-C cannot prevent it; the next look acts upon it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._ended: dict[tuple[int, int], Any] = {}  # the keys are entries that are to go
+
+    def add(self, known: Known) -> None:
+        """The workers have *known*."""
+        if self._ended:
+            self._tidy()  # the same number may have ended before
+        entry = id(known.obj), known.number
+        call_with_last(known, self._ended.__setitem__, entry)
+        self._numbers[entry[0]] = entry[1]
+
+    def drop(self, ident: int) -> None:
+        """Have no number for the object with this id."""
+        self._numbers.pop(ident, None)
+
+    def get(self, ident: int, /) -> int | None:
+        """The number of the object with this id; None if the workers do not have it."""
+        if self._ended:
+            self._tidy()
+        return self._numbers.get(ident)
+
+    def __contains__(self, ident: object) -> bool:
+        if self._ended:
+            self._tidy()
+        return ident in self._numbers
+
+    def _tidy(self) -> None:
+        for entry in list(self._ended):
+            ident, number = entry
+            if self._numbers.get(ident) == number:  # and not of another object, in the same place
+                del self._numbers[ident]
+            del self._ended[entry]
+
+
+Parts = dict[int, tuple[Any, Part]]
+"""Objects that cannot be pickled, and that workers make by an import: by id, each beside what it is."""
+
+
+class Registry:
+    """The objects that the workers have, and the modules whose names they know.
+
+    Attributes:
+        parts: what the workers make by an import.
+        caching: what has cached properties, which are to go when the rest of it changes.
+    """
+
+    def __init__(self, number: Any, watch: Any, parts: Parts | None = None) -> None:
+        """*number* gives numbers; *watch* tells the workers of an owner's end."""
+        self._number = number
+        self._watch = watch
+        self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
+        self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
+        self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
+        self._kept: dict[int, Remembered] = {}  # by the id of an object that the program has
+        self._containers: weakref.WeakValueDictionary[int, Remembered] = weakref.WeakValueDictionary()
+        self._recent: dict[Remembered, None] = {}  # of containers that functions name
+        self.numbers = NumbersById()
+        self.parts = {} if parts is None else parts
+        self.caching: weakref.WeakSet[Known] = weakref.WeakSet()
+        # classes and functions by number: results may refer to them when no function uses them any more
+        self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def writer(self, compiled: Callable[[Any], Any]) -> Writer:
+        """What writes a stream, in which the objects that the workers have are these."""
+        return Writer(self.numbers, self.space, self.current, compiled, self.parts)
+
+    def value_writer(self, compiled: Callable[[Any], Any], least: int) -> ValueWriter:
+        """What writes values, as values."""
+        return ValueWriter(self, self.space, self.current, compiled, self.parts, least)
+
+    def holders(self, known: Known) -> list[Known]:
+        """The objects that hold *known*, as far as the workers have them."""
+        every = list(self._known.values())
+        return [one for one in every if any(known in inner for inner in one.inner.values())]
+
+    def known(self, obj: Any) -> Known | None:
+        """What the workers have of *obj*; None if they do not have it."""
+        found = self._known.get(id(obj))
+        if found is not None and found.obj is obj:
+            return found
+        kept = self._kept_of(obj)
+        if kept is None or not kept.is_of(obj):
+            return None
+        if kept.kind not in (CLASS, FUNCTION) and not self._has(type(obj)):
+            return None  # if its class travels, the workers would get another one
+        known = Known(kept.number, obj, kept.kind, kept.path, kept.space, kept, self._kept_of)
+        now = kept.kind.look(obj)
+        contents = kept.contents(now, self._kept_of, self._has)
+        known.assign(contents)
+        self.keep(known)
+        for key, value in contents.items():
+            if key not in now or now[key] is not value:  # it held that before, and may be asked for it
+                held = map(self.known, _objects_in(value))
+                known.inner[key] = [each for each in held if each is not None]
+        return known
+
+    def _kept_of(self, obj: Any) -> Remembered | None:
+        return self._kept.get(id(obj)) or self._containers.get(id(obj))
+
+    def _has(self, value: Any) -> bool:
+        """Whether the workers have the objects that a value is, or is made of."""
+        if kind_of(value) is None:
+            return all(self._has(part) for _, part in inside(value) or ())
+        found, kept = self._known.get(id(value)), self._kept_of(value)
+        return (found is not None and found.obj is value) or (kept is not None and kept.is_of(value))
+
+    def add(self, obj: Any, kind: Kind, path: str) -> Known:
+        """What stands for *obj*, which the workers are to have: until nothing here holds it, or, if that
+        is longer, until the program does not."""
+        number = self._number()
+        space = self.space(obj.__globals__) if kind is FUNCTION else None
+        if kind is NAME or (space is not None and not space.lasts):
+            known = Known(number, obj, kind, path, space)
+            self._watch(known, number)
+            return known
+        kept = Remembered(number, obj, kind, path, space)
+        self._watch(kept, number)
+        if kept.is_weak:
+            self._kept[id(obj)] = kept
+            call_with_last(obj, self._kept.pop, id(obj))
+        else:
+            self._containers[id(obj)] = kept
+        return Known(number, obj, kind, path, space, kept, self._kept_of)
+
+    def settle(self, knowns: Sequence[Known]) -> None:
+        """After a delivery of *knowns*: hold the containers among them that do not lead to what holds
+        them; of those that functions name or close over the last ones."""
+        containers = [known for known in knowns if known.kept is not None and not known.kept.is_weak]
+        circular = in_cycles(containers)
+        for known in containers:
+            assert known.kept is not None
+            known.kept.hold(None if known in circular else known.obj)
+        for known in knowns:
+            named = known.kind in (NAME, FUNCTION)
+            for inner in chain.from_iterable(known.inner.values()) if named else ():
+                if inner.kept is not None and not inner.kept.is_weak and _bytes_in(inner) <= _HEAVIEST:
+                    self._recent.pop(inner.kept, None)
+                    self._recent[inner.kept] = None
+        while len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def keep(self, known: Known) -> None:
+        """The workers have *known*."""
+        if self._known.get(id(known.obj)) is not known:  # in this order, as Ctrl-C may come in between
+            self._known[id(known.obj)] = known
+            self.numbers.add(known)
+            if goes_by_number(known.obj):
+                self.named[known.number] = known.obj
+            if known.kind in (INSTANCE, STATEFUL) and cached_names(type(known.obj)):
+                self.caching.add(known)
+
+    def forget(self, obj: Any) -> None:
+        """Have *obj* sent anew when it comes again."""
+        self._known.pop(id(obj), None)
+        self._kept.pop(id(obj), None)
+        self._containers.pop(id(obj), None)
+        self.numbers.drop(id(obj))
+
+    def get(self, ident: int) -> int | None:
+        """The number of what the workers have, by its id, where it is no value as an argument: of a
+        class, a function, what is the only one of its kind; None for all else."""
+        known = self._known.get(ident)
+        if known is None and (kept := self._kept.get(ident)) is not None and is_named(kept.obj):
+            known = self.known(kept.obj)  # as no function names it, nobody has seen whether it changed
+            if known is None or known.contents != known.kind.look(known.obj):
+                return None
+        if known is None or not (known.kind is FIXED or goes_by_number(known.obj)):
+            return None
+        return known.number
+
+    def space(self, names: dict[str, Any]) -> Space:
+        """The space of *names*: of a module's ``vars``, or of a function's globals."""
+        space = self._spaces.get(id(names))
+        if space is None or space.names is not names:
+            space = self._spaces[id(names)] = Space(self._number(), names)
+            self._watch(space, space.number)
+        return space
+
+    def name(self, names: dict[str, Any], name: str) -> Name:
+        """The object that stands for one name."""
+        space = self.space(names)
+        found = self._names.get((space.number, name))
+        if found is None:
+            found = self._names[space.number, name] = Name(names, name, space)
+        return found
+
+    def current(self, space: Space, name: str, value: Any) -> bool:
+        """Whether the workers have *value* under this name."""
+        found = self._names.get((space.number, name))
+        known = None if found is None else self.known(found)
+        contents: Contents = (known.contents if known else None) or {}
+        return WHOLE in contents and contents[WHOLE] is value
+
+
+def _objects_in(value: Any) -> Iterator[Any]:
+    """The objects of their own that a value is, or is made of."""
+    if kind_of(value) is not None:
+        yield value
+        return
+    for _, part in inside(value) or ():
+        yield from _objects_in(part)
+
+
+def _bytes_in(known: Known) -> int:
+    """The bytes of arrays that a container holds."""
+    arrays = (each for each in chain.from_iterable(known.inner.values()) if each.kind in (ARRAY, TENSOR))
+    return sum(int(each.obj.nbytes) for each in arrays)

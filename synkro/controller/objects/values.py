@@ -1,0 +1,62 @@
+"""``Values``: arguments and items on their way to the workers, which are values there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...packing.pickles import ValueWriter
+from .parts import find_parts_of
+from .registry import Registry
+
+
+class Values:
+    """Pickles values one by one, whatever objects functions use.
+
+    Classes that the workers do not have are sent to them first: they travel once, and not with each
+    value.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        writer: Callable[[], ValueWriter],
+        introduce: Callable[[Mapping[int, type]], bool],
+        rely: Callable[[Mapping[int, Any]], None],
+    ) -> None:
+        """*writer* makes a writer; *introduce* sends classes, by id, and says whether they are there;
+        *rely* brings what the workers have of objects up to date."""
+        self._registry = registry
+        self._make = writer
+        self._writer = writer()
+        self._introduce = introduce
+        self._rely = rely
+
+    def pickled(self, value: Any) -> tuple[bytes, list[memoryview], bool]:
+        """*value*, pickled, beside its large buffers, and whether pickle itself cannot read it.
+
+        ``settle`` has to follow before it is sent.
+
+        Raises: what pickling raises.
+        """
+        found = self._pickled(value)
+        if self._writer.classes and self._introduce(self._writer.classes):
+            self.settle()
+            self._writer = self._make()
+            found = self._pickled(value)
+        return found
+
+    def _pickled(self, value: Any) -> tuple[bytes, list[memoryview], bool]:
+        self._writer.classes.clear()
+        try:
+            return self._writer.pickled(value)
+        except Exception:
+            self._writer = self._make()
+            if not find_parts_of(value, self._registry):
+                raise
+            return self._writer.pickled(value)
+
+    def settle(self) -> None:
+        """Send what has changed of what the values rely on."""
+        if self._writer.relies:
+            self._rely(self._writer.relied)

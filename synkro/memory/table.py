@@ -1,0 +1,77 @@
+"""``SegmentTable``: from a segment's number to its memory, in whichever process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan.call import Region
+from .interrupts import uninterrupted
+
+T = TypeVar("T")
+Bytes = NDArray[np.uint8]
+
+
+class SegmentTable(Generic[T]):
+    """The segments that a process knows; each is mapped at its first use.
+
+    If that fails, the next use tries again.
+    """
+
+    def __init__(self, mapped: Callable[[int, T], Bytes], release: Callable[[int], object]) -> None:
+        """*mapped* maps a segment, by its number and what was said of it; *release* gives back what it
+        was to be mapped by."""
+        self._mapped = mapped
+        self._release = release
+        self._memory: dict[int, Bytes] = {}
+        self._unmapped: dict[int, T] = {}
+        self._kept: set[int] = set()
+
+    def attach(self, number: int, wanted: T) -> bool:
+        """There is a segment, of which *wanted* is said; returns whether it is new."""
+        new = number not in self._memory and number not in self._unmapped
+        if new:
+            self._unmapped[number] = wanted
+        return new
+
+    def put(self, number: int, memory: Bytes) -> None:
+        """There is a segment, which is mapped already."""
+        self._memory[number] = memory
+
+    def is_mapped(self, number: int) -> bool:
+        """Whether a segment has been used."""
+        return number in self._memory
+
+    def keep(self, number: int) -> None:
+        """Keep a segment until the end: the ranks write to it although its number is gone."""
+        self._kept.add(number)
+
+    def drop(self, number: int) -> bool:
+        """Segment *number* is gone in the main process; returns whether it is gone here."""
+        if number in self._kept:
+            return False
+        if self._unmapped.pop(number, None) is not None:
+            self._release(number)
+        self._memory.pop(number, None)
+        return True
+
+    def memory(self, number: int) -> Bytes:
+        """All of a segment.  Raises: as what maps it."""
+        memory = self._memory.get(number)
+        if memory is None:
+            with uninterrupted():
+                memory = self._memory[number] = self._mapped(number, self._unmapped[number])
+                del self._unmapped[number]
+                self._release(number)
+        return memory
+
+    def array(self, region: Region) -> NDArray[np.generic]:
+        """The array that *region* describes, as a view."""
+        memory = self.memory(region.segment)
+        array: NDArray[np.generic] = np.ndarray(
+            region.shape, region.dtype, memory, region.offset, region.strides
+        )
+        return array

@@ -1,0 +1,65 @@
+"""The commands and replies: the only vocabulary between the main process and its workers.
+
+Every command goes to every rank, or to those of a lane (``ipc.channel``), and a rank answers each with
+exactly one reply.
+
+    Start       → Started here is who you are and where you run
+    Distribute  → Ack     load these functions
+    Renew       → Ack     put these contents into objects that functions have brought along
+    Assign      → (the reply to the command after it)  put these numbers and strings into such objects
+    Compare     → Compared  say which of these objects you have changed
+    Fetch       → Copied  return a copy of an object
+    Preserve    → Ack     keep what objects and variables hold, or put it back
+    Call        → Done    run a function on your rows
+    Work        → Ack     run a function on items of a queue until there are no more
+    Keep        → Ack     keep outputs of the last call as these variables
+    Create      → Ack     these variables exist from now on
+    Move        → Ack     send a replica to another rank, or receive it
+    Write       → Ack     put these rows into your replicas
+    Read        → Done    return your replicas, as if they were outputs of a function
+    Inspect     → Shapes  return the shapes of your replicas
+    Identify    → Identity  return the digest of your replica
+    Exchange    → Ack     take part in a collective over your replicas
+    Reseed      → Ack     seed all your random generators
+    Generator   → GeneratorState  return the state of your random generator, or set it
+    Store       → Ack     copy outputs of the last call into shared memory
+    Reduce      → Ack     reduce your share of what all ranks have stored
+    Export      → Exported  write your share of an array in shared memory to a file
+    Deliver     → (the reply that was too long)
+    Indirect    → (the reply to the command that it points to)
+    Release     → Ack     do the housekeeping, and nothing else
+    Exit        → no reply: the worker ends
+
+Any command may be answered by Failed, and a reply that does not fit its place by TooLong.
+
+::
+
+    base       the bases, and the replies that any command may get
+    life       how a session begins and ends, and its random generators
+    objects    functions, and the objects that they bring along
+    calls      calls and maps, and what becomes of their outputs
+    variables  variables, and collectives over their replicas
+    transport  memory, long commands and long replies
+"""
+
+from .base import Ack, Command, Failed, Message, Phase, Reply, TooLong
+from .calls import (
+    Call,
+    Done,
+    Export,
+    Exported,
+    FunctionSpec,
+    Keep,
+    KeptOutput,
+    Leaf,
+    Piece,
+    Reduce,
+    Reduction,
+    Store,
+    StoredPiece,
+    Work,
+)
+from .life import Exit, Generator, GeneratorState, Gpus, Release, Reseed, Start, Started
+from .objects import Assign, Compare, Compared, Copied, Distribute, Fetch, Parcel, Preserve, Renew
+from .transport import Attach, Deliver, Housekeeping, Indirect
+from .variables import Create, Exchange, Fill, Identify, Identity, Inspect, Move, Read, Shapes, Write

@@ -1,0 +1,99 @@
+"""The bases of commands and replies, and the replies that any command may get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..plan.call import Access
+from ..plan.extents import Extent, Partial, PickedRows, View
+
+
+class Message:
+    """A record that is equal to those of its class with equal contents.
+
+    This is written once: a frozen dataclass, which makes six methods, takes each process 0.4 ms.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Command(Message):
+    """What the main process asks all ranks to do.
+
+    It says which segments it names, so that ranks map them, and which bytes of the main process's memory
+    it reads and writes, so that they can be brought to other hosts.  Most say all in themselves.
+    """
+
+    def names(self) -> Iterator[tuple[int, Access]]:
+        """The segments that it names, and how ranks map each."""
+        yield from ()
+
+    def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
+        """What *ranks*, those of one host, read in it of what *view* shows."""
+        yield from ()
+
+    def writes(self, replies: Mapping[int, Reply], view: View) -> Iterator[Extent | Partial]:
+        """What the ranks of one host have written in it, with their *replies* by rank."""
+        yield from ()
+
+    def inner(self, view: View) -> Command:
+        """The command that it stands for, where that lies in what *view* shows; else itself."""
+        return self
+
+
+class Reply(Message):
+    """What a rank answers."""
+
+
+class Phase(IntEnum):
+    """What a worker is doing, for errors of time-outs and for progress bars.
+
+    Those from BEGINNING to COMMUNICATING appear in traces only.
+    """
+
+    WAITING = 0
+    LOADING = 1
+    RUNNING = 2
+    STORING = 3
+    REDUCING = 4
+    MERGING = 5
+    BEGINNING = 6
+    FEEDING = 7
+    COMMUNICATING = 8
+    TAKING = 9
+    TASK = 10
+
+
+@dataclass(eq=False, repr=False)
+class Ack(Reply):
+    """The command is done."""
+
+
+@dataclass(eq=False, repr=False)
+class TooLong(Reply):
+    nbytes: int
+
+
+@dataclass(eq=False, repr=False)
+class Failed(Reply):
+    """An exception in a worker, as far as it can travel.
+
+    ``usage`` says that it is one of our own errors of use, to be raised as it is; ``pickled`` is
+    the exception itself, where it survives a round trip, and ``kinds`` are its classes.  ``strays``
+    says that another rank's failure was the cause.  ``traceback`` is for ``packing.tracebacks``.
+    ``item`` is the number of the item on which a task failed.
+    """
+
+    function: str | None
+    summary: str
+    traceback: bytes
+    pickled: bytes | None
+    kinds: tuple[bytes, ...]
+    usage: bool
+    strays: bool
+    item: int | None

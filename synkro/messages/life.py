@@ -1,0 +1,86 @@
+"""How a session begins and ends, its random generators, and housekeeping alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..plan.call import Access, Region
+from .base import Command, Reply
+
+
+class Gpus(NamedTuple):
+    """The GPU of each rank, by its index among the visible ones, and what to do with all of them.
+
+    *linked* says whether NCCL should connect them, *preallocate* which fraction of a GPU's memory its
+    rank takes at once.
+    """
+
+    indices: tuple[int, ...]
+    linked: bool
+    preallocate: float | None
+
+
+@dataclass(eq=False, repr=False)
+class Start(Command):
+    """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
+
+    *token* names the session in its pickled variables, *seed* is the entropy of all ranks' generators,
+    *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
+    *profiles* are the files to which the ranks write profiles of themselves when they end, or None, and
+    *verbose* says whether they print status lines; *versions* are those of all segments
+    (``memory.versions``), where somebody asks for them.
+    """
+
+    token: str
+    seed: Any
+    seeded: bool
+    master_rank: int
+    outbox: Region
+    cores: tuple[int | None, ...]
+    gpus: Gpus | None
+    profiles: tuple[str, ...] | None
+    verbose: bool
+    versions: Region | None
+
+    def names(self) -> Iterator[tuple[int, Access]]:
+        yield self.outbox.segment, Access.WRITE
+        if self.versions is not None:
+            yield self.versions.segment, Access.READ
+
+
+@dataclass(eq=False, repr=False)
+class Started(Reply):
+    """*problem* says why NCCL, if it should, does not connect the ranks, or is empty."""
+
+    problem: str
+
+
+@dataclass(eq=False, repr=False)
+class Reseed(Command):
+    """Seed all random generators anew; *seed* is the entropy of all ranks'."""
+
+    seed: int
+
+
+@dataclass(eq=False, repr=False)
+class Generator(Command):
+    """New states of the ranks' generators, one a rank; None to leave them."""
+
+    states: tuple[Any, ...] | None
+
+
+@dataclass(eq=False, repr=False)
+class GeneratorState(Reply):
+    generator: Any
+
+
+@dataclass(eq=False, repr=False)
+class Release(Command):
+    """Do the housekeeping, and nothing else."""
+
+
+@dataclass(eq=False, repr=False)
+class Exit(Command):
+    """End."""

@@ -1,0 +1,122 @@
+"""The variables on the workers, and collectives over their replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..plan import extents
+from ..plan.call import Access, Picked, Region, Rows
+from ..plan.extents import Extent, PickedRows, View
+from ..plan.split import Span
+from .base import Command, Reply
+from .calls import outputs_of
+
+
+@dataclass(eq=False, repr=False)
+class Create(Command):
+    """Variable *number* with the contents of *value*, a copy on every rank."""
+
+    number: int
+    name: str | None
+    value: Region
+
+    def names(self) -> Iterator[tuple[int, Access]]:
+        yield self.value.segment, Access.READ
+
+    def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
+        return extents.numbers(extents.whole(self.value))
+
+
+@dataclass(eq=False, repr=False)
+class Move(Command):
+    """Variable *number* on rank *target* with the contents that *variable* has on rank *source*."""
+
+    variable: int
+    source: int
+    number: int
+    target: int
+
+
+class Fill(NamedTuple):
+    """A variable's new contents: on rank r the rows ``rows[r]`` of *source*; None: they do not change.
+
+    Without a *selection* the ranks that have rows take all of *source*, whatever its dimensions.
+    """
+
+    variable: int
+    source: Region
+    selection: Rows | None
+    rows: tuple[Span | None, ...]
+
+    def extents(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
+        """What *ranks* put into the variable."""
+        spans = [rows for rank in ranks if (rows := self.rows[rank]) is not None]
+        if self.selection is not None:
+            yield from extents.picks(self.selection, spans)
+            yield from extents.numbers(extents.rows(self.source, self.selection, spans, view))
+        elif spans:
+            yield from extents.numbers(extents.whole(self.source))
+
+
+@dataclass(eq=False, repr=False)
+class Write(Command):
+    fills: tuple[Fill, ...]
+
+    def names(self) -> Iterator[tuple[int, Access]]:
+        for fill in self.fills:
+            yield fill.source.segment, Access.READ
+            if isinstance(fill.selection, Picked):
+                yield fill.selection.indices.segment, Access.READ
+
+    def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
+        for fill in self.fills:
+            yield from fill.extents(ranks, view)
+
+
+@dataclass(eq=False, repr=False)
+class Read(Command):
+    """The replicas on *ranks*, each with a new first dimension if *raised*, reduced by *mode*."""
+
+    variables: tuple[int, ...]
+    ranks: tuple[int, ...]
+    mode: str | None
+    raised: bool
+
+    def writes(self, replies: Mapping[int, Reply], view: View) -> Iterator[Extent]:
+        return outputs_of(replies, view)
+
+
+@dataclass(eq=False, repr=False)
+class Inspect(Command):
+    variables: tuple[int, ...]
+
+
+@dataclass(eq=False, repr=False)
+class Shapes(Reply):
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(eq=False, repr=False)
+class Identify(Command):
+    variable: int
+
+
+@dataclass(eq=False, repr=False)
+class Identity(Reply):
+    digest: bytes
+
+
+@dataclass(eq=False, repr=False)
+class Exchange(Command):
+    """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather.
+
+    Without *nccl*, replicas on GPUs go through host memory.
+    """
+
+    kind: str
+    variables: tuple[int, ...]
+    op: str
+    root: int
+    nccl: bool

@@ -1,0 +1,229 @@
+"""What a rank has: functions, variables, objects, memory, a device, and the other ranks of a call.
+
+A call works with these, and so does each command; what the commands are is in ``rank``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import messages
+from ..comms.base import Communicator
+from ..devices.base import Device
+from ..devices.cpu import CpuDevice
+from ..ipc.descriptors import Descriptors
+from ..ipc.listener import Listener
+from ..memory.segment import Segment
+from ..memory.table import SegmentTable
+from ..messages import FunctionSpec
+from ..plan.call import Access, Region
+from ..values.arrays import Array
+from ..values.random import generator, seed_globals, seed_torch
+from .group import Group, Running, Task
+from .objects import RankObjects
+from .reading import WholeFiles
+from .replica import Replicas
+
+
+class Workspace:
+    """What one rank has.
+
+    Attributes:
+        number, size, pid: this rank, the number of all ranks, and this process.
+        hosts, host: the ranks of each host, and those on this one.
+        epoch: the number of the running command.
+        objects: the objects that functions have brought along.
+        files: broadcast inputs that were read from files.
+        segments: the shared memory that this rank knows.
+        function: the name of the function that runs or ran last, for messages.
+        in_function: whether the user's code is running.
+        in_call: whether the other ranks may wait for this one in a collective.
+        group: the ranks of the running call, as functions see them.
+        token: the name of this session, by which its variables are recognized.
+        verbose: whether status lines are shown.
+        forked: whether the function has forked, and this is the child, which is no rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        hosts: Sequence[range],
+        listener: Listener,
+        descriptors: Descriptors,
+        comm: Communicator,
+    ) -> None:
+        self.number = rank
+        self.size = size
+        self.hosts = hosts
+        self.host = next(ranks for ranks in hosts if rank in ranks)
+        self.pid = os.getpid()
+        self.epoch = 0
+        self.device: Device = CpuDevice()
+        self.comm = comm
+        self.functions: dict[int, FunctionSpec] = {}
+        self.variables = Replicas(rank)
+        self.objects = RankObjects()
+        self.files = WholeFiles()
+        self.function: str | None = None
+        self.in_function = False
+        self.in_call = False
+        self._task: Task | None = None
+        self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.report = listener.report
+        self.mark = listener.mark
+        self.token = ""
+        self.verbose = False
+        self.forked = False
+        os.register_at_fork(after_in_child=self._on_fork)
+        self._descriptors = descriptors
+        self.segments = SegmentTable(self._mapped, descriptors.release)
+        self._kept: list[list[Array]] = []
+        self._master = 0
+        self.group = self._new_group(None)
+        self._versions: NDArray[Any] = np.empty(0, np.uint64)
+        self._torch_seed: int | None = None  # of a session that has one, until PyTorch is imported
+
+    def keep_house(self, housekeeping: messages.Housekeeping) -> None:
+        """Forget what the main process has freed, and receive the segments that it has created."""
+        for wanted in housekeeping.attach:
+            self.segments.attach(wanted.segment, wanted)
+        for number in housekeeping.drop:
+            self.functions.pop(number, None)
+            self.variables.pop(number, None)
+            self.objects.drop(number)
+            if self.files.drop(number):
+                self.device.forget(number)
+            if self.segments.is_mapped(number):
+                self.device.forget(number)  # what is pinned is unpinned before it is unmapped
+            self.segments.drop(number)
+        if housekeeping.drop:
+            self.objects.tidy()
+            self.comm.tidy()
+
+    def array(self, region: Region) -> Array:
+        """The array that *region* describes."""
+        return self.segments.array(region)
+
+    def version(self, region: Region) -> tuple[int, int] | None:
+        """The segment of *region*, and the version of its contents; None if that is not known."""
+        if not len(self._versions) or not self.segments.memory(region.segment).flags.writeable:
+            return None  # a file, which other programs may write to
+        return region.segment, int(self._versions[region.segment % len(self._versions)])
+
+    def _mapped(self, number: int, wanted: messages.Attach) -> NDArray[np.uint8]:
+        """The memory of a segment, whose descriptor has come."""
+        access = wanted.access
+        if access is Access.READ and self.device.pins and not wanted.file:
+            access = Access.WRITE
+        fd = os.dup(self._descriptors.descriptor(number))
+        memory = Segment.attach(number, fd, wanted.nbytes, access).base
+        if access is not Access.COPY:
+            self.device.mapped(number, memory)
+        return memory
+
+    def attend(self, epoch: int) -> None:
+        """Command number *epoch* begins."""
+        self.in_function = False
+        self._task = None
+        self.epoch = epoch
+        self.device.resume()
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the user's code, and wait until the device has done it."""
+        value = self.start(fn, args, kwargs)
+        self.device.settle()
+        return value
+
+    def start(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the user's code; the device may still compute what it returns."""
+        if self._torch_seed is not None and "torch" in sys.modules:
+            self._seed_torch()
+        self.in_function = True
+        try:
+            value = fn(*args, **kwargs)
+        except BaseException as error:
+            if self.forked:
+                end_as_child(error)
+            raise
+        if self.forked:
+            end_as_child(SystemExit())
+        self.in_function = False
+        return value
+
+    def _on_fork(self) -> None:
+        self.forked = True
+
+    def reseed(self, seed: int) -> None:
+        """Seed ``rng()``, ``random``, ``numpy.random`` and PyTorch as a session of *seed* does."""
+        self.group = self._new_group(seed)
+        seed_globals(seed, self.number)
+        self._torch_seed = seed
+        self._seed_torch()
+
+    def _seed_torch(self) -> None:
+        if self._torch_seed is not None and seed_torch(self._torch_seed, self.number):
+            self._torch_seed = None
+
+    def begin(self, ranks: tuple[int, ...], call: Running | None = None) -> None:
+        """A call begins, in which *ranks* take part: they may wait for each other in collectives."""
+        if call is not None:
+            self.function = call.name
+        self.group.begin(self.epoch, ranks, call)
+        self.in_call = True
+
+    def end(self, failed: bool) -> None:
+        """The call, if there is one, ends on this rank; if it *failed*, the other ranks are told."""
+        if failed and not self.in_call:
+            self.begin(tuple(range(self.size)))
+        if self.in_call:
+            self.in_call = False
+            self.comm.end(failed)
+
+    def begin_task(self, task: Task) -> None:
+        """Tasks begin; *task* says on which item."""
+        self._task = task
+        self.group.take(task)
+
+    @property
+    def item(self) -> int | None:
+        """The number of the item on which a task runs, or ran last in this command."""
+        return None if self._task is None else self._task.number
+
+    def _new_group(self, seed: Any) -> Group:
+        rng = functools.partial(generator, seed, self.number)
+        return Group(self.comm, rng, self.device, self.mark, self._master)
+
+    def keep(self, leaves: list[list[Array]]) -> None:
+        """Hold the outputs of a call until a ``Store`` fetches them, or a ``Keep`` names them."""
+        self._kept = leaves
+
+    def handed_over(self, leaf: int) -> list[Array]:
+        """The pieces of an output that are held, which are held no longer."""
+        pieces: list[Array] = []
+        if self._kept:
+            pieces, self._kept[leaf] = self._kept[leaf], []
+        return pieces
+
+
+def end_as_child(error: BaseException) -> NoReturn:
+    """End a process that a function has forked, as Python ends one after *error*."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        status = 1
+    elif isinstance(error.code, int | None):
+        status = error.code or 0
+    else:
+        print(error.code, file=sys.stderr)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xFF)

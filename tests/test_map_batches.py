@@ -1,0 +1,326 @@
+"""Tasks travel in batches, and nobody can tell: long ones among short ones, and what items share."""
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+import synkro as synk
+from support.waiting import Watch, wait_until
+
+pytestmark = pytest.mark.counted_once  # the queue lives as long as the session
+
+
+class Individual:
+    """Of a class of the script, which travels by value."""
+
+    def __init__(self, genes):
+        self.genes = genes
+        self.fitness = None
+
+    def __eq__(self, other):
+        return vars(self) == vars(other)
+
+    __hash__ = None
+
+
+def same(x):
+    return x
+
+
+# ── long tasks among short ones ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("place", [0, 3, 250, 499])
+@pytest.mark.parametrize("each", ["map", "imap"])
+def test_others_do_what_waits_behind_a_task(two, tmp_path, place, each):
+    """The task at one place ends when all others have: also those of its own batch."""
+
+    def task(number):
+        if number == place:
+            return wait_until(lambda: len(list(tmp_path.iterdir())) == 499)
+        (tmp_path / str(number)).touch()
+        return True
+
+    with Watch():
+        found = getattr(synk, each)(task, range(500))
+        assert list(found) == [True] * 500
+
+
+def test_results_leave_while_the_next_task_runs_on(two, tmp_path):
+    """A bar, too, shows what has ended, and not only whole batches."""
+
+    def task(number):
+        if number == 350:
+            return wait_until((tmp_path / "go").exists)
+        return number
+
+    with Watch():
+        results = synk.imap(task, range(400), ordered=False)
+        found = [next(results) for _ in range(399)]
+        assert sorted(found) == [number for number in range(400) if number != 350]
+        (tmp_path / "go").touch()
+        assert next(results) is True
+        assert list(results) == []
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2), (10, 5000, 9998), (9996, 9997, 9998)])
+def test_long_tasks_among_many_short_ones_run_beside_each_other(two, tmp_path, places):
+    def task(number):
+        if number in places:
+            (tmp_path / str(number)).touch()
+            assert wait_until(lambda: len(list(tmp_path.iterdir())) > 1)
+        return number
+
+    with Watch():
+        assert synk.map(task, range(9999)) == list(range(9999))
+
+
+# ── in any order ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_results_come_as_they_are_there(two, tmp_path):
+    def task(number):
+        return number or (wait_until((tmp_path / "go").exists) and 0)
+
+    with Watch():
+        results = synk.imap(task, range(20), ordered=False)
+        assert sorted(itertools.islice(results, 19)) == list(range(1, 20))
+        (tmp_path / "go").touch()
+        assert list(results) == [0]
+
+
+def test_any_order_ends_as_the_order_of_items_does(two):
+    def task(number):
+        if number == 300:
+            raise KeyError("three hundred")
+        return number
+
+    results = synk.imap(task, range(2000), ordered=False)
+    found = []
+    with pytest.raises(KeyError, match=r"at item 300 \(300\)"):
+        found.extend(results)
+    assert len(found) == len(set(found))
+    assert 300 not in found
+    closed = synk.imap(same, itertools.count(), ordered=False)
+    next(closed)
+    closed.close()
+    assert list(closed) == []
+    assert sorted(synk.imap(same, range(50), ordered=False)) == list(range(50))
+    with pytest.raises(synk.InvalidType, match="ordered"):
+        synk.imap(same, [1], ordered="yes")
+
+
+def test_calls_between_results_in_any_order(two):
+    total = synk.function(lambda x: x.sum(), outputs="sum")
+    found = []
+    for result in synk.imap(same, range(300), ordered=False):
+        found.append(result)
+        if result % 40 == 0:
+            assert total(np.ones(4)) == 4
+    assert sorted(found) == list(range(300))
+
+
+def test_in_order_the_first_item_that_fails_is_told(two, tmp_path):
+    """What comes before it has been done, also where another item failed sooner."""
+
+    def task(number):
+        if number == 40:
+            assert wait_until((tmp_path / "200").exists)
+        if number == 200:
+            (tmp_path / "200").touch()
+        if number in (40, 200):
+            raise ValueError(number)
+        return number
+
+    found = []
+    with Watch(), pytest.raises(ValueError, match="at item 40 "):
+        found.extend(synk.imap(task, range(400)))
+    assert found == list(range(40))
+
+
+@pytest.mark.parametrize("chunksize", [1, 3, 1000])
+def test_a_hint_how_many_go_together(two, chunksize):
+    assert synk.map(same, range(100), chunksize=chunksize) == list(range(100))
+    assert list(synk.imap(same, range(100), chunksize=chunksize)) == list(range(100))
+
+
+@pytest.mark.parametrize("chunksize", [0, -1, 1.5, "many"])
+def test_no_hint(two, chunksize):
+    with pytest.raises((synk.InvalidType, synk.InvalidValue), match="chunksize"):
+        synk.map(same, range(100), chunksize=chunksize)
+
+
+# ── what items and results share ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [list, np.array, Individual])
+def test_items_that_are_one_object_are_copies_of_it(two, kind):
+    item = kind([1.0, 2.0])
+
+    def changed(value):
+        genes = value.genes if isinstance(value, Individual) else value
+        genes[0] += 1
+        return genes[0]
+
+    assert synk.map(changed, [item] * 100) == [2.0] * 100
+
+
+@pytest.mark.parametrize("each", ["map", "imap"])
+def test_a_generator_may_fill_one_object_again_and_again(two, each):
+    def items():
+        memory = np.zeros(3)
+        for number in range(500):
+            memory[:] = number
+            yield memory
+
+    found = getattr(synk, each)(lambda array: float(array.sum()), items())
+    assert list(found) == [3.0 * number for number in range(500)]
+
+
+def test_a_result_is_what_it_was_when_its_task_ended(two):
+    @functools.cache
+    def memory():
+        return np.empty(3)
+
+    def filled(number):
+        memory()[:] = number
+        return memory()
+
+    assert [each.tolist() for each in synk.map(filled, range(200))] == [[n] * 3 for n in range(200)]
+
+
+def test_results_of_every_kind_among_each_other(two):
+    kinds = [
+        lambda n: n,
+        str,
+        lambda n: np.full(n, n),
+        lambda n: Individual([n]),
+        lambda n: [n, {n: "x"}],
+    ]
+    kinds.append(lambda n: np.full(20_000, n))  # whose buffer travels apart
+
+    def made(number):
+        return kinds[number * 7 % 6](number)
+
+    for found, number in zip(synk.map(made, range(300)), range(300), strict=True):
+        expected = made(number)
+        assert type(found) is type(expected)
+        assert np.array_equal(found, expected) if isinstance(found, np.ndarray) else found == expected
+
+
+# ── classes of the program ───────────────────────────────────────────────────────────────────────────
+
+
+def evaluated(individual):
+    individual.fitness = sum(individual.genes)
+    return individual
+
+
+def test_instances_come_back_as_what_they_were(two):
+    items = [Individual([float(n)] * 5) for n in range(300)]
+    found = synk.map(evaluated, items)
+    assert all(type(each) is Individual for each in found)
+    assert [each.fitness for each in found] == [5.0 * n for n in range(300)]
+    assert all(each.fitness is None for each in items)
+
+
+def test_a_class_travels_once(two):
+    def identity(item):
+        return synk.rank(), id(type(item))
+
+    class Local:
+        pass
+
+    for cls in (Individual, Local):
+        items = [Local() if cls is Local else Individual([n]) for n in range(200)]
+        found = {*synk.map(identity, items), *synk.map(identity, items)}
+        assert len(found) == len({rank for rank, _ in found})  # one class a worker
+
+
+def test_tasks_may_not_change_the_class_of_their_items(two):
+    class Counted:
+        count = 0
+
+    def counted(item):
+        type(item).count += 1
+        return type(item).count
+
+    items = [Counted() for _ in range(100)]
+    with pytest.raises(synk.InvalidValue, match=r"changes the class Counted, at (an )?item"):
+        synk.map(counted, items)
+    assert Counted.count == 0
+    assert synk.map(lambda item: item.count, items) == [0] * 100
+
+
+def test_what_changes_of_a_class_reaches_the_workers_before_its_instances(two):
+    class Scaled:
+        factor = 1
+
+        def __init__(self, x):
+            self.x = x
+
+    def value(item):
+        return item.x * item.factor
+
+    for factor in (1, 2, 3):
+        Scaled.factor = factor
+        assert synk.map(value, [Scaled(n) for n in range(50)]) == [n * factor for n in range(50)]
+
+
+def test_more_classes_than_are_compared(two):
+    classes = [type(f"Kind{n}", (), {"number": n}) for n in range(60)]
+    for _ in range(2):
+        assert synk.map(lambda item: item.number, [cls() for cls in classes]) == list(range(60))
+
+
+class Slotted:
+    __slots__ = ("__hidden", "x")
+
+    def __init__(self, x):
+        self.x, self.__hidden = x, -x
+
+    @property
+    def hidden(self):
+        return self.__hidden
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    x: int
+    values: list
+
+
+def test_instances_with_slots_have_them_on_the_workers_and_come_back(two):
+    def seen(item):
+        return item, hasattr(item, "__dict__")
+
+    for found, has_dict in synk.map(seen, [Slotted(n) for n in range(20)]):
+        assert (type(found), found.hidden, has_dict) == (Slotted, -found.x, False)
+    records = [Record(n, [n]) for n in range(20)]
+    assert synk.map(seen, records) == [(record, False) for record in records]
+    f = synk.function(lambda x: Record(int(x.sum()), []), outputs=None)
+    assert f(np.ones(4)) == [Record(2, []), Record(2, [])]
+
+
+# ── whose error it is ────────────────────────────────────────────────────────────────────────────────
+
+
+def _not_here():
+    raise RuntimeError("not here")
+
+
+class OnlyThere:
+    def __reduce__(self):
+        return _not_here, ()
+
+
+def test_items_and_results_that_do_not_travel_are_no_failures_of_the_function(two):
+    with pytest.raises(synk.InvalidType, match=r"item 9 .*cannot be made again on a worker") as caught:
+        synk.map(same, [[k] for k in range(9)] + [OnlyThere()])
+    assert type(caught.value) is synk.InvalidType
+    with pytest.raises(synk.OutputError, match=r"for item 9, .*cannot be pickled") as told:
+        synk.map(lambda k: (n for n in [k]) if k == 9 else k, range(10))
+    assert type(told.value) is synk.OutputError
