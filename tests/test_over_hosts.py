@@ -20,7 +20,8 @@ ENDS = {  # of files that start a session for each test: which of their tests
 RUNS = {  # the hosts, the files, and which of their tests
     "calls": (
         "h1,h2",
-        "function data batches variables kept_outputs saving out map targets placed",
+        "function data batches variables kept_outputs saving out map "
+        "map_batches together targets placed",
         "not [1",
     ),
     "collectives": ("h1,h2", "collectives collective_errors split", "not [1"),

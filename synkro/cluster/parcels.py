@@ -136,6 +136,7 @@ class ValueParcel(NamedTuple):
     Attributes:
         slot: the batch's in the main process's queue.
         first, length: the number of the first item, and how many they are.
+        place: that of the first item among what is pickled together.
         kind, by_us: how they are pickled, as in ``ipc.queue``.
         parts: the pickles, if they are small.
         lengths: those of the bodies that come in their place.
@@ -144,6 +145,7 @@ class ValueParcel(NamedTuple):
     slot: int
     first: int
     length: int
+    place: int
     kind: int
     by_us: bool
     parts: tuple[bytes, ...]
@@ -151,13 +153,13 @@ class ValueParcel(NamedTuple):
 
 
 def pack_values(
-    slot: int, first: int, length: int, pickles: Pickles
+    slot: int, first: int, length: int, pickles: Pickles, place: int = 0
 ) -> tuple[ValueParcel, Sequence[Any]]:
     """The parcel of some values, and the bodies that come behind the head of the message."""
     kind, parts, by_us = pickles
     if pickles.nbytes <= _INLINE:
-        return ValueParcel(slot, first, length, kind, by_us, tuple(map(bytes, parts)), ()), ()
-    return ValueParcel(slot, first, length, kind, by_us, (), tuple(map(len, parts))), parts
+        return ValueParcel(slot, first, length, place, kind, by_us, tuple(map(bytes, parts)), ()), ()
+    return ValueParcel(slot, first, length, place, kind, by_us, (), tuple(map(len, parts))), parts
 
 
 def unpack_values(parcels: Iterable[ValueParcel], fill: Fill) -> list[tuple[ValueParcel, Pickles]]:

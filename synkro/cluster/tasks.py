@@ -10,7 +10,6 @@ for these.
 from __future__ import annotations
 
 import math
-import pickle
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from ..errors import SharedMemoryError
 from ..ipc.channel import Controller
 from ..ipc.proxy import Proxy
-from ..ipc.queue import EACH, TOGETHER, Dispatcher, Pickles, Taker, Ticket
+from ..ipc.queue import EACH, Dispatcher, Pickles, Taker, Ticket
 from ..messages import Phase
 from .loads import Load
 from .parcels import Fill, ValueParcel, pack_values, unpack_values
@@ -127,7 +126,7 @@ class RemoteTasks:
             for place in range(start, stop):
                 self._sent[batch.first + place] = _Sent(slot, place, now)
             some = pack_values(
-                slot, batch.first + start, stop - start, _part(batch.pickles, start, stop)
+                slot, batch.first + start, stop - start, *_part(batch.pickles, start, stop)
             )
             batches.append(some[0])
             bodies += some[1]
@@ -237,14 +236,11 @@ class RemoteTasks:
         return found if self._problem is None else dict.fromkeys(found, refusal(self._problem))
 
 
-def _part(pickles: Pickles, start: int, stop: int) -> Pickles:
-    """Some items of a batch."""
+def _part(pickles: Pickles, start: int, stop: int) -> tuple[Pickles, int]:
+    """Some items of a batch, perhaps among others, and the place of the first of them there."""
     if pickles.kind == EACH:
-        return pickles._replace(parts=pickles.parts[start:stop])
-    if pickles.kind == TOGETHER:
-        columns = [column[start:stop] for column in pickle.loads(pickles.parts[0])]
-        return pickles._replace(parts=[pickle.dumps(columns, 5)])
-    return pickles
+        return pickles._replace(parts=pickles.parts[start:stop]), 0
+    return pickles, start
 
 
 def _tickets(items: dict[int, _Sent]) -> Iterator[Ticket]:
@@ -264,8 +260,8 @@ def _tickets(items: dict[int, _Sent]) -> Iterator[Ticket]:
 class _Held(NamedTuple):
     """A batch in the leader's queue, which *stored* keeps there.
 
-    *there* is its slot in the main process's queue, *first* the number of its first item; *left* of them
-    have no result.
+    *there* is its slot in the main process's queue, *first* the number of its first item; *left* of
+    those here have no result.
     """
 
     there: int
@@ -363,9 +359,10 @@ class LocalTasks:
             while self._coming and queue.has_room:
                 batch, pickles = self._coming.popleft()
                 stored = queue.stored(pickles)
-                slot = queue.put(batch.first, stored)
-                self._batches[slot] = _Held(batch.slot, batch.first, batch.length, stored)
-                queue.issue([Ticket(slot, 0, batch.length)])
+                first, place = batch.first - batch.place, batch.place
+                slot = queue.put(first, stored)
+                self._batches[slot] = _Held(batch.slot, first, batch.length, stored)
+                queue.issue([Ticket(slot, place, place + batch.length)])
         except SharedMemoryError as error:
             self.problem = error
             self._coming.clear()

@@ -3,6 +3,7 @@
 ::
 
     pickles     streams of functions, by cloudpickle, and of the objects that they bring along
+    together    many values that hold little, pickled as one
     kinds       what an object of each kind holds
     code        what the code of a function names
     imported    what cannot travel of modules, and is made by an import

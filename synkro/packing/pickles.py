@@ -355,10 +355,28 @@ class OneByOne(Stream):
             self.dump(value)
             return self.stream, self.buffers[:], self._ours
         finally:
-            self.clear_memo()
-            self.buffers.clear()
-            self._stream.seek(0)
-            self._stream.truncate()
+            self._forget()
+
+    def head(self, classes: tuple[type, ...]) -> tuple[bytes, dict[int, Any], bool]:
+        """*classes*, pickled, the memo of a pickler that goes on behind, and whether pickle itself
+        cannot read them."""
+        self._ours = False
+        try:
+            self.dump(classes)
+            return self.stream, self.memo.copy(), self._ours
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.clear_memo()
+        self.buffers.clear()
+        self._stream.seek(0)
+        self._stream.truncate()
+
+    def is_usual(self, value: Any) -> bool:
+        """Whether pickle does with all instances of *value*'s class what it always does."""
+        self.reducer_override(value)
+        return type(value) in self._usual[0]
 
     def reduced(self, obj: Any) -> Any:
         """What to reduce *obj* to; NotImplemented for what pickle makes of it."""

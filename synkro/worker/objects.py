@@ -51,6 +51,7 @@ from ..packing.pickles import (
     with_attributes,
 )
 from ..packing.refused import advice_on_loading, refuse_open_file
+from ..packing.together import Together
 from ..values.arrays import Array
 from ..values.foreign import in_host_memory
 from .replica import Replica
@@ -68,7 +69,7 @@ class RankObjects:
         self._kinds: dict[int, Kind] = {}
         self._by_id: dict[int, int] = {}  # the numbers of what results refer to
         self.relied: set[int] = set()
-        self._copier: _Copier | None = None  # of results, which knows classes
+        self._together: Together | None = None  # whose writer pickles each result apart
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
         self._kept: list[tuple[Kind, Any, Contents]] = []
@@ -252,10 +253,16 @@ class RankObjects:
     def pickled_apart(self, value: Any) -> tuple[bytes, list[memoryview], bool]:
         """What a function returned, pickled, beside its large buffers, and whether pickle itself cannot
         read it."""
-        copier, self._copier = self._copier or _Copier(self._by_id), None
-        found = copier.pickled(value)
-        self._copier = copier  # after an exception the next result needs another one
+        together, self._together = self.together, None
+        found = together.writer.pickled(value)
+        self._together = together  # after an exception the next result needs another one
         return found
+
+    @property
+    def together(self) -> Together:
+        """What pickles many results as one."""
+        together = self._together = self._together or Together(_Copier(self._by_id))
+        return together
 
     def pickled_arrays(self, value: Any) -> list[Array]:
         """What a function returned, as bytes: the pickle, with the number of its buffers, and these."""
@@ -270,7 +277,7 @@ class RankObjects:
 
     def drop(self, number: int) -> None:
         """No function uses object *number* any more."""
-        self._copier = None
+        self._together = None
         self.relied.discard(number)
         obj = self._objects.pop(number, None)
         if self._by_id.get(id(obj)) == number:

@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from ..packing.kinds import (
     same_contents,
 )
 from ..packing.pickles import NUMBERS, check_cause, is_small
+from ..packing.together import Together
 from ..values.arrays import Array
 from ..values.foreign import is_mock, is_table, times_written
 from .call import PreparedCall
@@ -64,16 +65,17 @@ class _Run:
         ticket: what is to be done of the batch, from the first of these items on.
         first: the number of the first one.
         places: of the items that have not begun, in the batch.  Whoever takes one of it has it.
-        results: of those that have ended.
+        results: of those that have ended: themselves, where *together* pickles them; else pickles.
         given: how many of them were handed over.
         stop: the place after the last of these items.
         cut: whether those that had not begun went back.
     """
 
-    __slots__ = ("cut", "first", "given", "places", "results", "stop", "ticket")
+    __slots__ = ("cut", "first", "given", "places", "results", "stop", "ticket", "together")
 
-    def __init__(self, ticket: Ticket, batch: Batch, count: int) -> None:
+    def __init__(self, ticket: Ticket, batch: Batch, count: int, together: Together) -> None:
         self.ticket = ticket
+        self.together = together
         self.first = batch.first + ticket.start
         self.stop = min(ticket.start + count, ticket.stop)
         self.places = iter(range(ticket.start, self.stop))
@@ -156,7 +158,9 @@ class Tasks:
                 taker.put_back(ticket)
                 return
             check = 1 << self._done.bit_length() if self._done > 3 else self._done + 1
-            run = _Run(ticket, batch, min(self._quota, check - self._done))
+            together = self._rank.objects.together
+            together.look_again()
+            run = _Run(ticket, batch, min(self._quota, check - self._done), together)
             began = time.perf_counter()
             self._begin(run)
             try:
@@ -198,16 +202,23 @@ class Tasks:
         fn, common, state = job
         words, place = self._listener.count
         on_cpu, seldom = self._on_cpu, common is not None or self._listener.traced
-        items = self._together(batch)
+        copied = run.together.copied
         kwargs: dict[str, Any] = {}
-        nbytes, large = 0, False
+        nbytes = 0
+        try:
+            items = self._together(batch, state)
+        except Exception as error:
+            return error
         for index in run.places:
             self.number = words[place] = number = first + index
             try:
                 if seldom:
                     rank.report(Phase.TASK, number)
                     kwargs = {} if common is None else next(common)
-                args = self._unpickled(batch.pickles, index, state) if items is None else items[index]
+                if items is None:
+                    args = self._unpickled(batch.pickles, index, state)
+                else:  # what a task makes of its item does not stay
+                    args, items[index] = items[index], ()
             except Exception as error:
                 return error
             value = fn(*args, **kwargs)
@@ -215,37 +226,48 @@ class Tasks:
                 rank.device.settle()
             if open_lines:
                 end_lines()
-            if type(value) not in NUMBERS and not is_small(value):
-                try:
-                    value = self._pickled(value)
-                except OutputError as error:
-                    return error
-                nbytes += len(value.parts[0])
-                large = nbytes > _ENOUGH or value.kind == ALONE or len(value.parts[0]) > _SMALL
+            if type(value) in NUMBERS or is_small(value):
+                give(value)
+                continue
+            if (copy := copied(value)) is not None:
+                give(copy)
+                continue
+            try:
+                value = self._pickled(value)
+            except OutputError as error:
+                return error
             give(value)
-            if large:
+            nbytes += len(value.parts[0])
+            if nbytes > _ENOUGH or value.kind == ALONE or len(value.parts[0]) > _SMALL:
                 break
         return None
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
-    def _together(self, batch: Batch) -> list[Any] | None:
-        """The items of a batch that are pickled together, which cannot change; else None."""
+    def _together(self, batch: Batch, state: _State) -> list[Any] | None:
+        """The items of a batch that are pickled together; None of any other.
+
+        Those that have begun are no longer there.
+        """
         if batch.pickles.kind != TOGETHER:
             return None
         if self._items is None or self._items[0] is not batch:
-            self._items = batch, list(zip(*pickle.loads(batch.pickles.parts[0]), strict=True))
+            columns = self._made(batch.pickles, batch.pickles.parts[0], state)
+            self._items = batch, list(zip(*columns, strict=True))
         return self._items[1]
 
     def _unpickled(self, items: Pickles, index: int, state: _State) -> Any:
         """The arguments of an item, made anew."""
         stream, *buffers = items.parts if items.kind == ALONE else [items.parts[index]]
-        if items.by_us:
-            called = f"item {self.number} for the function {self._rank.function!r}"
-            args = self._rank.objects.unpickled(called, stream, buffers)
-            state.look_at_classes()
-            return args
-        return pickle.loads(stream, buffers=buffers)
+        return self._made(items, stream, state, buffers)
+
+    def _made(self, items: Pickles, stream: Any, state: _State, buffers: Sequence[Any] = ()) -> Any:
+        if not items.by_us:
+            return pickle.loads(stream, buffers=buffers)
+        called = f"item {self.number} for the function {self._rank.function!r}"
+        value = self._rank.objects.unpickled(called, stream, buffers)
+        state.look_at_classes()
+        return value
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         self._listener.wake_main()
@@ -284,7 +306,8 @@ class Tasks:
         alike = takewhile(functools.partial(_are_alike, first), results[start + 1 : stop])
         stop = start + 1 + sum(1 for _ in alike)
         if not isinstance(first, Pickles):
-            several = Pickles(TOGETHER, [pickle.dumps(results[start:stop], 5)])
+            stream, by_us = run.together.pickled(results[start:stop])
+            several = Pickles(TOGETHER, [stream], by_us)
         else:
             several = (
                 first

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...packing.pickles import ValueWriter
+from ...packing.together import Together
 from .parts import find_parts_of
 from .registry import Registry
 
@@ -55,6 +56,20 @@ class Values:
             if not find_parts_of(value, self._registry):
                 raise
             return self._writer.pickled(value)
+
+    def together(self, columns: Sequence[Sequence[Any]]) -> tuple[bytes, bool] | None:
+        """The values of all *columns*, pickled as one, and whether pickle itself cannot read that; None
+        if they cannot go together.
+
+        ``settle`` has to follow before it is sent.
+        """
+        self._writer.classes.clear()
+        together = Together(self._writer)
+        if (
+            not together.takes(columns) or self._writer.classes
+        ):  # which go with each value, or come first
+            return None
+        return together.pickled(columns)
 
     def settle(self) -> None:
         """Send what has changed of what the values rely on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from ...errors import InvalidType, SessionError, how_to_await, line_of, reason
 from ...ipc.queue import ALONE, EACH, MOST, TOGETHER, Dispatcher, Pickles, Stored, Ticket
-from ...packing.pickles import OUT_OF_BAND, are_small, check_cause
+from ...packing.pickles import OUT_OF_BAND, check_cause
 from ..engine.engine import Engine
 from ..objects.values import Values
 
@@ -20,6 +19,7 @@ _MOST = 512  # … and at most, if they come from the program's code, or may be 
 _ALL = 1 << 14  # … and at most, if they are there, and all results are waited for
 _SHORT = 5e-3  # seconds; if half of the items were done sooner, more are read ahead
 _IN_ORDER = 16  # items of a batch, if results are wanted in order: the next one may be the last of it
+_OVER_HOSTS = 1 << 8  # … and with several hosts: a part of a batch comes with the rest of it
 _BYTES = 1 << 26  # of items and results together that wait, beyond two items a worker
 _BATCH = 1 << 17  # bytes of items from which on a batch gets no more
 _LONG_ENOUGH = 2e-4  # seconds of reading items, after which they are published, and results looked for
@@ -96,7 +96,8 @@ class Feed:
         self._size = size = engine.size
         self._most = _ALL if instant and at_once else _MOST
         self._ahead = self._most if instant and at_once else _AT_FIRST * size
-        self._together = min(together or MOST, MOST if at_once else _IN_ORDER)
+        most = _OVER_HOSTS if engine.has_hosts else MOST
+        self._together = min(together or most, most if at_once else _IN_ORDER)
         self._read = 0  # how many items were read
         self._batches: dict[int, _Batch] = {}  # by their slots, those with items that wait for a result
         self._nbytes = 0  # of waiting items
@@ -260,12 +261,11 @@ class Feed:
     def _offer(self, items: Iterable[Arguments], held: int) -> None:
         """Publish items, in as few batches as they can be pickled in; those for which there is no room
         are read again."""
-        if isinstance(items, list):
-            columns = list(zip(*items, strict=True))
-            if all(map(are_small, columns)):
-                self._publish(items, Pickles(TOGETHER, [pickle.dumps(columns, 5)]))
-                return
         values = self._values(OUT_OF_BAND)  # by what the workers have now
+        if isinstance(items, list) and (found := values.together(list(zip(*items, strict=True)))):
+            stream, by_us = found
+            self._publish(items, Pickles(TOGETHER, [stream], by_us), values)
+            return
         pending: list[Arguments] = []
         parts: list[Any] = []
         nbytes, by_us, left = 0, False, iter(items)

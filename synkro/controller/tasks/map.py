@@ -271,9 +271,6 @@ class Map:
     def _unpickled(self, run: Given) -> list[Any]:
         """The results of a run: those before one that cannot be unpickled."""
         kind, parts, by_us = run.pickles
-        if kind == TOGETHER:
-            several: list[Any] = pickle.loads(parts[0])
-            return several
         found: list[Any] = []
         streams, buffers = (parts[:1], parts[1:]) if kind == ALONE else (parts, ())
         try:
@@ -290,7 +287,7 @@ class Map:
                     f"{reason(error)}. {advice_on_loading(error)}"
                 ),
             )
-        return found
+        return found[0] if found and kind == TOGETHER else found
 
     def _fail(self, number: int | None, error: BaseException) -> None:
         """Item *number* has failed, or all of the map; the first item that fails counts."""
