@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from support.examples import examples, given, st
 from support.leftovers import children
 from synkro.cluster.compare import unlike_gpus
-from synkro.comms.direct import CARRIED, REDUCTIONS, carrier, decode, encode
+from synkro.comms.direct import NATIVE, REDUCTIONS, carrier, decode, encode
 from synkro.comms.ops import OPERATIONS, Operation
 from synkro.controller.placement.choice import Assignment, Room, choose
 from synkro.controller.placement.nccl import SOCKETS, nccl_environment, why_not_nccl
@@ -64,7 +64,7 @@ class TestWire:
         with np.errstate(all="ignore"):
             want = operation.merge(pair[0].copy(), pair[1])
             carried = [encode(operation, vector.copy()) for vector in pair]
-            assert all(vector.dtype.str[1:] in CARRIED for vector in carried)
+            assert all(vector.dtype.str[1:] in NATIVE for vector in carried)
             got = decode(operation, self.nccl(operation, *carried), partial)
         assert got.dtype == partial
         np.testing.assert_array_equal(got, want)
@@ -88,7 +88,7 @@ class TestWire:
         assert carrier(Operation("unknown to NCCL", np.fmax), np.dtype("f8")) is None
 
     def test_partials_that_travel_as_they_are_are_not_copied(self):
-        for code in CARRIED:
+        for code in NATIVE:
             vector = np.ones(3, code)
             assert np.shares_memory(encode(OPERATIONS["sum"], vector), vector)
 

@@ -133,10 +133,10 @@ def _between(first: str, distances: dict[str, Distance], path: str) -> Iterator[
         "; ".join(f"{host} is {1e3 * each:+.2g} ms ahead of {first}" for host, each in ahead.items()),
         "Let chrony or ntpd set them: else the logs of hosts cannot be compared." if apart else "",
     )
-    blind = [host for host, each in distances.items() if not each.sees]
+    without = [host for host, each in distances.items() if not each.sees]
     yield Finding(
         "shared file system",
-        "warning" if blind else "ok",
-        f"{', '.join(blind)} sees no {path}" if blind else f"all see {os.path.dirname(path)}",
-        "Files have to be copied there, or read here." if blind else "",
+        "warning" if without else "ok",
+        f"{', '.join(without)} sees no {path}" if without else f"all see {os.path.dirname(path)}",
+        "Files have to be copied there, or read here." if without else "",
     )

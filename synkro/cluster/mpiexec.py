@@ -107,8 +107,8 @@ def exported(environment: Mapping[str, str]) -> str:
 
 def told(key: bytes, environment: Mapping[str, str]) -> str:
     """The lines that processes on other hosts find on their standard input; ``heard`` reads them."""
-    packed = base64.b64encode(zlib.compress(json.dumps(dict(environment)).encode())).decode()
-    pieces = [packed[at : at + _LONGEST] for at in range(0, len(packed), _LONGEST)]
+    encoded = base64.b64encode(zlib.compress(json.dumps(dict(environment)).encode())).decode()
+    pieces = [encoded[at : at + _LONGEST] for at in range(0, len(encoded), _LONGEST)]
     return "".join(f"{line}\n" for line in (key.hex(), *pieces))
 
 

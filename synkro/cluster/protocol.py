@@ -45,7 +45,7 @@ from typing import NamedTuple
 from ..ipc.process import ProcessEnd
 from ..memory.files import Likeness
 from ..messages import Failed
-from ..packing.exceptions import kinds, packed
+from ..packing.exceptions import kinds, pickled
 from ..plan.extents import Partial
 from .parcels import Parcel, ValueParcel
 
@@ -336,4 +336,4 @@ class Ended(NamedTuple):
 def refusal(problem: Exception) -> bytes:
     """What a rank answers that has met this *problem*, or would have."""
     summary = f"{type(problem).__name__}: {problem}"
-    return pickle.dumps(Failed(None, summary, b"", packed(problem), kinds(problem), True, False, None))
+    return pickle.dumps(Failed(None, summary, b"", pickled(problem), kinds(problem), True, False, None))

@@ -66,7 +66,7 @@ class Seals:
             for one in range(count)
             for other in range(count)
         }
-        self._sent, self._loaded, self._beaten = ([0] * count for _ in range(3))
+        self._sent, self._loads, self._beaten = ([0] * count for _ in range(3))
         self._came, self._filled, self._heard = ([0] * count for _ in range(3))
         self._said = [0] * count  # how many heads others have sent, by their last beats
 
@@ -75,13 +75,13 @@ class Seals:
     def head(self, to: int, payload: bytes) -> bytes:
         """The next message to a process."""
         self._sent[to] = number = self._sent[to] + 1
-        self._loaded[to] = 0
+        self._loads[to] = 0
         return _prefix(self._keys[self._number, to], number, payload) + payload
 
     def load_to(self, to: int) -> Digest:
         """What digests the next load of the last message to a process."""
-        self._loaded[to] += 1
-        return _digest(self._keys[self._number, to], _LOAD, self._sent[to], self._loaded[to])
+        self._loads[to] += 1
+        return _digest(self._keys[self._number, to], _LOAD, self._sent[to], self._loads[to])
 
     def beat(self, to: int) -> bytes:
         """The next beat for a process."""

@@ -48,7 +48,7 @@ _FAST = 1e9  # bytes a second of a network on which naps would take longer than 
 _SHARE = 0.05  # of the time in which there was nothing to do that a nap takes
 _LONG_SHARE = 0.4  # the same where sockets say that a message has come
 _LOOKS = 3  # in a row
-_GLANCES = 8  # of which one is a look at everything
+_LOOKS_AT_ALL = 8  # of which one is a look at everything
 _NAP = 8e-3  # seconds of the longest nap, where sockets may not say that a message has come
 _LONG_NAP = 64e-3  # and where they do
 _FDS = 1024  # from here on select() knows no descriptors
@@ -416,14 +416,14 @@ class Wire:
                 return True
             return False
 
-        def glance() -> bool:
+        def look() -> bool:
             nonlocal looks
             looks += 1
-            if not looks % _GLANCES:
+            if not looks % _LOOKS_AT_ALL:
                 return news()
             return (called() and stepped()) or self._has_come()
 
-        if not self._patience.poll(glance):
+        if not self._patience.poll(look):
             with self._patience:
                 self._nap_until(news, sleeping, self._busy)
         return over

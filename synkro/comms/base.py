@@ -2,7 +2,7 @@
 
 Every rank of a call calls the same methods in the same order.  If ranks enter different collectives, all
 raise ``CollectiveError``.  Arrays are those of the communicator's device; a list of them is one
-collective.  Results are new arrays, the same on every rank that gets them.  With *lasting* they are
+collective.  Results are new arrays, the same on every rank that gets them.  With *keep* they are
 allocated by ``empty``, so that later collectives can use them in place.
 """
 
@@ -126,13 +126,13 @@ class Communicator(ABC):
 
     @abstractmethod
     def rooted(
-        self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
+        self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False
     ) -> list[Array]:
         """What this rank gets of *root*'s arrays in the collective *kind*."""
 
     @abstractmethod
     def exchanged(
-        self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
+        self, kind: str, arrays: Sequence[Array], root: int = -1, keep: bool = False
     ) -> list[Array]:
         """This rank's share of the rows of all ranks, in rank order; anything if it gets no results."""
 
@@ -172,17 +172,17 @@ class Communicator(ABC):
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
-    def broadcast(self, arrays: Sequence[Array] | None, root: int, lasting: bool = False) -> list[Array]:
+    def broadcast(self, arrays: Sequence[Array] | None, root: int, keep: bool = False) -> list[Array]:
         """Copies of *root*'s arrays; the other ranks give None."""
-        return self.rooted("broadcast", arrays, root, lasting)
+        return self.rooted("broadcast", arrays, root, keep)
 
     def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
         """This rank's rows of *root*'s arrays, split as evenly as can be; the other ranks give None."""
         return self.rooted("scatter", arrays, root)
 
-    def all_gather(self, arrays: Sequence[Array], lasting: bool = False) -> list[Array]:
+    def all_gather(self, arrays: Sequence[Array], keep: bool = False) -> list[Array]:
         """The arrays of all ranks, concatenated along axis 0 in their order."""
-        return self.exchanged("all_gather", arrays, lasting=lasting)
+        return self.exchanged("all_gather", arrays, keep=keep)
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
         """The arrays of all ranks, as ``all_gather`` returns them, on *root*; None on the other

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Agree = Callable[[Record], tuple[list[Record], Link | None, bool]]
     """Enters a collective; returns all records, the link if one is needed, and whether NCCL can."""
 
-CARRIED = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
+NATIVE = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
 """The dtypes in which reductions travel."""
 
 _WIDER = {"i2": "i4", "u2": "i4"}
@@ -69,47 +69,47 @@ class DirectCollectives:
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array] | None:
         """The reduction that *record* names, as one vector for each partial dtype."""
         operation = OPERATIONS[record.operation]
-        if not _carried(arrays, operation):
+        if not _are_native(arrays, operation):
             return None
         record = record._replace(on_gpu=True)
         layout = layout_of(record)
         vectors = [self._device.empty(shape, dtype) for shape, dtype in layout.vectors]
         pack(record, arrays, vectors)
-        carried = [encode(operation, vector) for vector in vectors]
+        encoded = [encode(operation, vector) for vector in vectors]
         records, link, linked = self._agree(record)
         self._agreement.check_alike(records)
         if record.kind == "reduce_scatter":
             self._agreement.check_rows(records)
         divisor = self._agreement.check_weights(records)
         if link is not None:
-            self._reduce(record, link, carried)
+            self._reduce(record, link, encoded)
         self._meeting.pass_on()
         if not linked:
             return None
         for index, (_, dtype) in enumerate(layout.vectors):
-            vectors[index] = decode(operation, carried[index], dtype)
+            vectors[index] = decode(operation, encoded[index], dtype)
             operation.finish(vectors[index], divisor, out=vectors[index])
         results = unpack(record, arrays, vectors)
         if record.kind == "reduce_scatter":
             results = [self._host.part_of(result).copy() for result in results]
         return results
 
-    def _reduce(self, record: Record, link: Link, carried: Sequence[Array]) -> None:
+    def _reduce(self, record: Record, link: Link, encoded: Sequence[Array]) -> None:
         """Reduce vectors in place, on the ranks that want the results."""
         name = REDUCTIONS[record.operation]
         if record.kind == "all_reduce":
-            link.all_reduce(carried, name)
+            link.all_reduce(encoded, name)
         elif record.kind == "reduce":
-            link.reduce([(vector, record.root) for vector in carried], name)
+            link.reduce([(vector, record.root) for vector in encoded], name)
         else:
             layout, jobs = layout_of(record), []
             for (shape, _), (vector, start, stop) in zip(record.given, layout.places, strict=True):
                 (size,), _ = layout.vectors[vector]
-                elements = carried[vector].size // max(1, size)  # two if complex
+                elements = encoded[vector].size // max(1, size)  # two if complex
                 row = (stop - start) // max(1, shape[0])
                 for root, (low, high) in enumerate(split(0, shape[0], self._host.count)):
                     part = slice((start + low * row) * elements, (start + high * row) * elements)
-                    jobs.append((carried[vector][part], root))
+                    jobs.append((encoded[vector][part], root))
             link.reduce(jobs, name)
 
     def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
@@ -274,7 +274,7 @@ def on_gpu(arrays: Sequence[Array]) -> bool:
     return not all(map(in_host_memory, arrays))
 
 
-def _carried(arrays: Sequence[Array], operation: Operation) -> bool:
+def _are_native(arrays: Sequence[Array], operation: Operation) -> bool:
     """Whether NCCL can reduce *arrays*."""
     return all(
         not in_host_memory(array) and carrier(operation, operation.partial_dtype(array.dtype))
@@ -306,7 +306,7 @@ def carrier(operation: Operation, partial: np.dtype[Any]) -> str | None:
     elif operation.name != "prod":
         code = _REALS.get(code, code)
     code = _WIDER.get(code, code)
-    return code if code in CARRIED else None
+    return code if code in NATIVE else None
 
 
 def encode(operation: Operation, vector: Array) -> Array:
@@ -319,15 +319,15 @@ def encode(operation: Operation, vector: Array) -> Array:
     return vector.astype(wire) if code in _WIDER else vector.view(wire)
 
 
-def decode(operation: Operation, carried: Array, dtype: np.dtype[Any]) -> Array:
+def decode(operation: Operation, encoded: Array, dtype: np.dtype[Any]) -> Array:
     """The inverse of ``encode``: the reduced vector, as *dtype*."""
     code = _code(dtype)
     if _reordered(operation, code):
-        shift, mask = _BITS[carried.dtype.str[1:]]
-        bits = carried ^ ((carried >> shift) & mask)
+        shift, mask = _BITS[encoded.dtype.str[1:]]
+        bits = encoded ^ ((encoded >> shift) & mask)
         floats: Array = bits.view("f8" if code == "f8" else "f4")
         return floats.astype(dtype, copy=False)
-    return carried.astype(dtype) if code in _WIDER else carried.view(dtype)
+    return encoded.astype(dtype) if code in _WIDER else encoded.view(dtype)
 
 
 def _code(dtype: np.dtype[Any]) -> str:

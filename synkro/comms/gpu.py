@@ -207,7 +207,7 @@ class GpuCommunicator(Communicator):
         return self._direct.reduced_in_place(arrays, operation)
 
     def rooted(
-        self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
+        self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False
     ) -> list[Array]:
         results, from_gpu = self._direct.rooted(kind, arrays, root)
         if results is None:
@@ -216,7 +216,7 @@ class GpuCommunicator(Communicator):
         return results
 
     def exchanged(
-        self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
+        self, kind: str, arrays: Sequence[Array], root: int = -1, keep: bool = False
     ) -> list[Array]:
         results = self._direct.exchanged(kind, arrays, root)
         if results is None:

@@ -128,7 +128,7 @@ def unique_id(meeting: Meeting) -> bytes:
 
 
 class Link:
-    """A communicator of some ranks.  Arrays are contiguous; those to reduce are of ``wire.CARRIED``."""
+    """A communicator of some ranks.  Arrays are contiguous; those to reduce are of ``direct.NATIVE``."""
 
     def __init__(self, identity: bytes, place: int, count: int, meeting: Meeting, device: int) -> None:
         """Connect as rank *place* of *count*; returns when all ranks have connected.

@@ -43,19 +43,19 @@ class Record(NamedTuple):
     among: tuple[int, ...] = ()  # the ranks, where a message goes between members of a smaller world
 
 
-class PackedLayout(NamedTuple):
+class FlatLayout(NamedTuple):
     """The vectors that hold the arrays of a reduction, one for each partial dtype."""
 
     vectors: tuple[tuple[tuple[int], np.dtype[Any]], ...]  # the shape and the dtype of each
     places: tuple[tuple[int, int, int], ...]  # of each array: its vector's number, start, stop
 
 
-def layout_of(record: Record) -> PackedLayout:
+def layout_of(record: Record) -> FlatLayout:
     return _cached_layout(record.given, record.operation)
 
 
 @lru_cache(_REMEMBERED)
-def _cached_layout(given: tuple[ArrayType, ...], op: str) -> PackedLayout:
+def _cached_layout(given: tuple[ArrayType, ...], op: str) -> FlatLayout:
     sizes: dict[np.dtype[Any], int] = {}  # of the vectors
     places = []
     for shape, dtype in given:
@@ -64,7 +64,7 @@ def _cached_layout(given: tuple[ArrayType, ...], op: str) -> PackedLayout:
         sizes[partial] += prod(shape)
         places.append((list(sizes).index(partial), start, sizes[partial]))
     vectors = [((size,), partial) for partial, size in sizes.items()]
-    return PackedLayout(tuple(vectors), tuple(places))
+    return FlatLayout(tuple(vectors), tuple(places))
 
 
 def given(arrays: Sequence[Array]) -> tuple[ArrayType, ...]:

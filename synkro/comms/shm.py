@@ -208,7 +208,7 @@ class ShmCommunicator(Communicator):
         self._meeting.pass_on()
 
     def rooted(
-        self, kind: str, arrays: Sequence[Array] | None, root: int, lasting: bool = False
+        self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False
     ) -> list[Array]:
         at = () if arrays is None else self._shown(arrays)
         record = Record(kind, root=root, given=given(arrays or ()), at=at)
@@ -219,12 +219,12 @@ class ShmCommunicator(Communicator):
         results = []
         for index in range(len(origin.at)):
             (whole,) = self._sources([origin], index)
-            results.append(self._copied([self.part_of(whole) if kind == "scatter" else whole], lasting))
+            results.append(self._copied([self.part_of(whole) if kind == "scatter" else whole], keep))
         self._meeting.part()
         return results
 
     def exchanged(
-        self, kind: str, arrays: Sequence[Array], root: int = -1, lasting: bool = False
+        self, kind: str, arrays: Sequence[Array], root: int = -1, keep: bool = False
     ) -> list[Array]:
         record = Record(kind, root=root, given=given(arrays), at=self._shown(arrays))
         self._reveal(kind, root, arrays, record.at)
@@ -235,7 +235,7 @@ class ShmCommunicator(Communicator):
             pieces = self._sources(records, index)
             if kind == "all_to_all":
                 pieces = [self.part_of(piece) for piece in pieces]
-            results.append(self._copied(pieces, lasting))
+            results.append(self._copied(pieces, keep))
         self._meeting.part()
         return results
 
@@ -311,10 +311,10 @@ class ShmCommunicator(Communicator):
         """Array *index* of each record, seen in place."""
         return [self._arena.view(each.at[index], *each.given[index]) for each in records]
 
-    def _copied(self, pieces: Sequence[Array], lasting: bool = False) -> Array:
+    def _copied(self, pieces: Sequence[Array], keep: bool = False) -> Array:
         """*pieces* one behind the other along axis 0, in new memory; a single one as it is."""
         first = pieces[0]
-        make = self.empty if lasting else self._new
+        make = self.empty if keep else self._new
         if len(pieces) == 1:
             result = make(first.shape, first.dtype)
             result[...] = first

@@ -124,7 +124,7 @@ class Inputs:
         return found
 
     def load_later(self, loads: Sequence[tuple[Source, Array]]) -> None:
-        """Do the loads in a thread of their own; ``loaded`` waits for them."""
+        """Do the loads in a thread of their own; ``wait`` waits for them."""
 
         def load_all() -> None:
             for source, target in loads:
@@ -134,7 +134,7 @@ class Inputs:
         with atomic:  # what is submitted is known to ``finish``
             self._pending = self._loader.submit(load_all)
 
-    def loaded(self) -> bool:
+    def wait(self) -> bool:
         """Wait for what ``load_later`` does, and raise its error; returns whether it did anything."""
         if self._pending is None:
             return False
@@ -227,7 +227,7 @@ class Feeding:
 
     def take(self, number: int) -> list[Any]:
         """The arguments of a piece; the current stream waits for their copies."""
-        if self._inputs.loaded():
+        if self._inputs.wait():
             self._inputs.arrived[number % 2].record(self._inputs.stream)
         if self._copies or self._missing:
             cupy.cuda.get_current_stream().wait_event(self._inputs.arrived[number % 2])

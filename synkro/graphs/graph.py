@@ -31,7 +31,7 @@ from ..errors import InvalidType, InvalidValue, NotAvailable, shown, with_articl
 from ..memory.interrupts import atomic
 from ..plan.binding import RESERVED
 from ..plan.outputs import DEFAULT
-from ..values.random import packed, unpacked
+from ..values.random import from_words, to_words
 from .programs import Program, typed
 
 
@@ -291,7 +291,7 @@ class Compiled:
         if rank is None:
             streams = [theirs.get_value() for theirs in self._theirs]
         else:
-            streams = [unpacked(variable.value, rank.number) for variable in self.streams]
+            streams = [from_words(variable.value, rank.number) for variable in self.streams]
         with atomic:  # compiled code that draws does not survive an exception of Ctrl-C
             results = self._program(*arrays, *streams)
         end = len(results) - self._states
@@ -300,7 +300,7 @@ class Compiled:
                 theirs.set_value(state, borrow=True)
         else:
             for variable, state in zip(self.streams, results[end:], strict=False):
-                variable.value = packed(state)
+                variable.value = to_words(state)
         return list(results[:end])
 
     def warm(self) -> None:

@@ -3,7 +3,7 @@
 ::
 
     words      of all: TRACED, WOKEN, AWAITED, ENOUGH, SENT
-    of a rank  its orders, which the main process writes: COMMAND, FIRST, UNWANTED …
+    of a rank  its head, which the main process writes: COMMAND, FIRST, UNWANTED …
                its line, which the worker writes: ANSWERED, PHASE, SLICE …
     areas      for commands and for replies, one of each a rank
     marks      of each rank, during a trace
@@ -29,7 +29,7 @@ TRACED, WOKEN = range(2)
 AWAITED, ENOUGH = range(LINE, LINE + 2)
 SENT = 2 * LINE
 RANKS = 3 * LINE
-# of each rank two lines: its orders, which the main process writes, and its own
+# of each rank two lines: its head, which the main process writes, and its own
 COMMAND, FIRST, UNWANTED = range(3)  # and, of the lane whose first rank it is:
 COMMAND_SIZE, HOUSEKEEPING_SIZE, COMMAND_EDITION, MAIN_SLEEPS, EACH = range(3, LINE)
 ANSWERED, REPLY_SIZE, REPLY_EDITION, SLEEPS, PHASE, SLICE, MARKED, READ = range(LINE)
@@ -52,7 +52,7 @@ class Block:
 
     Attributes:
         words: all of them, of 8 bytes.
-        orders, lines: where the two lines of each rank begin, among the words.
+        heads, lines: where the two lines of each rank begin, among the words.
         commands: the areas of commands, by the first rank of a lane.
         fence: makes what was stored visible to all before later loads and stores.
         wakes_main: the eventfds that wake the main process, by the first ranks of lanes.
@@ -63,8 +63,8 @@ class Block:
     ) -> None:
         words = (RANKS + 2 * size * LINE) * WORD
         self.words = memory[:words].cast("Q")
-        self.orders = [RANKS + 2 * rank * LINE for rank in range(size)]
-        self.lines = [order + LINE for order in self.orders]
+        self.heads = [RANKS + 2 * rank * LINE for rank in range(size)]
+        self.lines = [head + LINE for head in self.heads]
         areas = [memory[words + at * AREA : words + (at + 1) * AREA] for at in range(2 * size)]
         self.commands, self._replies = areas[:size], areas[size:]
         marks = memory[words + 2 * size * AREA :]
@@ -83,7 +83,7 @@ class Block:
 
     def write_command(self, first: int, command: bytes, housekeeping: bytes, edition: int) -> None:
         """Leave a command for the lane whose first rank is *first*."""
-        words, head, area = self.words, self.orders[first], self.commands[first]
+        words, head, area = self.words, self.heads[first], self.commands[first]
         middle = len(command)
         end = middle + len(housekeeping)
         area[:middle] = command
@@ -94,7 +94,7 @@ class Block:
     def read_command(self, first: int, known: int) -> tuple[int, bytes, bytes] | None:
         """The edition of that lane's command, the command and its housekeeping; None for the edition
         that is *known*."""
-        words, head = self.words, self.orders[first]
+        words, head = self.words, self.heads[first]
         edition = words[head + COMMAND_EDITION]
         if edition == known:
             return None
@@ -105,17 +105,17 @@ class Block:
 
     def number(self, rank: int) -> int:
         """The number of the last command of a rank."""
-        return self.words[self.orders[rank] + COMMAND]
+        return self.words[self.heads[rank] + COMMAND]
 
     def give_up(self, rank: int) -> None:
         """Say that nobody wants the last command of a rank any more."""
-        order = self.orders[rank]
-        self.words[order + UNWANTED] = self.words[order + COMMAND]
+        head = self.heads[rank]
+        self.words[head + UNWANTED] = self.words[head + COMMAND]
 
     def unwanted(self, rank: int) -> bool:
         """Whether the main process no longer wants a rank's last command."""
-        order = self.orders[rank]
-        return self.words[order + UNWANTED] == self.words[order + COMMAND]
+        head = self.heads[rank]
+        return self.words[head + UNWANTED] == self.words[head + COMMAND]
 
     # ── replies ──────────────────────────────────────────────────────────────────────────────────
 
@@ -136,7 +136,7 @@ class Block:
 
     def wake_for(self, number: int, first: int) -> None:
         """Wake the main process, if it sleeps until that lane's ranks have answered command *number*."""
-        words, head = self.words, self.orders[first]
+        words, head = self.words, self.heads[first]
         if words[head + MAIN_SLEEPS] and (words[head + EACH] or self._is_answered(number)):
             os.eventfd_write(self.wakes_main[first], 1)
 
@@ -162,7 +162,7 @@ class Block:
 
     def wake_main(self) -> None:
         """Wake the main process, if it sleeps."""
-        if self.words[self.orders[0] + MAIN_SLEEPS]:
+        if self.words[self.heads[0] + MAIN_SLEEPS]:
             os.eventfd_write(self.wakes_main[0], 1)
 
     def wake_sleepers(self) -> None:

@@ -125,7 +125,7 @@ class Controller(Block):
         """Do *nap*, unless there is *news*: it ends when one of the descriptors that it gets is
         readable, as a rank of *lanes* has answered."""
         words, firsts = self.words, [lane.ranks[0] for lane in lanes]
-        heads = [self.orders[first] for first in firsts]
+        heads = [self.heads[first] for first in firsts]
         wakes = [self.wakes_main[first] for first in firsts]
         try:
             for head in heads:
@@ -160,8 +160,8 @@ class Lane:
         self._fence = block.fence
         self._wake_main = block.wakes_main[ranks[0]]
         self._numbers = block.numbers
-        self._head = block.orders[ranks[0]]
-        self._commands = [block.orders[rank] + COMMAND for rank in ranks]
+        self._head = block.heads[ranks[0]]
+        self._commands = [block.heads[rank] + COMMAND for rank in ranks]
         self._last_first = self._commands[::-1]
         lines = [block.lines[rank] for rank in ranks]
         self._answered = [line + ANSWERED for line in lines]
@@ -212,7 +212,7 @@ class Lane:
         if self._command is None:
             self._block.displace(self)
             for rank in self.ranks:
-                words[self._block.orders[rank] + FIRST] = self.ranks[0]
+                words[self._block.heads[rank] + FIRST] = self.ranks[0]
             words[self._head + EACH] = not self._whole
         self._command = None  # an interrupt may leave a half-written command in the block
         self._block.write_command(self.ranks[0], command, housekeeping, next(self._numbers))

@@ -54,7 +54,7 @@ class Listener:
         self._block = block = Block(memory, size, wakes_main, wake_workers)
         self._rank = rank
         self._words = block.words
-        self._order, self._line = block.orders[rank], block.lines[rank]
+        self._head, self._line = block.heads[rank], block.lines[rank]
         self._first = 0  # of the lane of the last command
         self._wakes = select.epoll()
         self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
@@ -79,7 +79,7 @@ class Listener:
         words = self._words
         if words[TRACED]:
             self.mark(phase)
-        self._first = words[self._order + FIRST]
+        self._first = words[self._head + FIRST]
         found = self._block.read_command(self._first, self._edition)
         if found is None:
             return self._command, b""
@@ -116,7 +116,7 @@ class Listener:
 
     def _has_command(self) -> bool:
         words = self._words
-        return words[self._order] != words[self._line]  # COMMAND and ANSWERED
+        return words[self._head] != words[self._line]  # COMMAND and ANSWERED
 
     def _nap(self) -> bool:
         first = self._words[self._line + SLEEPS] == 1
@@ -138,7 +138,7 @@ class Listener:
     @property
     def number(self) -> int:
         """The number of the last command."""
-        return self._words[self._order + COMMAND]
+        return self._words[self._head + COMMAND]
 
     def answered(self, rank: int, number: int) -> bool:
         """Whether *rank* has answered command *number*."""
@@ -152,7 +152,7 @@ class Listener:
             block.write_reply(self._rank, payload)
             self._reply = payload
         self._fence()  # the payload before the number
-        words[self._line + ANSWERED] = number = words[self._order + COMMAND]
+        words[self._line + ANSWERED] = number = words[self._head + COMMAND]
         self._fence()  # the number is stored before the load of whether the main process sleeps
         block.wake_for(number, self._first)
         os.sched_yield()  # to the main process, which may wait for this core

@@ -36,7 +36,7 @@ class Proxy(Block):
         wake_workers: int,
     ) -> None:
         super().__init__(memory, size, wakes_main, wake_workers)
-        self._places = [(rank, self.orders[rank], self.lines[rank]) for rank in ranks]
+        self._places = [(rank, self.heads[rank], self.lines[rank]) for rank in ranks]
         self._numbers = dict.fromkeys(ranks, 0)  # of the last commands that it has heard
         self._sent = 0
         self._heard: dict[
@@ -58,22 +58,22 @@ class Proxy(Block):
         words, found = self.words, dict[int, list[int]]()
         self._sent = words[SENT]
         self.fence()  # SENT is loaded before the numbers, which were stored before it
-        for rank, order, _ in self._places:
-            number = words[order + COMMAND]
+        for rank, head, _ in self._places:
+            number = words[head + COMMAND]
             if number != self._numbers[rank]:
-                first = self.orders[words[order + FIRST]]
+                first = self.heads[words[head + FIRST]]
                 if words[first + COMMAND] == number:
                     found.setdefault(number, [])
         if not found:
             return
         self.fence()  # the numbers are loaded before the other ranks', and their payload
-        for rank, order, _ in self._places:
-            number = words[order + COMMAND]
+        for rank, head, _ in self._places:
+            number = words[head + COMMAND]
             if number in found and number != self._numbers[rank]:
                 self._numbers[rank] = number
                 found[number].append(rank)
         for number, ranks in sorted(found.items()):
-            first = words[self.orders[ranks[0]] + FIRST]
+            first = words[self.heads[ranks[0]] + FIRST]
             edition, command = self._heard.get(first, (0, b""))
             news = self.read_command(first, edition) or (edition, command, b"")
             self._heard[first] = news[:2]
@@ -82,8 +82,8 @@ class Proxy(Block):
     def lane(self, number: int) -> list[int]:
         """All ranks, of this host and of others, whose last command has this number."""
         words = self.words
-        pairs = enumerate(self.orders)
-        return [rank for rank, order in pairs if words[order + COMMAND] == number]
+        pairs = enumerate(self.heads)
+        return [rank for rank, head in pairs if words[head + COMMAND] == number]
 
     def busy(self, ranks: Sequence[int]) -> bool:
         """Whether one of *ranks* has not answered its last command."""
@@ -100,7 +100,7 @@ class Proxy(Block):
         for rank in replies:
             words[self.lines[rank] + ANSWERED] = number
         self.fence()  # the numbers are stored before the load of whether the main process sleeps
-        for first in {words[self.orders[rank] + FIRST] for rank in replies}:
+        for first in {words[self.heads[rank] + FIRST] for rank in replies}:
             self.wake_for(number, first)
 
     def wake_main(self) -> None:
@@ -115,7 +115,7 @@ class Proxy(Block):
             for _, _, line in self._places:
                 words[line + SLEEPS] = _LONG_ASLEEP
             self.fence()  # "they sleep" is stored before the commands are loaded
-            if all(words[order + COMMAND] == self._numbers[rank] for rank, order, _ in self._places):
+            if all(words[head + COMMAND] == self._numbers[rank] for rank, head, _ in self._places):
                 nap([self._wakes.fileno()])
                 self._wakes.poll(0)
         finally:

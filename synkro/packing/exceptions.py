@@ -17,7 +17,7 @@ _LIMIT = 1 << 16  # bytes that a pickled exception may have
 # ── in the worker ────────────────────────────────────────────────────────────────────────────────────
 
 
-def packed(error: BaseException) -> bytes | None:
+def pickled(error: BaseException) -> bytes | None:
     """The exception, pickled; None if it cannot be unpickled again, or is too long."""
     for form in (_Outcome(error),) if is_outcome(error) else (error, Parts(error)):
         try:

@@ -667,7 +667,7 @@ def _kind_of_instance(obj: Any) -> Kind:  # noqa: PLR0911
         return INSTANCE if is_named(obj) else OPAQUE
     if getattr(cls, "__getstate__", None) is getattr(object, "__getstate__", None):
         return INSTANCE
-    if _has_lasting_state(obj):
+    if _has_stable_state(obj):
         return STATEFUL
     return FIXED if _is_foreign_function(obj) else OPAQUE
 
@@ -719,7 +719,7 @@ def goes_by_number(obj: Any) -> bool:
     return by_name or (is_named(obj) and type(obj).__weakrefoffset__ != 0)
 
 
-def _has_lasting_state(obj: Any) -> bool:
+def _has_stable_state(obj: Any) -> bool:
     """Whether ``__getstate__`` returns a dict of the same objects each time, which can be compared."""
     try:
         one, other = obj.__getstate__(), obj.__getstate__()

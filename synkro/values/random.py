@@ -61,7 +61,7 @@ def handed_out(stream: np.random.Generator) -> Words:
     return words
 
 
-def packed(part: np.random.Generator) -> Words:
+def to_words(part: np.random.Generator) -> Words:
     """The state of a rank's *part*."""
     full = part.bit_generator.state
     state, step = full["state"]["state"], full["state"]["inc"]
@@ -69,7 +69,7 @@ def packed(part: np.random.Generator) -> Words:
     return np.array([*halves, full["has_uint32"], full["uinteger"], 0, 1], np.uint64)
 
 
-def unpacked(words: Words, rank: int) -> np.random.Generator:
+def from_words(words: Words, rank: int) -> np.random.Generator:
     """The part of *rank* whose state is *words*, or which begins by their entropy."""
     high, low, step_high, step_low, has_uint32, uinteger, _, begun = map(int, words)
     if not begun:

@@ -39,7 +39,7 @@ from ..messages import (
     Store,
     TooLong,
 )
-from ..packing.exceptions import kinds, packed
+from ..packing.exceptions import kinds, pickled
 from ..packing.pickles import dumped
 from ..packing.tracebacks import sent
 from ..values.cache import Cache
@@ -187,7 +187,7 @@ class Worker:
             function=rank.function,
             summary=_summary(error) + rank.device.advice(error, rank.function is not None),
             traceback=parts,
-            pickled=packed(error),
+            pickled=pickled(error),
             kinds=kinds(error),
             usage=isinstance(error, UsageError) and not rank.in_function,
             strays=isinstance(error, CollectiveError) and error.strays,

@@ -63,9 +63,9 @@ class Merger:
         name: str,
         outputs: Any,
         several: bool,
-        packed: Callable[[Any], list[Array]] | None = None,
+        pickled: Callable[[Any], list[Array]] | None = None,
     ) -> None:
-        """*several* says whether there is more than one piece; *packed* pickles what is no array."""
+        """*several* says whether there is more than one piece; *pickled* pickles what is no array."""
         self.tree: Tree = None
         self.modes: list[str | None] = []
         self.dtypes: list[np.dtype[Any]] = []
@@ -78,7 +78,7 @@ class Merger:
         self._outputs = outputs
         self.nothing = isinstance(outputs, tuple | list | dict) and not outputs
         self._several = several
-        self._packed = packed
+        self._pickle = pickled
 
     def reset(self) -> None:
         """The call is over: let go of its outputs."""
@@ -136,7 +136,7 @@ class Merger:
                 if _is_pickled(leaf, mode):
                     found.append(self._pickled(leaf, device))
                     continue
-                merges = self._packed is not None and mode in WHOLE and type(leaf) is int
+                merges = self._pickle is not None and mode in WHOLE and type(leaf) is int
                 if merges and (not self.leaves or index in self._integers):
                     found.append(leaf)
                     continue
@@ -157,11 +157,11 @@ class Merger:
 
     def _pickled(self, value: Any, device: Device) -> list[Array]:
         """What is no array, as bytes; arrays in it are NumPy's, as they are outside of containers."""
-        assert self._packed is not None
+        assert self._pickle is not None
         device.settle()
         value = in_host_memory(value, device)
         try:
-            return self._packed(value)
+            return self._pickle(value)
         except Exception as error:
             check_cause(error, "what it returned", OutputError)
             raise OutputError(
@@ -170,13 +170,13 @@ class Merger:
 
     def _merged(self, index: int, number: int) -> list[Array]:
         """An integer of Python's, merged with those of earlier pieces, as it travels."""
-        assert self._packed is not None
+        assert self._pickle is not None
         if index in self._integers:
             number = WHOLE[self.modes[index] or ""](self._integers[index], number)
         self._integers[index] = number
         if -(1 << 63) <= number < 1 << 63:
             return [np.array(number, INTEGER)]
-        return self._packed(number)
+        return self._pickle(number)
 
     def _learn(self, tree: Tree, modes: list[str | None], found: list[Found]) -> None:
         """Learn from the first piece of a call how outputs are nested, and their dtypes."""

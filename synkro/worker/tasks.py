@@ -405,16 +405,16 @@ class _Shared:
         first: how it looked when the map began.
         last: how it looked at the last check.
         kept: what it held when the map began, to put it back; None if that is too much to keep.
-        spent: whether the first task has set an attribute that had been set before.
+        was_set: whether the first task has set an attribute that had been set before.
     """
 
-    __slots__ = ("first", "kept", "kind", "last", "obj", "path", "spent")
+    __slots__ = ("first", "kept", "kind", "last", "obj", "path", "was_set")
 
     def __init__(self, obj: Any, kind: Kind, path: str) -> None:
         self.obj, self.kind, self.path = obj, kind, path
         self.first = self.last = self.look()
         self.kept: Contents | None = None
-        self.spent = False
+        self.was_set = False
 
     def look(self) -> Contents:
         """How the object looks now."""
@@ -437,7 +437,7 @@ class _Shared:
         self.kept = self.kind.kept(self.obj)
         return left - nbytes
 
-    def is_fine(self) -> bool:
+    def is_allowed(self) -> bool:
         """Whether nothing has changed since the last look, or only what may."""
         now, before = self.look(), self.last
         if same_contents(self.kind, before, now):
@@ -447,7 +447,7 @@ class _Shared:
         if any(before.get(key) is not None and before[key] is not now.get(key) for key in before):
             if before is not self.first:  # a later task than the one that first set anything
                 return False
-            self.spent = True
+            self.was_set = True
         self.last = now
         return True
 
@@ -526,7 +526,7 @@ class _State:
         if start < self._next_look and not last:
             return
         for shared in (*self._tables, *self._seen) if last else self._seen:
-            if not shared.is_fine():
+            if not shared.is_allowed():
                 raise self._changed(shared)
         self._ran.clear()
         end = time.monotonic()
@@ -537,7 +537,7 @@ class _State:
         for shared in self._free:
             shared.put_back()
         for shared in self._seen:
-            if shared.spent:
+            if shared.was_set:
                 shared.put_back()
             elif shared.last is not shared.first:
                 self._objects.prepared(shared.obj, shared.kind, shared.first, shared.last)

@@ -138,12 +138,12 @@ class _Handlers:
                     variable.value = value
             case "broadcast":
                 mine = arrays if rank.number == command.root else None
-                copies = comm.broadcast(mine, command.root, lasting=True)
+                copies = comm.broadcast(mine, command.root, keep=True)
                 if mine is None:
                     for variable, array in zip(variables, copies, strict=True):
                         variable.adopt(array)
             case "all_gather":
-                gathered = comm.all_gather(arrays, lasting=True)
+                gathered = comm.all_gather(arrays, keep=True)
                 for variable, array in zip(variables, gathered, strict=True):
                     variable.adopt(array)
         return Ack()

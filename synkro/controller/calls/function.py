@@ -339,10 +339,10 @@ class Function(SentFunction):
         """What makes results of *replies*; it warns, once, of outputs that look like rows."""
         home, keep, load = self._services.outputs, self._variables.keep, self._objects.load
         collection = Collection(home, self.name, self.output_modes, plan, replies, keep, load)
-        doubt = "" if self._warned else collection.doubt(hasattr(self.fn, "input_types"))
-        if doubt:
+        warning = "" if self._warned else collection.warning(hasattr(self.fn, "input_types"))
+        if warning:
             self._warned = True
-            warn(doubt)
+            warn(warning)
         return collection
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:

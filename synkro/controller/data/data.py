@@ -319,7 +319,7 @@ class Data(NDArrayOperatorsMixin):
 
     # ── as an input ──────────────────────────────────────────────────────────────────────────────
 
-    def lasting(self) -> Data | Array:
+    def detached(self) -> Data | Array:
         """The ``Data`` itself; of a frame of a ring, which the writer gets back, the array, which can be
         copied."""
         return self._memory.array if self._memory.PASSES else self

@@ -239,7 +239,7 @@ class Objects:
             if watch.missed
             and not watch.comparison.notices(change.known, {*change.contents, *change.gone})
         ]
-        unasked = [c for c in changes if _is_doubtful(c) and not watch.comparison.covers(c.known)]
+        unasked = [c for c in changes if _may_contradict(c) and not watch.comparison.covers(c.known)]
         _set_aside(self._contradicted(unasked), changes, walk)
         self._deliver(walk, Renew)
         unseen = [known for known in unseen if any(change.known is known for change in changes)]
@@ -360,7 +360,7 @@ class Objects:
         _forget_parts(self._registry, walk)
         changes = _changes(walk, forced, self._registry.parts)
         if not forced:
-            contradicted = self._contradicted([c for c in changes if _is_doubtful(c)])
+            contradicted = self._contradicted([c for c in changes if _may_contradict(c)])
             if contradicted and not aside:
                 one = contradicted[0].known
                 users = {f.name for f in self._functions if one in reached(f.roots)}
@@ -629,7 +629,7 @@ def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:
     return len(after) != len(now) or not all(map(alike, after, now))
 
 
-def _is_doubtful(change: Change) -> bool:
+def _may_contradict(change: Change) -> bool:
     """Whether the workers may have changed what *change* does: numbers and strings are sent all the
     same."""
     known, asked = change.known, _asked(change)

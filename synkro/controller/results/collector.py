@@ -173,7 +173,7 @@ class Collection:
         views = [self._home.in_outbox(rank, piece) for rank, _, piece in pieces] if inside else []
         return Leaves(mode, dtype, pieces, views)
 
-    def doubt(self, of_graph: bool) -> str:
+    def warning(self, of_graph: bool) -> str:
         """What there is to say about outputs that look like rows, or counts, and are averaged, as nobody
         said how to reduce them, or about a list that looks like rows, and is none; empty for nothing."""
         plan = self._plan
@@ -194,7 +194,7 @@ class Collection:
                 f"list is of several outputs, return a tuple, which silences this."
             )
         if rows == 1 or len(lengths) > 1 or not any(like):
-            return self._doubt_of_counts(of_graph)
+            return self._warning_of_counts(of_graph)
         path, more = leaf_paths(self._tree)[like.index(True)], sum(like) - 1
         cure, silence = 'say outputs="gather"', 'outputs="mean"'
         if of_graph:
@@ -214,7 +214,7 @@ class Collection:
         tree = self._tree
         return len(tree.children) if self._spec == "gather" and tree and tree.kind is list else 0
 
-    def _doubt_of_counts(self, of_graph: bool) -> str:
+    def _warning_of_counts(self, of_graph: bool) -> str:
         counts = [isinstance(o.mode, Default) and o.dtype.kind in "iu" for o in self._outputs]
         if not any(counts):
             return ""

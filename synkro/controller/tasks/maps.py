@@ -182,7 +182,7 @@ class Maps:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
         shared = _checked_common(fn, name, len(iterators), common)
         if not at_once:
-            shared = _lasting(shared)
+            shared = _detached(shared)
         limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
         together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
         bar = None
@@ -349,10 +349,10 @@ def _checked_common(fn: Any, name: str, count: int, common: Any) -> dict[str, An
     return shared
 
 
-def _lasting(common: dict[str, Any]) -> dict[str, Any]:
+def _detached(common: dict[str, Any]) -> dict[str, Any]:
     """What items have in common for as long as the program takes results: of frames of rings copies."""
     leaves, tree = flatten(common, holds_data, "common=")
-    kept = (leaf.lasting() if isinstance(leaf, Data) else leaf for leaf in leaves)
+    kept = (leaf.detached() if isinstance(leaf, Data) else leaf for leaf in leaves)
     found: dict[str, Any] = unflatten(tree, kept) if tree is not None else common
     return found
 

@@ -109,12 +109,12 @@ def table(trace: Trace) -> str:
     """
     calls, whole = trace.calls, trace.whole()
     names = labels(calls)
-    spent: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros(trace.size))
+    elapsed: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros(trace.size))
     groups = {what: share for share, whats in SHARES.items() for what in whats}
     for span, number in placed(trace, calls):
         if span.what in groups and whole[number]:
             ranks = slice(None) if span.lane <= MAIN else span.lane
-            spent[names[number], groups[span.what]][ranks] += span.stop - span.start
+            elapsed[names[number], groups[span.what]][ranks] += span.stop - span.start
     lengths: dict[str, list[int]] = defaultdict(list)
     ranks_of: dict[str, list[int]] = {}
     for label, call, known in zip(names, calls, whole, strict=True):
@@ -123,7 +123,7 @@ def table(trace: Trace) -> str:
             ranks_of[label] = sorted(call.ranks)
     titles = ["function", "calls", "ms a call", *SHARES, "overhead", "imbalance"]
     rows = [
-        _row(name, each, [spent[name, share][ranks_of[name]] for share in SHARES])
+        _row(name, each, [elapsed[name, share][ranks_of[name]] for share in SHARES])
         for name, each in lengths.items()
     ]
     first, *others = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
@@ -150,11 +150,11 @@ def labels(calls: Sequence[Called]) -> list[str]:
     return [known[call.name, call.number] for call in calls]
 
 
-def _row(name: str, lengths: Sequence[int], spent: Sequence[Array]) -> list[str]:
-    """The row of a function with calls of these *lengths*, in which the ranks *spent* each share."""
+def _row(name: str, lengths: Sequence[int], elapsed: Sequence[Array]) -> list[str]:
+    """The row of a function with calls of these *lengths*, and its shares of them on each rank."""
     whole = sum(lengths)
-    shares = [share.mean() / whole for share in spent]
-    compute = spent[0]
+    shares = [share.mean() / whole for share in elapsed]
+    compute = elapsed[0]
     imbalance = f"{compute.max() / compute.mean() - 1:.0%}" if compute.any() else "-"
     percent = [f"{share:.0%}" for share in [*shares, max(0.0, 1 - sum(shares))]]
     return [name, str(len(lengths)), f"{whole / len(lengths) / 1e6:.3f}", *percent, imbalance]

@@ -52,7 +52,7 @@ class Linked:
         self._make = make
         self._transport = transport
         self._pairs: dict[int, Pair] = {}  # by the number of ours
-        self._doubtful: set[int] = set()  # numbers of ours that a call was to change, and may have
+        self._uncertain: set[int] = set()  # numbers of ours that a call was to change, and may have
         self._placed: set[int] = set()  # numbers of ours that one rank alone has
 
     def shared(self, theirs: Any) -> Shared:
@@ -109,12 +109,12 @@ class Linked:
         """*theirs* and *ours* hold *value* now."""
         held = theirs.get_value(borrow=True)
         self._pairs[ours.number] = Pair(weakref.ref(theirs), ours, value, held)
-        self._doubtful.discard(ours.number)
+        self._uncertain.discard(ours.number)
 
     def _forget(self, number: int) -> None:
         self._pairs.pop(number, None)
         self._placed.discard(number)
-        self._doubtful.discard(number)
+        self._uncertain.discard(number)
 
     def push(self, variables: Iterable[Shared]) -> None:
         """Send the workers what the main process has put into PyTensor's variables.
@@ -125,19 +125,19 @@ class Linked:
         unsettled = []
         for pair, theirs in self._found(variables):
             number, held = pair.ours.number, theirs.get_value(borrow=True)
-            doubtful = number in self._doubtful
+            uncertain = number in self._uncertain
             # what was set counts for all replicas, though the master rank's may be equal to it
             if held is not pair.held or not same_bits(np.asarray(held), pair.value):
-                self._doubtful.add(number)  # until the workers have it
+                self._uncertain.add(number)  # until the workers have it
                 self._transport.send([pair.ours], [np.asarray(held)])
                 self._agree(theirs, pair.ours, np.array(held))
-            elif doubtful:
+            elif uncertain:
                 unsettled.append(pair.ours)
         self.pull(unsettled)
 
-    def doubt(self, variables: Iterable[Shared]) -> None:
+    def mark_uncertain(self, variables: Iterable[Shared]) -> None:
         """A call begins that changes the replicas."""
-        self._doubtful.update(pair.ours.number for pair, _ in self._found(variables))
+        self._uncertain.update(pair.ours.number for pair, _ in self._found(variables))
 
     def pull(self, variables: Iterable[Shared]) -> None:
         """Put the replicas of the master rank, or of where each is placed, into PyTensor's variables."""
@@ -232,7 +232,7 @@ class Bridge:
 
     def __enter__(self) -> None:
         self._linked.push(self._used)
-        self._linked.doubt(self._changed)
+        self._linked.mark_uncertain(self._changed)
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         if error is None or isinstance(error, WorkerError):  # what the ranks have done by then counts
