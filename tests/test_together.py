@@ -78,6 +78,8 @@ flat = (
     | st.sets(st.integers(), max_size=3)
     | st.tuples(scalars, scalars)
     | st.builds(Point, scalars, scalars)
+    | st.builds(Point, st.lists(st.floats(allow_nan=False), max_size=30), st.builds(Point, scalars))
+    | st.fixed_dictionaries({"count": st.integers(), "values": st.lists(st.integers(), max_size=3)})
     | st.builds(Trade, st.text(max_size=5), st.floats(allow_nan=False))
 )
 any_value = scalars | flat | st.lists(flat, max_size=2) | st.builds(Point, flat) | st.just(Color.RED)
@@ -237,21 +239,37 @@ def together():
     return Together(_Copier({}))
 
 
+class Around:
+    """An object that holds itself."""
+
+    def __init__(self):
+        self.me = self
+
+
+def nested(depth):
+    value = [1]
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "value",
     [
-        [[]],
-        {"x": []},
         {(1, 2): 3},
-        ({},),
-        [Point()],
-        Point([1]),
+        {(1, "x")},
+        [np.zeros(3)],
+        Point(lambda: None),
+        Point(Color.RED),
         Color.RED,
         np.zeros(3),
         collections.Counter("ab"),
         "x" * 10_000,
         ["x" * 10_000],
-        list(range(1000)),
+        list(range(10_000)),
+        [[]] * 2,
+        nested(2000),
+        Around(),
         lambda: None,
         Named(1, 2),
         *[kind(1) for kind in (*SAYING, Looked, Hidden)],
@@ -260,22 +278,30 @@ def together():
 )
 def test_what_does_not_go_together(together, value):
     assert together.copied(value) is None
-    assert not together.takes([[1, value, 2]])
+    assert together.copied(1, value, 2) is None
 
 
-@pytest.mark.parametrize("value", [[1, "x"], {"x": 1}, {1.5}, Point(), Trade("x", 1.0)])
-def test_a_copy_is_another_object(together, value):
-    copied = together.copied(value)
-    assert copied is not value
+@pytest.mark.parametrize(
+    "value",
+    [[1, "x"], {"x": [1]}, {1.5}, ([1], {}), Point([1]), Trade("x", 1.0), [Point(), [Point(), ()], ()]],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_copy_shares_nothing(together, value):
+    (copied,) = together.copied(value)
     assert type(copied) is type(value)
     assert copied == value
+    expected = copy.deepcopy(value)
+    marked(copied)
+    for part in copied if isinstance(copied, list | tuple | set | dict) else vars(copied).values():
+        marked(part)
+    assert value == expected
 
 
-def test_one_object_in_two_places_does_not_go_together(together):
+def test_one_object_in_two_places_of_a_value(together):
     one, other = [1], [1]
-    assert together.takes([[one, other]])
-    assert not together.takes([[one, one]])
-    assert not together.takes([[one, other], [[2], one]])
-    assert together.takes(
-        [[(1, 2)] * 3, ["a long string, of which there are several in the column" * 2] * 3]
-    )
+    assert together.copied(one, other) == [one, other]
+    assert together.copied(one, one) is None
+    assert together.copied(one, [other, [one]]) is None
+    for value in (one, (1, 2), "a string"):
+        assert together.copied(value) == together.copied(value)  # in two values it may be
+    assert together.copied((1, 2), (1, 2)) == [(1, 2)] * 2

@@ -1,4 +1,4 @@
-"""Many values that hold nothing but numbers and short strings, pickled as one.
+"""Many values that hold numbers and short strings, pickled as one.
 
 ::
 
@@ -12,27 +12,22 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection
 from types import GetSetDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .kinds import own_slots
-from .pickles import NUMBERS, OneByOne, are_small
+from .pickles import NUMBERS, OneByOne
 
-_ENTRIES = 64  # that a value may hold
-_CHARACTERS = 512  # of a string in it
+_ENTRIES = 1 << 10  # that a value may hold
+_CHARACTERS = 256  # of a string in it
 _CLASSES = 16  # that a head may have
 
 _SCALARS = NUMBERS | {np.dtype(code).type for code in "?bhilqBHILQefdgFDG"}
 _TEXTS = frozenset({str, bytes})
-_FIXED = _SCALARS | _TEXTS | {tuple}
-_COPIES: dict[type, Callable[[Any], Any]] = {
-    dict: dict.copy,
-    list: list.copy,
-    set: set.copy,
-}
+_FIXED = _SCALARS | _TEXTS
 
 _SAID_BY_CLASSES = (
     "__reduce_ex__",
@@ -69,73 +64,97 @@ class _Behind(pickle.Pickler):
         self.memo = memo
 
 
-class Together:
-    """Pickles values together if none of them can have a part in common with another.
+class _Unfit(Exception):
+    """A value has to be pickled apart."""
 
-    These are dicts, lists, tuples and sets of numbers and short strings, and instances of classes that
-    say nothing of how they are pickled, with attributes of these types.
+
+class Together:
+    """Pickles values together, of which each is a copy.
+
+    They hold numbers and short strings, in dicts, lists, tuples, sets, and instances of classes that say
+    nothing of how they are pickled.
 
     Attributes:
         writer: what pickles their classes, and each other value.
+        count: how many entries the values have that were copied since the last look at classes.
     """
 
     def __init__(self, writer: OneByOne) -> None:
         self.writer = writer
+        self.count = 0
         self._head = _Head((), b"", {}, False)
-        self._plain: dict[type, bool] = {}  # by class, whether its instances can be among the values
+        self._plain: dict[type, bool] = {}  # by class, whether instances can be copied
+        self._seen: list[int] = []  # by id, what of the value has a copy
+        self._left = 0  # entries that it may still have
 
     def look_again(self) -> None:
         """Classes may have changed."""
         self._plain.clear()
+        self.count = 0
 
-    def takes(self, columns: Iterable[Sequence[Any]]) -> bool:
-        """Whether all values of *columns* can be pickled together: none of them is in two places."""
-        self.look_again()
-        held: list[int] = []
-        for column in columns:
-            if not are_small(column):
-                if not all(map(self._holds_little, column)):
-                    return False
-                held += [id(value) for value in column if type(value) not in _FIXED]
-        return len({*held}) == len(held)
-
-    def copied(self, value: Any) -> Any:
-        """A copy of *value*, which can be pickled together with others; None if it cannot be."""
-        if not self._holds_little(value):
+    def copied(self, *values: Any) -> list[Any] | None:
+        """Copies of *values*, which can be pickled together with others; None if one cannot be, as it is
+        too large, or as something is in two places in them."""
+        self._seen, self._left = [], _ENTRIES
+        try:
+            copies = [self._copied(value) for value in values]
+        except (_Unfit, RecursionError):
             return None
-        cls = type(value)
-        if cls in _FIXED:
-            return value
-        if cls in _COPIES:
-            return _COPIES[cls](value)
-        copy = object.__new__(cls)
-        vars(copy).update(vars(value))
-        return copy
+        if len(self._seen) > 1 and len({*self._seen}) < len(self._seen):
+            return None
+        self.count += _ENTRIES - self._left
+        return copies
 
-    def pickled(self, values: Sequence[Any]) -> tuple[bytes, bool]:
-        """Values that were found to be fit, pickled, and whether pickle itself cannot read that."""
+    def pickled(self, values: list[Any]) -> tuple[bytes, bool]:
+        """Copies that ``copied`` has made, pickled, and whether pickle itself cannot read that."""
         head, stream = self._head, io.BytesIO()
         _Behind(stream, head.memo).dump(values)
         return head.stream + stream.getvalue(), head.by_us
 
-    def _holds_little(self, value: Any) -> bool:
+    def _copied(self, value: Any) -> Any:
+        """A copy of a part of a value.  Raises: _Unfit."""
         cls = type(value)
-        if cls in _TEXTS:
-            return len(value) <= _CHARACTERS
-        if cls in _SCALARS:
-            return True
-        if cls not in _COPIES and cls is not tuple:
-            if not self._is_plain(value):
-                return False
-            value, cls = vars(value), dict
-        if len(value) > _ENTRIES:
-            return False
-        parts = (*value, *value.values()) if cls is dict else value
-        kinds = {*map(type, parts)}
-        if kinds <= _SCALARS:
-            return True
-        fixed = kinds <= _SCALARS | _TEXTS
-        return fixed and all(len(part) <= _CHARACTERS for part in parts if type(part) in _TEXTS)
+        if cls in _FIXED:
+            if cls in _TEXTS and len(value) > _CHARACTERS:
+                raise _Unfit
+            return value
+        if cls is list or cls is tuple:
+            return self._copied_sequence(cls, value)
+        self._seen.append(id(value))
+        if cls is dict:
+            return self._filled({}, value)
+        if cls is set:
+            self._take(value)
+            return value.copy()
+        if not self._is_plain(value):
+            raise _Unfit
+        copy = object.__new__(cls)
+        self._filled(vars(copy), vars(value))
+        return copy
+
+    def _copied_sequence(self, cls: type, value: Any) -> Any:
+        self._left -= len(value)
+        if self._left < 0:
+            raise _Unfit
+        plain = _SCALARS.issuperset(map(type, value))
+        if cls is list or not plain:  # else nobody can tell a copy
+            self._seen.append(id(value))
+        if plain:
+            return value[:]
+        return cls([part if type(part) in _SCALARS else self._copied(part) for part in value])
+
+    def _filled(self, copies: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
+        """*copies*, with copies of *entries*.  Raises: _Unfit."""
+        self._take(entries)
+        for key, part in entries.items():
+            copies[key] = part if type(part) in _SCALARS else self._copied(part)
+        return copies
+
+    def _take(self, keys: Collection[Any]) -> None:
+        """Count *keys*, or what a set has.  Raises: _Unfit."""
+        self._left -= len(keys)
+        if self._left < 0 or not _FIXED.issuperset(map(type, keys)):
+            raise _Unfit
 
     def _is_plain(self, value: Any) -> bool:
         """Whether pickle takes of *value* what its ``__dict__`` has, and the head has its class."""

@@ -56,6 +56,7 @@ _LATE = 5e-3  # seconds after which a run is told of, though its task goes on
 _QUIET = 40  # looks without a run of several items, after which nobody looks any more
 _SMALL = 1 << 11  # bytes of a result that needs no block
 _ENOUGH = 1 << 14  # bytes of results that are handed over at once
+_ENTRIES = 1 << 13  # … and how many entries they have, if they are pickled as one
 
 
 class _Run:
@@ -67,11 +68,22 @@ class _Run:
         places: of the items that have not begun, in the batch.  Whoever takes one of it has it.
         results: of those that have ended: themselves, where *together* pickles them; else pickles.
         given: how many of them were handed over.
+        nbytes: of those that were pickled.
         stop: the place after the last of these items.
         cut: whether those that had not begun went back.
     """
 
-    __slots__ = ("cut", "first", "given", "places", "results", "stop", "ticket", "together")
+    __slots__ = (
+        "cut",
+        "first",
+        "given",
+        "nbytes",
+        "places",
+        "results",
+        "stop",
+        "ticket",
+        "together",
+    )
 
     def __init__(self, ticket: Ticket, batch: Batch, count: int, together: Together) -> None:
         self.ticket = ticket
@@ -80,12 +92,16 @@ class _Run:
         self.stop = min(ticket.start + count, ticket.stop)
         self.places = iter(range(ticket.start, self.stop))
         self.results: list[Any] = []
-        self.given = 0
+        self.given = self.nbytes = 0
         self.cut = False
 
     def gave(self, count: int) -> None:
         """Note that *count* more results were handed over."""
         self.given += count
+
+    def grew(self, nbytes: int) -> None:
+        """Note that a result of so many bytes was pickled."""
+        self.nbytes += nbytes
 
     def end_here(self) -> None:
         """Note that the items which had not begun went back."""
@@ -202,9 +218,7 @@ class Tasks:
         fn, common, state = job
         words, place = self._listener.count
         on_cpu, seldom = self._on_cpu, common is not None or self._listener.traced
-        copied = run.together.copied
         kwargs: dict[str, Any] = {}
-        nbytes = 0
         try:
             items = self._together(batch, state)
         except Exception as error:
@@ -226,20 +240,14 @@ class Tasks:
                 rank.device.settle()
             if open_lines:
                 end_lines()
-            if type(value) in NUMBERS or is_small(value):
+            if type(value) in NUMBERS:
                 give(value)
                 continue
-            if (copy := copied(value)) is not None:
-                give(copy)
-                continue
             try:
-                value = self._pickled(value)
+                if self._keep(value, run):
+                    break
             except OutputError as error:
                 return error
-            give(value)
-            nbytes += len(value.parts[0])
-            if nbytes > _ENOUGH or value.kind == ALONE or len(value.parts[0]) > _SMALL:
-                break
         return None
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
@@ -275,6 +283,20 @@ class Tasks:
         self._listener.wait_for(condition)
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
+
+    def _keep(self, value: Any, run: _Run) -> bool:
+        """Add a result to those of the run; returns whether they should be handed over now."""
+        give, together = run.results.append, run.together
+        if is_small(value):
+            give(value)
+            return False
+        if copies := together.copied(value):
+            give(copies[0])
+            return together.count > _ENTRIES
+        give(pickled := self._pickled(value))
+        nbytes = len(pickled.parts[0])
+        run.grew(nbytes)
+        return pickled.kind == ALONE or nbytes > _SMALL or run.nbytes > _ENOUGH
 
     def _pickled(self, value: Any) -> Pickles:
         """A result, pickled.  Raises: OutputError."""

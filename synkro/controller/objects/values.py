@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...packing.pickles import ValueWriter
+from ...packing.pickles import ValueWriter, are_small
 from ...packing.together import Together
 from .parts import find_parts_of
 from .registry import Registry
+
+_ENTRIES = 1 << 15  # that items have which are pickled as one
 
 
 class Values:
@@ -57,19 +59,25 @@ class Values:
                 raise
             return self._writer.pickled(value)
 
-    def together(self, columns: Sequence[Sequence[Any]]) -> tuple[bytes, bool] | None:
-        """The values of all *columns*, pickled as one, and whether pickle itself cannot read that; None
-        if they cannot go together.
+    def together(self, items: Sequence[tuple[Any, ...]]) -> tuple[bytes, int, bool] | None:
+        """The first of *items*, pickled as one by columns, how many they are, and whether pickle itself
+        cannot read that; None if the first one has to be pickled apart.
 
         ``settle`` has to follow before it is sent.
         """
+        columns = list(zip(*items, strict=True))
+        together, copies = Together(self._writer), []
+        if all(map(are_small, columns)):
+            return together.pickled(columns)[0], len(items), False
         self._writer.classes.clear()
-        together = Together(self._writer)
-        if (
-            not together.takes(columns) or self._writer.classes
-        ):  # which go with each value, or come first
+        for args in items:
+            if (copy := together.copied(*args)) is None or together.count > _ENTRIES:
+                break
+            copies.append(copy)
+        if not copies or self._writer.classes:  # classes are sent before their instances
             return None
-        return together.pickled(columns)
+        stream, by_us = together.pickled(list(zip(*copies, strict=True)))
+        return stream, len(copies), by_us
 
     def settle(self) -> None:
         """Send what has changed of what the values rely on."""

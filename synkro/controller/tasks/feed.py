@@ -262,9 +262,11 @@ class Feed:
         """Publish items, in as few batches as they can be pickled in; those for which there is no room
         are read again."""
         values = self._values(OUT_OF_BAND)  # by what the workers have now
-        if isinstance(items, list) and (found := values.together(list(zip(*items, strict=True)))):
-            stream, by_us = found
-            self._publish(items, Pickles(TOGETHER, [stream], by_us), values)
+        if isinstance(items, list) and (found := values.together(items)):
+            stream, count, by_us = found
+            self._publish(items[:count], Pickles(TOGETHER, [stream], by_us), values)
+            if count < len(items):
+                self._items = itertools.chain(items[count:], self._items)
             return
         pending: list[Arguments] = []
         parts: list[Any] = []
