@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -324,3 +326,192 @@ def test_items_and_results_that_do_not_travel_are_no_failures_of_the_function(tw
     with pytest.raises(synk.OutputError, match=r"for item 9, .*cannot be pickled") as told:
         synk.map(lambda k: (n for n in [k]) if k == 9 else k, range(10))
     assert type(told.value) is synk.OutputError
+
+
+# ── what items rely on ───────────────────────────────────────────────────────────────────────────────
+
+
+class Rated:
+    factor = 1
+
+    def __init__(self, x):
+        self.x = x
+
+    def value(self):
+        return self.x * rate * self.factor
+
+
+rate = 1
+
+
+@pytest.fixture
+def rates(monkeypatch):
+    """Sets the rate."""
+    monkeypatch.setitem(globals(), "rate", 1)
+    return lambda value: globals().update(rate=value)
+
+
+@pytest.mark.parametrize("kind", [Rated, lambda x: [Rated(x)], lambda x: {"x": Rated(x)}])
+def test_what_the_program_changes_during_a_map_reaches_no_task(two, rates, monkeypatch, kind):
+    """Whatever items are: all that the function and their classes use is as it was at first."""
+
+    def task(item):
+        item = item if isinstance(item, Rated) else next(iter(item.values() if "x" in item else item))
+        return item.value() * rate
+
+    found = []
+    for result in synk.imap(task, [kind(n) for n in range(1000)]):
+        found.append(result)
+        rates(100)
+        monkeypatch.setattr(Rated, "factor", 7)
+    assert found == list(range(1000))
+    rates(3)
+    assert synk.map(task, [kind(n) for n in range(9)]) == [63 * n for n in range(9)]
+
+
+def test_nor_by_a_generator_or_by_another_map(two, rates):
+    def items():
+        for n in range(200):
+            rates(n)
+            yield Rated(1)
+
+    assert synk.map(lambda item: rate, items()) == [1] * 200 or not rates(1)
+    rates(1)
+    results = synk.imap(lambda n: n * rate, range(500))
+    assert next(results) == 0
+    rates(5)
+    assert synk.map(lambda item: item.x, [Rated(n) for n in range(9)]) == list(range(9))
+    whole = synk.function(lambda item: item.x, bcast_inputs="item", outputs=None)
+    assert whole(Rated(4)) == [4, 4]
+    assert list(results) == list(range(1, 500))
+
+
+class Sharing:
+    seen = []  # noqa: RUF012
+    memo = {}  # noqa: RUF012
+
+    def __init__(self, x):
+        self.x = x
+
+    def listed(self):
+        self.seen.append(self.x)
+        return len(self.seen)
+
+    def noted(self):
+        self.memo[self.x] = 1
+        return len(self.memo)
+
+    def default(self, held=[]):
+        held.append(self.x)
+        return len(held)
+
+    def logged(self):
+        log.append(self.x)
+        return len(log)
+
+    def counted(self):
+        type(self).count = getattr(self, "count", 0) + 1
+        return self.count
+
+
+log = []
+
+
+class Inheriting(Sharing):
+    pass
+
+
+@pytest.mark.parametrize("cls", [Sharing, Inheriting])
+@pytest.mark.parametrize("method", ["listed", "noted", "default", "logged"])
+@pytest.mark.parametrize("way", [list, iter, "nested", "common"])
+def test_tasks_may_not_change_what_the_class_of_an_item_has(two, cls, method, way):
+    items = [cls(n) for n in range(30)]
+    told = pytest.raises(synk.InvalidValue, match=r"changes (Sharing\.(seen|memo|default)|log)")
+    for _ in range(2):
+        with told:
+            if way == "common":
+                synk.map(lambda n, one: getattr(one, method)(), range(30), common={"one": items[0]})
+            elif way == "nested":
+                synk.map(lambda pair: getattr(pair[1], method)(), [[n, items[n]] for n in range(30)])
+            else:
+                synk.map(lambda item: getattr(item, method)(), way(items))
+    assert (Sharing.seen, Sharing.memo, log) == ([], {}, [])
+    seen = synk.function(lambda: len(Sharing.seen) + len(Sharing.memo) + len(log), outputs=None)
+    assert seen() == [0, 0]
+
+
+def test_a_class_that_is_in_common_may_not_be_changed(two):
+    def counted(n, cls):
+        cls.count = n
+        return cls.count
+
+    Counting = type("Counting", (), {"count": 0})
+    with pytest.raises(synk.InvalidValue, match="changes the class Counting"):
+        synk.map(counted, range(30), common={"cls": Counting})
+
+
+@pytest.mark.parametrize("each", ["map", "imap"])
+def test_the_timeout_holds_while_a_class_waits_to_be_sent(two, each):
+    class Late:
+        pass
+
+    def task(x):
+        if x == "stuck":
+            wait_until(lambda: False, 20)
+
+    with Watch(), pytest.raises(synk.CallTimeout, match="is running item 0"):
+        list(getattr(synk, each)(task, ["stuck", [Late()]], timeout=0.5))
+    assert synk.map(same, range(9)) == list(range(9))
+
+
+def test_a_death_while_a_class_waits_to_be_sent():
+    class Late:
+        pass
+
+    def task(x):
+        if x == "die":
+            wait_until(lambda: False, 0.2)
+            os._exit(3)
+
+    for each in ("map", "imap"):
+        died = pytest.raises(synk.WorkerDied, match="at item 0")
+        with synk.Session(2, verbose=False) as session, Watch(), died:
+            list(getattr(session, each)(task, ["die", [Late()]]))
+
+
+def test_the_sessions_timeout_while_a_class_waits_to_be_sent():
+    class Late:
+        pass
+
+    def task(x):
+        if x == "stuck":
+            wait_until(lambda: False, 20)
+
+    late = pytest.raises(synk.CallTimeout, match=r"timeout of 0\.5 s")
+    with synk.Session(2, verbose=False, timeout=0.5) as session, Watch(), late:
+        session.map(task, ["stuck", [Late()]])
+
+
+def test_what_another_function_uses_is_no_matter_of_a_map(two):
+    state = 1
+    other = synk.function(lambda x: x * state, bcast_inputs="x", outputs=None)
+    assert other(1) == [1, 1]
+    results = synk.imap(lambda item: item.x, [Rated(n) for n in range(500)])
+    next(results)
+    state = threading.Lock()
+    assert list(results) == list(range(1, 500))
+    state = 2
+    assert other(1) == [2, 2]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_results_before_what_is_no_exception_come_first(two, kind):
+    def task(n):
+        if n == 300:
+            raise kind("here")
+        return n
+
+    found = []
+    with pytest.raises(synk.WorkerError, match=f"at item 300 .*{kind.__name__}"):
+        found.extend(synk.imap(task, range(1000)))
+    assert found == list(range(300))

@@ -555,11 +555,7 @@ def loads(data: bytes) -> Any:
 
 
 class Reader(pickle.Unpickler):
-    """Reads one stream.
-
-    Attributes:
-        relied: the numbers of objects of the worker's that values in it rely on.
-    """
+    """Reads one stream."""
 
     def __init__(
         self,
@@ -570,7 +566,6 @@ class Reader(pickle.Unpickler):
     ) -> None:
         """*objects* are those that this worker has, by number; *space* makes the space of a record."""
         super().__init__(io.BytesIO(stream), buffers=buffers)
-        self.relied: set[int] = set()
         self._objects = objects
         self._space = space
 
@@ -580,14 +575,10 @@ class Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__:
             if name == "numbered":
-                return self._numbered
+                return self._objects.__getitem__
             if name == "space":
                 return self._space
         return super().find_class(module, name)
-
-    def _numbered(self, number: int) -> Any:
-        self.relied.add(number)
-        return self._objects[number]
 
     def placed(self, places: Iterable[int]) -> list[Any]:
         """The objects at these *places* of the memo."""

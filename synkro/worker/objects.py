@@ -58,17 +58,12 @@ from .replica import Replica
 
 
 class RankObjects:
-    """The objects and the modules that this worker has, by number.
-
-    Attributes:
-        relied: the numbers of objects that arguments and items rely on, such as their classes.
-    """
+    """The objects and the modules that this worker has, by number."""
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._kinds: dict[int, Kind] = {}
         self._by_id: dict[int, int] = {}  # the numbers of what results refer to
-        self.relied: set[int] = set()
         self._together: Together | None = None  # whose writer pickles each result apart
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
@@ -239,10 +234,7 @@ class RankObjects:
         Raises: InvalidType if it cannot be made again.
         """
         try:
-            reader = Reader(stream, buffers, self._objects, self._space)
-            value = reader.load()
-            self.relied |= reader.relied
-            return value
+            return Reader(stream, buffers, self._objects, self._space).load()
         except Exception as error:
             raise InvalidType(
                 f"{called} pickles in the program, and cannot be made again on a worker: "
@@ -278,7 +270,6 @@ class RankObjects:
     def drop(self, number: int) -> None:
         """No function uses object *number* any more."""
         self._together = None
-        self.relied.discard(number)
         obj = self._objects.pop(number, None)
         if self._by_id.get(id(obj)) == number:
             del self._by_id[id(obj)]

@@ -181,8 +181,9 @@ class Tasks:
             self._begin(run)
             try:
                 problem = self._rank.start(self._follow, (run, batch, job), {})
-            except Exception:
-                self._give(run)
+            except BaseException:
+                if self._taker.wanted:
+                    self._give(run)
                 raise
             finally:
                 self._run = None
@@ -215,12 +216,12 @@ class Tasks:
         Returns why an item, or a result, is none: what the function raises is raised.
         """
         rank, first, give = self._rank, batch.first, run.results.append
-        fn, common, state = job
+        fn, common, _ = job
         words, place = self._listener.count
         on_cpu, seldom = self._on_cpu, common is not None or self._listener.traced
         kwargs: dict[str, Any] = {}
         try:
-            items = self._together(batch, state)
+            items = self._together(batch)
         except Exception as error:
             return error
         for index in run.places:
@@ -230,7 +231,7 @@ class Tasks:
                     rank.report(Phase.TASK, number)
                     kwargs = {} if common is None else next(common)
                 if items is None:
-                    args = self._unpickled(batch.pickles, index, state)
+                    args = self._unpickled(batch.pickles, index)
                 else:  # what a task makes of its item does not stay
                     args, items[index] = items[index], ()
             except Exception as error:
@@ -252,7 +253,7 @@ class Tasks:
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
-    def _together(self, batch: Batch, state: _State) -> list[Any] | None:
+    def _together(self, batch: Batch) -> list[Any] | None:
         """The items of a batch that are pickled together; None of any other.
 
         Those that have begun are no longer there.
@@ -260,22 +261,20 @@ class Tasks:
         if batch.pickles.kind != TOGETHER:
             return None
         if self._items is None or self._items[0] is not batch:
-            columns = self._made(batch.pickles, batch.pickles.parts[0], state)
+            columns = self._made(batch.pickles, batch.pickles.parts[0])
             self._items = batch, list(zip(*columns, strict=True))
         return self._items[1]
 
-    def _unpickled(self, items: Pickles, index: int, state: _State) -> Any:
+    def _unpickled(self, items: Pickles, index: int) -> Any:
         """The arguments of an item, made anew."""
         stream, *buffers = items.parts if items.kind == ALONE else [items.parts[index]]
-        return self._made(items, stream, state, buffers)
+        return self._made(items, stream, buffers)
 
-    def _made(self, items: Pickles, stream: Any, state: _State, buffers: Sequence[Any] = ()) -> Any:
+    def _made(self, items: Pickles, stream: Any, buffers: Sequence[Any] = ()) -> Any:
         if not items.by_us:
             return pickle.loads(stream, buffers=buffers)
         called = f"item {self.number} for the function {self._rank.function!r}"
-        value = self._rank.objects.unpickled(called, stream, buffers)
-        state.look_at_classes()
-        return value
+        return self._rank.objects.unpickled(called, stream, buffers)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         self._listener.wake_main()
@@ -501,7 +500,6 @@ class _State:
         self._copies: list[tuple[Array, Contents]] = []
         self._crowds: list[tuple[int, Contents]] = []
         self._free: list[_Shared] = []
-        self._classes = {*objects}  # and all that need no look
         self._next_look = 0.0
         left, room = _KEPT, _WRITTEN
         found = {number: rank.objects.found(number) for number in objects}
@@ -527,15 +525,6 @@ class _State:
             ):
                 self._tables.append(table)
                 left = table.keep(left)
-
-    def look_at_classes(self) -> None:
-        """Tasks share the classes of their items, too."""
-        for number in self._objects.relied - self._classes:
-            obj, kind = self._objects.found(number)
-            self._classes.add(number)
-            if kind is CLASS:
-                self._seen.append(shared := _Shared(obj, kind, f"the class {obj.__name__}"))
-                shared.keep(0)
 
     def note(self, first: int, last: int) -> None:
         """Tasks have run on the items from number *first* to number *last*."""

@@ -15,7 +15,7 @@ from ...plan.outputs import describe, flatten, leaf_modes, leaf_paths
 from ...values.arrays import is_numeric
 from ...values.foreign import host_array, offers
 from ..engine.engine import Engine, State
-from ..objects.objects import reached
+from ..objects.known import reached
 from ..variables.shared import Shared
 from .distribution import SentFunction
 

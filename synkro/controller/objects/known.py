@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ...packing.kinds import (
@@ -303,3 +304,23 @@ def in_cycles(knowns: Iterable[Known]) -> set[Known]:
 
 def _inner(known: Known) -> Iterator[Known]:
     return chain.from_iterable(known.inner.values())
+
+
+def reached(
+    roots: Iterable[Known], changed: Mapping[Known, Contents] = MappingProxyType({})
+) -> set[Known]:
+    """All objects that *roots* hold, and these; of what is *changed* only the entries that stay."""
+    found = set(roots)
+    stack = list(found)
+    while stack:
+        known = stack.pop()
+        now, before = changed.get(known), known.contents or {}
+        entries = known.inner
+        if now is not None:
+            entries = {
+                k: v for k, v in entries.items() if k not in before or alike(before[k], now.get(k))
+            }
+        inner = set(chain.from_iterable(entries.values())) - found
+        found |= inner
+        stack += inner
+    return found

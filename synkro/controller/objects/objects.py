@@ -17,7 +17,6 @@ import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +54,10 @@ from ...values.arrays import checked_int
 from ..engine.engine import Engine
 from .comparison import Assigned
 from .explain import explain, explain_loading
-from .known import UNKNOWN, Known, Snapshot, inner_first
+from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
 from .registry import Registry
-from .relied import Relied
+from .relied import Relied, SharedByTasks
 from .values import Values
 from .walk import Found, Walk
 from .watch import Watch
@@ -142,7 +141,7 @@ class Objects:
         """What the calls of *function* are to compare."""
         watch = Watch(function.roots)
         for name, sentence in uncompared(watch.uncompared, function.name):
-            if name not in self._told:
+            if name not in self._told and function is not self._relied:
                 self._told.add(name)
                 self._engine.say(f"Synkro: {sentence}")
         return self._listed(watch)
@@ -243,7 +242,7 @@ class Objects:
         _set_aside(self._contradicted(unasked), changes, walk)
         self._deliver(walk, Renew)
         unseen = [known for known in unseen if any(change.known is known for change in changes)]
-        if unseen:
+        if unseen and function is not self._relied:
             warn(missed(unseen, function.name))
         return self._listed(watch.after_look(time.monotonic() - start))
 
@@ -289,16 +288,26 @@ class Objects:
             replies = self._engine.run(Fetch(known.number, place))
         return self.load(replies[place].pickle)
 
-    def values(self, least: int) -> Values:
-        """What pickles values for the workers, one by one, beside buffers of *least* bytes."""
-        writer = functools.partial(self._registry.value_writer, self._compiled, least)
-        return Values(self._registry, writer, self._introduce, self._rely)
+    def values(self, least: int, shared: SharedByTasks | None = None) -> Values:
+        """What pickles values for the workers, one by one, beside buffers of *least* bytes.
 
-    def _rely(self, objects: Mapping[int, Any]) -> None:
+        *shared* learns what they rely on, if they are the items of a map.
+        """
+        writer = functools.partial(self._registry.value_writer, self._compiled, least)
+        return Values(
+            self._registry, writer, self._introduce, self.rely if shared is None else shared.add
+        )
+
+    def rely(self, objects: Mapping[int, Any]) -> list[Known]:
         """Values rely on *objects* that the workers have: send what has changed of these."""
         if self._relied.add(objects, self._registry):
             self._functions[self._relied] = None
-        self._renew_all()
+        if self._relied.roots:
+            watch = self._functions.get(self._relied) or self.watch(self._relied)
+            watch = watch if watch.same() else self.renew(self._relied, watch, aside=True)
+            self._functions[self._relied] = watch
+        found = map(self._registry.known, objects.values())
+        return [known for known in found if known is not None]
 
     def _introduce(self, classes: Mapping[int, type]) -> bool:
         """Have the workers know *classes*, by id, of values; returns whether they do."""
@@ -308,20 +317,14 @@ class Objects:
         number = self._engine.directory.number()  # by which the workers hold them
         self._engine.directory.watch(self._relied, number)
         try:
-            walk.visit(several, self._relied.name)
+            for cls in several:
+                walk.visit(cls, cls.__name__)
             known = self._deliver(walk, Renew, {number: FunctionSpec(self._relied.name, several, None)})
         except (UsageError, WorkerError):  # they go with each value, as far as they can
             self._by_value.update(classes.values())
             return False
-        self._rely(classes)
+        self.rely(classes)
         return all(ident in known for ident in classes)
-
-    def _renew_all(self) -> None:
-        """Send what has changed of all that functions use: a value that is sent uses it, too."""
-        for function in self._functions:
-            watch = self._functions.get(function) or self.watch(function)
-            watch = watch if watch.same() else self.renew(function, watch, aside=True)
-            self._functions[function] = watch
 
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""
@@ -678,23 +681,3 @@ def _is_flat(value: Any) -> bool:
         or isinstance(value, Digest)
         or (isinstance(value, tuple) and all(map(is_plain, value)))
     )
-
-
-def reached(
-    roots: Iterable[Known], changed: Mapping[Known, Contents] = MappingProxyType({})
-) -> set[Known]:
-    """All objects that *roots* hold, and these; of what is *changed* only the entries that stay."""
-    found = set(roots)
-    stack = list(found)
-    while stack:
-        known = stack.pop()
-        now, before = changed.get(known), known.contents or {}
-        entries = known.inner
-        if now is not None:
-            entries = {
-                k: v for k, v in entries.items() if k not in before or alike(before[k], now.get(k))
-            }
-        inner = set(chain.from_iterable(entries.values())) - found
-        found |= inner
-        stack += inner
-    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ...errors import UsageError, WorkerError
 from ...packing.pickles import ValueWriter, are_small
 from ...packing.together import Together
 from .parts import find_parts_of
@@ -25,7 +27,7 @@ class Values:
         registry: Registry,
         writer: Callable[[], ValueWriter],
         introduce: Callable[[Mapping[int, type]], bool],
-        rely: Callable[[Mapping[int, Any]], None],
+        rely: Callable[[Mapping[int, Any]], object],
     ) -> None:
         """*writer* makes a writer; *introduce* sends classes, by id, and says whether they are there;
         *rely* brings what the workers have of objects up to date."""
@@ -78,6 +80,13 @@ class Values:
             return None
         stream, by_us = together.pickled(list(zip(*copies, strict=True)))
         return stream, len(copies), by_us
+
+    def introduce(self, classes: Iterable[type]) -> None:
+        """Have the workers know *classes*, as far as they can be, before there are values of them."""
+        for cls in classes:
+            with contextlib.suppress(UsageError, WorkerError):  # which is told where there is a value
+                self.pickled(cls)
+                self.settle()
 
     def settle(self) -> None:
         """Send what has changed of what the values rely on."""

@@ -160,7 +160,7 @@ class Walk:
         """Look at *root* and all that it holds; returns the ids of the outermost objects."""
         self._steps.append(lambda walk: walk.visit(root, path))
         outermost: list[int] = []
-        if kind_of(root) not in (None, FUNCTION):  # an object that is called
+        if kind_of(root) not in (None, CLASS, FUNCTION):  # an object that is called
             path += ".__self__"
         self._walk([(root, path, outermost, True)], light=False)
         return outermost

@@ -8,7 +8,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ...errors import InvalidType, SessionError, how_to_await, line_of, reason
+from ...errors import (
+    CallTimeout,
+    InvalidType,
+    SessionError,
+    WorkerDied,
+    how_to_await,
+    line_of,
+    reason,
+)
 from ...ipc.queue import ALONE, EACH, MOST, TOGETHER, Dispatcher, Pickles, Stored, Ticket
 from ...packing.pickles import OUT_OF_BAND, check_cause
 from ..engine.engine import Engine
@@ -198,7 +206,8 @@ class Feed:
         return full and (held > _BYTES or count >= 2 * self._size)
 
     def fill(self, held: int, enough: Callable[[], bool]) -> None:
-        """Read items and publish them, until as many wait as should, or *enough* says so."""
+        """Read items and publish them, until as many wait as should, or *enough* says so; where no
+        worker takes items, one batch."""
         now = time.perf_counter()
         if now - self._fed < _SHORT and self.count >= self._ahead // 2:  # so that their size is known
             self._ahead = min(2 * self._ahead, self._most)
@@ -210,6 +219,8 @@ class Feed:
                     left, self._together, self._read // self._size, int(_BATCH / (1 + self._each))
                 )
                 self._offer(self._several(max(1, count)), held)
+                if not self._open:
+                    break
                 if time.perf_counter() - now > _LONG_ENOUGH:
                     if enough():
                         break
@@ -274,6 +285,8 @@ class Feed:
         for args in left:
             try:
                 stream, buffers, ours = values.pickled(args)
+            except (CallTimeout, SessionError, WorkerDied):  # as classes are sent
+                raise
             except Exception as error:
                 self._publish(pending, Pickles(EACH, parts, by_us), values)
                 raise self._refused(args, error) from None

@@ -14,6 +14,7 @@ finish what they have begun, and the map goes on with a command of its own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 import time
 from collections import deque
@@ -21,14 +22,16 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-from ...errors import InternalError, OutputError, UsageError, reason
+from ...errors import CallTimeout, InternalError, OutputError, UsageError, WorkerDied, reason
 from ...ipc.queue import ALONE, TOGETHER, Dispatcher, Given
-from ...messages import Failed, Phase
+from ...messages import Failed, Phase, Work
+from ...packing.pickles import dumped
 from ...packing.refused import advice_on_loading
 from ..calls.distribution import SentFunction
 from ..calls.planner import Planned
 from ..engine.engine import Engine, State
 from ..engine.failures import first_failure, worker_error
+from ..objects.relied import SharedByTasks
 from ..progress import Progress
 from .feed import Feed, shown
 
@@ -54,7 +57,8 @@ class Map:
         functions: tuple[SentFunction, SentFunction | None],
         queue: Dispatcher,
         planned: Planned,
-        payload: bytes,
+        work: Work,
+        shared: SharedByTasks,
         feed: Feed,
         order: ResultOrder,
         limit: float | None,
@@ -62,7 +66,8 @@ class Map:
     ) -> None:
         """*load* reads results that objects' pickler wrote.
 
-        *payload* is the command for *planned*, a call of the first of *functions*, which are kept.
+        *work* is the command for *planned*, a call of the first of *functions*, which are kept; *shared*
+        is what its tasks share.
 
         *limit* is in seconds: for each result, or for all if they are wanted at once."""
         self._engine = engine
@@ -71,7 +76,8 @@ class Map:
         self._functions = functions  # which live on the workers as long as this
         self._queue = queue
         self._planned = planned
-        self._payload = payload
+        self._work = work
+        self._shared = shared
         self._feed = feed
         self._order = order
         self._limit = limit
@@ -189,9 +195,10 @@ class Map:
         engine, feed = self._engine, self._feed
         engine.require_ready()
         self._check_not_lost()
-        if not self._open:
-            self._begin()
-        self._feed_them()
+        with engine.turns.limited(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not self._open:
+                self._begin()
+            self._feed_them()
         if not self._open:
             return
         if not self._is_due():
@@ -213,7 +220,7 @@ class Map:
             return
         self._collect_some()
         if self._feed.due(self._held) and not self._ending:
-            self._feed.fill(self._held, self._is_due)  # which may call functions of the program's
+            self._fill()
         if self._open and not self._ending:
             failed = len(self._engine.everyone.unanswered()) < self._engine.size
             failed = failed or self._failure is not None
@@ -222,13 +229,27 @@ class Map:
 
     def _begin(self) -> None:
         engine = self._engine
+        if self._feed.due(self._held):  # what the first items rely on is there when tasks begin
+            self._fill()
+        if self._feed.is_done:
+            return
         if self._feed.is_lost:
             raise InternalError("items of a map were taken and have no result.")
         engine.wake_early()
         engine.settle()
         self._feed.open()
-        engine.open(self._payload, self._planned.segments, self)
+        payload = dumped(dataclasses.replace(self._work, objects=self._shared.paths()))
+        engine.open(payload, self._planned.segments, self)
         self._open, self._ending = True, False
+
+    def _fill(self) -> None:
+        """Read items, which may call functions of the program's, and send what they rely on."""
+        self._feed.fill(self._held, self._is_due)
+        error = self._feed.error
+        if isinstance(error, CallTimeout | WorkerDied) and (
+            self._lost or self._engine.state is not State.READY
+        ):
+            raise error
 
     def _end(self, at_once: bool) -> None:
         """Have the workers end their command: *at_once*, or when they have taken all items."""

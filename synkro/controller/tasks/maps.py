@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,7 @@ from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import check_descriptors
 from ...messages import FunctionSpec, Work
-from ...packing.kinds import FUNCTION
-from ...packing.pickles import dumped
+from ...packing.pickles import OUT_OF_BAND
 from ...packing.refused import stays
 from ...plan.binding import Bound
 from ...plan.outputs import flatten, unflatten
@@ -38,7 +39,7 @@ from ..calls.function import Function, Options, check_returns, name_of
 from ..calls.planner import Planned, Planner
 from ..calls.request import Request
 from ..data.data import Data
-from ..objects.objects import reached
+from ..objects.relied import SharedByTasks
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
 from .feed import Feed
@@ -57,22 +58,22 @@ class TaskFunction(SentFunction):
         self._services = services
         self._join(services, FunctionSpec(self.name, fn, None))
 
-    def command(self, common: dict[str, Any], descriptors: tuple[int, ...]) -> tuple[Planned, bytes]:
+    def command(
+        self, common: dict[str, Any], descriptors: tuple[int, ...], shared: SharedByTasks
+    ) -> tuple[Planned, Work]:
         """The command that runs the function on items, with *common* arguments; the function is brought
-        first."""
+        first.  What its tasks share is said by *shared*, which learns what the function uses."""
         services = self._services
         planner = Planner(services, _ByKeyword(), self.spec, self.number, ())
         planned = planner.planned(Request((), common))
         if not self._distribution.bring(self):
             services.objects.send_changes(self)
         seed, number = services.variables.next_map()
-        self._used = reached(self.roots)  # which stay there, whatever the program puts in their places
-        objects = {
-            known.number: f"an attribute of {known.path}" if known.kind is FUNCTION else known.path
-            for known in self._used
-        }
-        command = Work(planned.plan, descriptors, seed, number, objects)
-        return planned, dumped(command)
+        shared.use(self.roots)
+        held = [*common.values()]
+        classes = {*_classes((held,)), *(value for value in held if isinstance(value, type))}
+        shared.add({id(cls): cls for cls in classes})
+        return planned, Work(planned.plan, descriptors, seed, number, {})
 
 
 class _ByKeyword:
@@ -180,9 +181,9 @@ class Maps:
         iterators = [_iterator(each, n) for n, each in enumerate(iterables)]
         if not iterators:
             raise InvalidType(f"map() of the function {name!r} got no items: give an iterable.")
-        shared = _checked_common(fn, name, len(iterators), common)
+        given = _checked_common(fn, name, len(iterators), common)
         if not at_once:
-            shared = _detached(shared)
+            given = _detached(given)
         limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
         together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
         bar = None
@@ -196,14 +197,17 @@ class Maps:
             last = self._last
             same = last is not None and last.spec.fn is fn and self._is_free()
             function = last if last is not None and same else TaskFunction(self._services, fn)
+            objects = self._services.objects
+            shared = SharedByTasks(engine.settle, objects.rely)
+            values = functools.partial(objects.values, shared=shared)
             with engine.turns.limited(limit):
-                planned, payload = function.command(shared, self._descriptors)
+                planned, work = function.command(given, self._descriptors, shared)
+                values(OUT_OF_BAND).introduce(_classes(iterables))
             self._last = function
         items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
-        objects = self._services.objects
-        feed = Feed(name, items, instant, at_once, together, queue, objects.values, engine)
+        feed = Feed(name, items, instant, at_once, together, queue, values, engine)
         kept = function, last  # of which the arguments in common may have been a part
-        run = Map(engine, objects.load, kept, queue, planned, payload, feed, order, limit, bar)
+        run = Map(engine, objects.load, kept, queue, planned, work, shared, feed, order, limit, bar)
         self._used = weakref.ref(run)
         return run, bar
 
@@ -355,6 +359,12 @@ def _detached(common: dict[str, Any]) -> dict[str, Any]:
     kept = (leaf.detached() if isinstance(leaf, Data) else leaf for leaf in leaves)
     found: dict[str, Any] = unflatten(tree, kept) if tree is not None else common
     return found
+
+
+def _classes(iterables: tuple[Any, ...]) -> set[type]:
+    """The classes of items that are there, but for those of Python and NumPy."""
+    found = {*chain.from_iterable(map(type, each) for each in iterables if type(each) in (list, tuple))}
+    return {cls for cls in found if cls.__module__ not in ("builtins", "numpy")}
 
 
 def _length(iterables: tuple[Any, ...]) -> int | None:
