@@ -380,9 +380,9 @@ def test_nor_by_a_generator_or_by_another_map(two, rates):
     results = synk.imap(lambda n: n * rate, range(500))
     assert next(results) == 0
     rates(5)
-    assert synk.map(lambda item: item.x, [Rated(n) for n in range(9)]) == list(range(9))
-    whole = synk.function(lambda item: item.x, bcast_inputs="item", outputs=None)
-    assert whole(Rated(4)) == [4, 4]
+    assert synk.map(lambda item: item.genes, [Individual(n) for n in range(9)]) == list(range(9))
+    whole = synk.function(lambda item: item.genes, bcast_inputs="item", outputs=None)
+    assert whole(Individual(4)) == [4, 4]
     assert list(results) == list(range(1, 500))
 
 

@@ -57,7 +57,7 @@ from .explain import explain, explain_loading
 from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
 from .registry import Registry
-from .relied import Relied, SharedByTasks
+from .relied import Relied, ReliedOn, SharedByTasks
 from .values import Values
 from .walk import Found, Walk
 from .watch import Watch
@@ -97,7 +97,7 @@ class Objects:
         self._watches: WhileThere[Watch, None] = WhileThere()
         self._registry = Registry(engine.directory.number, engine.directory.watch)
         self._functions: WhileThere[Any, Watch | None] = WhileThere()  # with what ``dump`` compares
-        self._relied = Relied()
+        self._relied = ReliedOn()
         self._by_value: weakref.WeakSet[type] = weakref.WeakSet()  # classes that go with each value
         self._numba: Any = None
         self._told: set[str] = set()  # the names of objects that are not compared at each call
@@ -141,7 +141,7 @@ class Objects:
         """What the calls of *function* are to compare."""
         watch = Watch(function.roots)
         for name, sentence in uncompared(watch.uncompared, function.name):
-            if name not in self._told and function is not self._relied:
+            if name not in self._told and not isinstance(function, Relied):
                 self._told.add(name)
                 self._engine.say(f"Synkro: {sentence}")
         return self._listed(watch)
@@ -242,7 +242,7 @@ class Objects:
         _set_aside(self._contradicted(unasked), changes, walk)
         self._deliver(walk, Renew)
         unseen = [known for known in unseen if any(change.known is known for change in changes)]
-        if unseen and function is not self._relied:
+        if unseen and not isinstance(function, Relied):
             warn(missed(unseen, function.name))
         return self._listed(watch.after_look(time.monotonic() - start))
 
@@ -278,9 +278,8 @@ class Objects:
         Raises: as ``push``; InvalidValue for a rank that does not exist; WorkerError if it cannot be
         pickled there.
         """
-        place = self._master
-        if rank is not None:
-            place = checked_int(rank, "rank", 0, self._engine.size - 1)
+        most = self._engine.size - 1
+        place = self._master if rank is None else checked_int(rank, "rank", 0, most)
         with self._engine.lock:
             self._engine.turns.wait_for_all()
             self._engine.require_ready()
@@ -289,40 +288,35 @@ class Objects:
         return self.load(replies[place].pickle)
 
     def values(self, least: int, shared: SharedByTasks | None = None) -> Values:
-        """What pickles values for the workers, one by one, beside buffers of *least* bytes.
-
-        *shared* learns what they rely on, if they are the items of a map.
-        """
+        """What pickles values beside buffers of *least* bytes; *shared* learns what items rely on."""
         writer = functools.partial(self._registry.value_writer, self._compiled, least)
-        return Values(
-            self._registry, writer, self._introduce, self.rely if shared is None else shared.add
-        )
+        return Values(self._registry, writer, self._introduce, shared.add if shared else self.rely)
 
     def rely(self, objects: Mapping[int, Any]) -> list[Known]:
         """Values rely on *objects* that the workers have: send what has changed of these."""
-        if self._relied.add(objects, self._registry):
-            self._functions[self._relied] = None
-        if self._relied.roots:
-            watch = self._functions.get(self._relied) or self.watch(self._relied)
-            watch = watch if watch.same() else self.renew(self._relied, watch, aside=True)
-            self._functions[self._relied] = watch
-        found = map(self._registry.known, objects.values())
-        return [known for known in found if known is not None]
+        found = [*filter(None, map(self._registry.known, objects.values()))]
+        for known in found:
+            if known.kind in (CLASS, FUNCTION) and (one := self._relied.by(known)) is not None:
+                watch = self._functions.get(one) or self.watch(one)
+                self._functions[one] = watch if watch.same() else self.renew(one, watch, aside=True)
+        return found
 
     def _introduce(self, classes: Mapping[int, type]) -> bool:
         """Have the workers know *classes*, by id, of values; returns whether they do."""
-        if self._relied.is_full or not self._by_value.isdisjoint(classes.values()):
+        if not (self._relied.has_room(classes) and self._by_value.isdisjoint(classes.values())):
             return False
-        walk, several = Walk(self._registry), tuple(classes.values())
-        number = self._engine.directory.number()  # by which the workers hold them
-        self._engine.directory.watch(self._relied, number)
+        walk, directory = Walk(self._registry), self._engine.directory
+        new = {ident: Relied(cls) for ident, cls in classes.items()}
+        specs = {directory.number(): relied.spec for relied in new.values()}
         try:
-            for cls in several:
-                walk.visit(cls, cls.__name__)
-            known = self._deliver(walk, Renew, {number: FunctionSpec(self._relied.name, several, None)})
+            for number, relied in zip(specs, new.values(), strict=True):
+                directory.watch(relied, number)  # by which the workers hold it
+                walk.visit(relied.spec.fn, relied.name)
+            known = self._deliver(walk, Renew, specs)
         except (UsageError, WorkerError):  # they go with each value, as far as they can
             self._by_value.update(classes.values())
             return False
+        self._relied.add(new)
         self.rely(classes)
         return all(ident in known for ident in classes)
 

@@ -1,4 +1,4 @@
-"""The classes and functions that values of calls and maps rely on, as one function more.
+"""What values of calls and maps rely on: classes and functions, each as one function more.
 
 An instance that is an argument or an item has a class that the workers have, perhaps since a function
 came that is gone.  What the program changes of the class reaches the workers before the instance does.
@@ -6,55 +6,71 @@ came that is gone.  What the program changes of the class reaches the workers be
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
+from ...messages import FunctionSpec
 from ...packing.kinds import CLASS, FUNCTION
 from .known import Known, reached
-from .registry import Registry
 
 _MOST = 128
-"""How many objects, those that came last, are compared when a value is sent that relies on some."""
+"""How many objects are compared when a value is sent that relies on them."""
+
+_RECENTLY = 10.0
+"""Seconds in which others have to be compared as well, so that none takes the place of another."""
 
 
 class Relied:
-    """What values rely on, compared as what functions would use that had these for globals.
+    """A class or a function that values rely on, as a function that is nothing else.
 
     Attributes:
         name, roots, spec: as a function has them.
     """
 
-    name = "a value that was sent"
+    def __init__(self, obj: Any) -> None:
+        self.name = str(getattr(obj, "__name__", type(obj).__name__))
+        self.roots: list[Known] = []
+        self.spec = FunctionSpec(self.name, obj, None)
+        self._at = time.monotonic()  # when a value relied on it last
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether a value relied on it a moment ago."""
+        return time.monotonic() - self._at < _RECENTLY
+
+    def hold(self, roots: list[Known]) -> None:
+        """A value relies on it; the workers know it as *roots*."""
+        self.roots, self._at = roots, time.monotonic()
+
+
+class ReliedOn:
+    """All that values rely on, what came last in the end; it takes the place of what came first."""
 
     def __init__(self) -> None:
-        self.roots: list[Known] = []
-        self._objects: dict[int, Any] = {}  # by id
+        self._found: dict[int, Relied] = {}  # by id
 
-    @property
-    def spec(self) -> Any:
-        return SimpleNamespace(fn=tuple(self._objects.values()), finish=None)
+    def has_room(self, idents: Iterable[int]) -> bool:
+        """Whether objects can be relied on, too."""
+        new = len({*idents} - self._found.keys())
+        over = max(0, len(self._found) + new - _MOST)
+        return new <= _MOST and not any(relied.is_recent for relied in [*self._found.values()][:over])
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more would take the place of another."""
-        return len(self._objects) >= _MOST
+    def add(self, new: Mapping[int, Relied]) -> None:
+        """Values rely on *new* ones, by id, for which there is room."""
+        self._found |= new
+        for ident in [*self._found][:-_MOST]:
+            del self._found[ident]
 
-    def add(self, objects: Mapping[int, Any], registry: Registry) -> bool:
-        """Values rely on these *objects*, by id, too; returns whether there is a new one among them."""
-        new = {
-            ident: obj
-            for ident, obj in objects.items()
-            if ident not in self._objects and isinstance(obj, type | FunctionType)
-        }
-        if not new:
-            return False
-        every = {**self._objects, **new}
-        kept = list(every)[-_MOST:]
-        found = {ident: registry.known(every[ident]) for ident in kept}
-        self._objects = {ident: every[ident] for ident, known in found.items() if known is not None}
-        self.roots = [known for known in found.values() if known is not None]
-        return True
+    def by(self, known: Known) -> Relied | None:
+        """What stands for an object on which a value relies now; None if there is no room."""
+        ident = id(known.obj)
+        relied = self._found.pop(ident) if ident in self._found else Relied(known.obj)
+        if not self.has_room([ident]):
+            return None
+        self.add({ident: relied})
+        relied.hold([known])
+        return relied
 
 
 class SharedByTasks:
