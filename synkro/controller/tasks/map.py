@@ -87,6 +87,7 @@ class Map:
         self._held = 0  # bytes of results
         self._looked = 0.0  # when results were looked for last
         self._next = 0  # the number of the next result
+        self._until: float | None = None  # when a pause for items of its own has to be over
         self._open = False  # whether the workers do the command
         self._ending = False  # whether they are to end it
         self._lost = False  # whether it was given up
@@ -195,10 +196,14 @@ class Map:
         engine, feed = self._engine, self._feed
         engine.require_ready()
         self._check_not_lost()
-        with engine.turns.limited(None if deadline is None else max(0.0, deadline - time.monotonic())):
-            if not self._open:
-                self._begin()
-            self._feed_them()
+        with engine.turns.limited(self._limit):
+            self._until = deadline
+            try:
+                if not self._open:
+                    self._begin()
+                self._feed_them()
+            finally:
+                self._until = None
         if not self._open:
             return
         if not self._is_due():
@@ -352,6 +357,8 @@ class Map:
 
     def _pause(self, limit: float | None) -> None:
         deadline = None if limit is None else time.monotonic() + limit
+        if self._until is not None:
+            deadline, limit = self._until, self._limit
         self._end(at_once=True)
         if self._feed.is_left:
             self._feed.drop()
