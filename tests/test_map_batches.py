@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -515,3 +517,90 @@ def test_results_before_what_is_no_exception_come_first(two, kind):
     with pytest.raises(synk.WorkerError, match=f"at item 300 .*{kind.__name__}"):
         found.extend(synk.imap(task, range(1000)))
     assert found == list(range(300))
+
+
+# ── what the program sees ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("chunksize", [None, 3, 1])
+def test_the_first_item_that_fails_is_told(two, chunksize):
+    def failing(n):
+        if n >= 5:
+            raise ValueError(n)
+        time.sleep(0.001)
+
+    for _ in range(20):
+        with pytest.raises(ValueError, match="at item 5 ") as caught:
+            two.map(failing, range(30), chunksize=chunksize)
+        assert caught.value.args == (5,)
+
+
+@pytest.mark.parametrize("way", ["close", "break", "failure"])
+def test_a_generator_of_items_is_closed_with_the_iterator(two, way):
+    closed = []
+
+    def items():
+        try:
+            yield from itertools.count()
+        finally:
+            closed.append(True)
+
+    results = two.imap(lambda n: 1 // (n - 99), items())
+    next(results)
+    if way == "close":
+        results.close()
+    elif way == "failure":
+        with pytest.raises(ZeroDivisionError):
+            list(results)
+    else:
+        del results
+    gc.collect()
+    assert closed
+    assert synk.map(same, range(9)) == list(range(9))
+
+
+VIEWS = {
+    "a part": lambda a: a[8:56, 8:56],
+    "every other": lambda a: a[::2, ::2],
+    "backwards": lambda a: a[::-1],
+    "a column": lambda a: a[:, 2],
+    "real parts": lambda a: (a + 1j).real,
+    "another order": lambda a: a.astype(">f8")[:, ::2],
+    "transposed": lambda a: a.T,
+    "repeated": lambda a: np.broadcast_to(a[0], (64, 64)),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_views_of_arrays_are_read_and_not_written_to(two, view):
+    held = view(np.arange(4096.0).reshape(64, 64))
+    box = Box(held)
+    for task in (lambda n: held.sum() + n, functools.partial(lambda a, n: a.sum() + n, held), box.total):
+        assert two.map(task, range(4)) == [held.sum() + n for n in range(4)]
+
+    def written(n):
+        held[...] = n
+
+    with pytest.raises(ValueError, match="read-only"):
+        two.map(written, range(4))
+    assert two.map(lambda n: held.sum() + n, range(4)) == [held.sum() + n for n in range(4)]
+    assert two.function(lambda: held.sum(), outputs=None)() == [held.sum()] * two.n_parallel
+
+
+class Box:
+    def __init__(self, held):
+        self.held = held
+
+    def total(self, n):
+        return self.held.sum() + n
+
+
+@pytest.mark.parametrize("part", [lambda t, i: t[i], lambda t, i: t, lambda t, i: t[:, i]])
+def test_results_may_be_written_to_whatever_they_are_a_part_of(two, part):
+    table = np.arange(20.0).reshape(4, 5)
+    ways = [lambda i: part(table, i)], [lambda i, table: part(table, i)]
+    for (task,), common in zip(ways, ({}, {"table": table}), strict=True):
+        found = two.map(task, range(3), common=common)
+        for i, each in enumerate(found):
+            assert np.array_equal(each, part(table, i))
+            each += 1

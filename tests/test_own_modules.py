@@ -631,3 +631,16 @@ def test_a_module_of_a_package_that_only_a_function_imports(run, tmp_path):
         *["[[5, 7], [11, 22], [11, 21], ['there is none', 'there is none'], [10, 20]] False"] * 2,
         "10 10",
     ]
+
+
+def test_a_module_of_which_a_map_has_missed_a_name(run):
+    """What later functions name of it is there, in the module that the others have."""
+    run(
+        """
+        for task in (lambda n: hasattr(helpers, "norm"), lambda n: hasattr(helpers, "nothing")):
+            assert synk.map(task, range(4)) == [False] * 4
+        for _ in range(2):
+            assert synk.map(lambda n: helpers.net.go(n), range(4)) == [6.0 * n for n in range(4)]
+            assert synk.map(lambda n: helpers.SCALE, range(4)) == [2.0] * 4
+        """
+    )

@@ -242,8 +242,11 @@ class _ForWorkers(Stream):
             return _code, (obj.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](obj))
         if isinstance(obj, ModuleType):
             return (_module, (self._space_of(vars(obj)),)) if is_sent_module(obj) else NotImplemented
-        if type(obj) is np.ndarray and not (obj.flags.writeable or obj.dtype.hasobject):
-            return _read_only, (np.array(obj),)  # in memory that new contents can be put into
+        if type(obj) is np.ndarray and not obj.dtype.hasobject:
+            if not obj.flags.writeable:
+                return _read_only, (np.array(obj),)  # in memory that new contents can be put into
+            if not obj.flags.forc:  # pickle would make it of bytes, which cannot be written to for long
+                return np.array(obj).__reduce_ex__(5)
         if (reduced := with_attributes(obj)) is not None:
             return reduced
         refuse_open_file(obj)

@@ -360,6 +360,8 @@ class _Copier(OneByOne):
         host = in_host_memory(obj)
         if host is not None:
             return host.__reduce_ex__(5)
+        if type(obj) is np.ndarray and obj.base is not None and not obj.flags.writeable:
+            return np.array(obj).__reduce_ex__(5)  # of what tasks must not write to; the program may
         refuse_open_file(obj)
         given = with_attributes(obj) or for_program(obj)
         return given or cloudpickle.Pickler.reducer_override(self, obj)

@@ -407,9 +407,20 @@ class Tasks:
 
     def _freeze(self, arrays: list[Array]) -> None:
         for array in arrays:
-            if isinstance(array, np.ndarray) and array.flags.writeable:
+            if isinstance(array, np.ndarray) and array.flags.writeable and _can_thaw(array):
                 self._frozen.append(array)
                 array.flags.writeable = False
+
+
+def _can_thaw(array: Array) -> bool:
+    """Whether an array that was made read-only can be made writeable again: its memory says so."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    try:
+        return base is None or not memoryview(base).readonly
+    except TypeError:  # it shows its memory another way
+        return False
 
 
 def _are_alike(one: Any, other: Any) -> bool:

@@ -97,6 +97,7 @@ class Registry:
         self._watch = watch
         self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
+        self._modules: list[Space] = []  # that are imported
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
         self._kept: dict[int, Remembered] = {}  # by the id of an object that the program has
         self._containers: weakref.WeakValueDictionary[int, Remembered] = weakref.WeakValueDictionary()
@@ -221,6 +222,8 @@ class Registry:
         if space is None or space.names is not names:
             space = self._spaces[id(names)] = Space(self._number(), names)
             self._watch(space, space.number)
+            if space.lasts:  # values refer to the module, whether functions use its names or not
+                self._modules.append(space)
         return space
 
     def name(self, names: dict[str, Any], name: str) -> Name:

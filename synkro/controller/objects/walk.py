@@ -324,7 +324,8 @@ class Walk:
                 f"the function {fn.__qualname__!r}, which is to run on the workers, assigns to "
                 f"{used.rebinds!r}, a name outside of it (global or nonlocal). The program would not "
                 f"see it: return it. What each rank is to keep between calls of a function() is a "
-                f"variable, {used.rebinds} = synk.shared(…): assign to {used.rebinds}.value."
+                f"variable, {used.rebinds} = synk.shared(…): assign to {used.rebinds}.value. In a map "
+                f"let a function with functools.lru_cache make it, once on each worker."
             )
         found.inner[GLOBALS] = []
         for name in used.names:

@@ -158,7 +158,7 @@ class Feed:
         self._batches = {}
         self._back = []
         self._read = self.count
-        self.exhausted, self.error = True, None
+        self._end()
 
     def cut(self, number: int) -> None:
         """Nobody waits for results of item *number* and those after it any more."""
@@ -169,11 +169,19 @@ class Feed:
         ]
         self._back = back
         self._read = self.count + sum(stop - start for _, start, stop in back)
+        self._end()
+
+    def _end(self) -> None:
+        """Nobody wants more items: a generator of them is closed if nobody else has it."""
         self.exhausted, self.error = True, None
+        self._items = iter(())
 
     def want(self, reader: object) -> None:
         """Results are wanted as long as there is *reader*; without it, no other task begins."""
-        self._wanted = weakref.ref(reader)
+        self._wanted = weakref.ref(reader, self._leave)
+
+    def _leave(self, _: object) -> None:
+        self._items = iter(())  # so that a generator is closed
 
     def item(self, number: int) -> Arguments | None:
         """An item that waits for a result."""
