@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .memory.ring import RingWriter
     from .worker.world import World
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Session", "close", "fork", "get_n_gpu"]
 __all__ += ["Data", "Ring", "RingWriter", "StoredData", "attach", "data", "ring"]

@@ -1,4 +1,4 @@
-"""``python -m synkro``."""
+"""``python -m synkro``, or ``synkro`` where it is installed."""
 
 import os
 import sys
@@ -23,5 +23,10 @@ def run() -> int:
     return status
 
 
+def main() -> int:
+    """The command ``synkro``; returns its status, also after Ctrl-C."""
+    return int(ctrl_c.status_of(run))
+
+
 if __name__ == "__main__":
-    sys.exit(ctrl_c.status_of(run))
+    sys.exit(main())

@@ -1,9 +1,14 @@
 """What we tell people to install is what an index has: Synkro itself is on none."""
 
-import configparser
+import itertools
 import re
 
 import pytest
+
+try:
+    import tomllib
+except ImportError:  # before Python 3.11, where pytest needs the same by another name
+    import tomli as tomllib
 
 from support.programs import ROOT
 
@@ -21,11 +26,11 @@ OTHERS = {"pymc"}  # packages that pages name, and that none of our extras has
 
 
 def oldest_versions():
-    """Of each package that setup.cfg's extras name, the oldest version."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    extras = "\n".join(text for _, text in setup.items("options.extras_require", raw=True))
-    return dict(re.findall(r"^([\w-]+)>=([\d.]+)", extras, re.MULTILINE))
+    """Of each package that pyproject.toml's extras name, the oldest version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = "\n".join(itertools.chain.from_iterable(project["optional-dependencies"].values()))
+    found = re.findall(r"^([\w-]+)(?:\[\w+\])?>=([\d.]+)", extras, re.MULTILINE)
+    return dict(sorted(found, key=lambda pair: numbers(pair[1]), reverse=True))
 
 
 def numbers(version):
@@ -41,7 +46,7 @@ def test_no_file_says_to_install_synkro_from_an_index(hint):
     assert [str(path) for path in FILES if re.search(hint, path.read_text())] == []
 
 
-def test_requirements_in_hints_are_those_of_setup_cfg():
+def test_requirements_in_hints_are_those_of_the_project():
     versions = oldest_versions()
     seen = set()
     for path in FILES:

@@ -138,20 +138,9 @@ def test_the_reference_has_every_operation():
         assert f'`"{mode}"`' in REFERENCE, mode
 
 
-@pytest.mark.libraries  # pdoc imports PyTensor for its types
-def test_the_api_reference_is_built_without_warnings(run_python, tmp_path):
-    pytest.importorskip("pdoc", reason="needs pdoc")
-    (found,) = {command for page in ALL_PAGES for command in pdoc_commands(page)}
-    run_python("-W", "error", *found.split(), "-o", str(tmp_path / "api"))
-    page = (tmp_path / "api" / "synkro.html").read_text()
-    for name in synkro.__all__:
-        assert f'id="{name}"' in page
-        assert getattr(synkro, name).__doc__
-    assert 'id="make_train_function"' in (tmp_path / "api" / "synkro" / "extensions.html").read_text()
-
-
-def pdoc_commands(page):
-    return re.findall(r"python (-m pdoc [^`\n]*?)(?: +#.*)?[`\n]", page.read_text())
+@pytest.mark.parametrize("name", synkro.__all__)
+def test_every_public_name_says_what_it_is(name):
+    assert inspect.getdoc(getattr(synkro, name))
 
 
 def test_commands_are_one_line_each_and_run_by_ci():

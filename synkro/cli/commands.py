@@ -20,7 +20,9 @@ _SIGNS = {"ok": "OK", "warning": "warning", "failure": "FAILURE", "skipped": "no
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m synkro", description=__doc__)
+    called = Path(sys.argv[0]).name
+    prog = called if called == "synkro" else "python -m synkro"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     told = commands.add_parser("info", help="versions, devices, cores, memory, and which extras work")
     checked = commands.add_parser("doctor", help="check that everything works here, and how to mend it")
