@@ -1,12 +1,15 @@
 """Tasks travel in batches, and nobody can tell: long ones among short ones, and what items share."""
 
+import abc
 import dataclasses
 import functools
 import gc
 import itertools
 import os
+import random
 import threading
 import time
+import typing
 
 import numpy as np
 import pytest
@@ -604,3 +607,118 @@ def test_results_may_be_written_to_whatever_they_are_a_part_of(two, part):
         for i, each in enumerate(found):
             assert np.array_equal(each, part(table, i))
             each += 1
+
+
+@pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState, random.Random])
+def test_tasks_may_not_draw_from_what_an_object_holds(two, kind):
+    class Option:
+        def __init__(self, generator):
+            self.generator = generator
+
+        def price(self, strike):
+            draw = getattr(self.generator, "random", None) or self.generator.random_sample
+            return strike + float(draw())
+
+        def strike(self, strike):
+            return strike
+
+    option = Option(kind(0))
+    with pytest.warns(UserWarning, match="is a random generator"):
+        assert synk.map(option.strike, range(9)) == list(range(9))
+    for _ in range(2):
+        with pytest.raises(synk.InvalidValue, match=r"draws from .*generator, at .*synk\.rng\(\)"):
+            synk.map(option.price, range(9))
+    assert synk.map(option.strike, range(9)) == list(range(9))
+
+
+class Plugin:
+    found = []  # noqa: RUF012
+
+    def __init_subclass__(cls, tag=None, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Plugin.found.append((cls.__name__, tag))
+
+    def names(self):
+        return list(Plugin.found)
+
+
+class Gray(Plugin, tag="g"):
+    pass
+
+
+class Dark(Gray):
+    pass
+
+
+class Meta(abc.ABCMeta):
+    registry = []  # noqa: RUF012
+    count = 0
+
+    def __new__(cls, name, bases, namespace, **kwargs):
+        made = super().__new__(cls, name, bases, namespace)
+        cls.registry.append(name)
+        made.place = len(cls.registry)
+        return made
+
+    def __init__(cls, *args):
+        super().__init__(*args)
+        Meta.count += 1
+
+    def __call__(cls, *args):
+        made = super().__call__(*args)
+        made.called = True
+        return made
+
+
+class Counted(metaclass=Meta):
+    @abc.abstractmethod
+    def names(self): ...
+
+
+class Whole(Counted):
+    def names(self):
+        return Meta.registry[:], Meta.count, type(self).place, Whole().called, isinstance(self, Counted)
+
+
+@pytest.mark.parametrize("kinds", [[Gray, Dark, Gray], [Whole]], ids=["base", "metaclass"])
+def test_classes_that_are_registered_are_so_once_on_the_workers(two, kinds):
+    def names(item):
+        return item.names()
+
+    for _ in range(2):
+        items = [kind() for kind in kinds]
+        assert synk.map(names, items) == [*map(names, items)]
+        kinds = [*kinds, type(kinds[0])("Later", (kinds[-1],), {})]
+    total = synk.function(lambda: (len(Plugin.found), len(Meta.registry)), outputs=None)
+    assert total() == [(len(Plugin.found), len(Meta.registry))] * 2
+
+
+T = typing.TypeVar("T")
+
+
+class Marked(typing.NamedTuple):
+    number: int
+
+
+class Boxed(typing.Generic[T]):
+    def __init__(self, held):
+        self.held = held
+
+
+class Double(Boxed[int], Plugin, tag="d"):
+    pass
+
+
+@typing.runtime_checkable
+class Held(typing.Protocol):
+    held: int
+
+
+@pytest.mark.parametrize("kind", [Marked, Boxed, Double, Boxed[float]])
+def test_classes_with_bases_that_are_none(two, kind):
+    def seen(item):
+        return item, isinstance(item, Held), len(Plugin.found)
+
+    for found, held, count in synk.map(seen, [kind(n) for n in range(9)]):
+        assert type(found) is type(kind(0))
+        assert (held, count) == (kind is not Marked, len(Plugin.found))

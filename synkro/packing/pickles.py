@@ -15,10 +15,11 @@ import pickle
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copyreg import __newobj__  # type: ignore[attr-defined]
-from itertools import accumulate
+from itertools import accumulate, chain
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Protocol
 
@@ -581,12 +582,42 @@ class Reader(pickle.Unpickler):
                 return self._objects.__getitem__
             if name == "space":
                 return self._space
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        if (module, name) == ("cloudpickle.cloudpickle", "_make_skeleton_class"):
+            return functools.partial(_without_hooks, found)
+        return found
 
     def placed(self, places: Iterable[int]) -> list[Any]:
         """The objects at these *places* of the memo."""
         memo = self.memo.copy()
         return [memo[place] for place in places]
+
+
+_travelled: weakref.WeakSet[type] = weakref.WeakSet()
+_OF_METACLASSES = ("__new__", "__init__", "__call__", "__prepare__")
+
+
+def _without_hooks(make: Callable[..., type], meta: type, name: str, bases: Any, *rest: Any) -> type:
+    """The class that *make* makes, of which classes that have travelled, too, learn nothing: what their
+    ``__init_subclass__``, or a metaclass, has done with it travels by itself."""
+    resolved = types.resolve_bases(bases)  # of generic ones, and of named tuples
+    parents = dict.fromkeys(chain.from_iterable(base.__mro__ for base in resolved))
+    hooks = [(parent, "__init_subclass__") for parent in parents]
+    hooks += [(each, name) for each in meta.__mro__ for name in _OF_METACLASSES]
+    held = [
+        (owner, hook, vars(owner)[hook])
+        for owner, hook in hooks
+        if owner in _travelled and hook in vars(owner)
+    ]
+    for owner, hook, _ in held:
+        type.__delattr__(owner, hook)
+    try:
+        made = make(meta, name, bases, *rest)
+    finally:
+        for owner, hook, value in held:
+            type.__setattr__(owner, hook, value)
+    _travelled.add(made)
+    return made
 
 
 def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

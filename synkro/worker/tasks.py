@@ -25,6 +25,7 @@ from ..packing.kinds import (
     CROWD,
     DICT,
     FUNCTION,
+    GENERATOR,
     INSTANCE,
     NAME,
     OPAQUE,
@@ -41,12 +42,13 @@ from ..packing.pickles import NUMBERS, check_cause, is_small
 from ..packing.together import Together
 from ..values.arrays import Array
 from ..values.foreign import is_mock, is_table, times_written
+from ..values.random import state_of
 from .call import PreparedCall
 from .merging import in_host_memory
 from .terminal import end_lines, open_lines
 from .workspace import Workspace
 
-_LOOKED_AT = (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR, CLASS, FUNCTION, NAME)
+_LOOKED_AT = (DICT, SEQUENCE, INSTANCE, STATEFUL, TENSOR, CLASS, FUNCTION, NAME, GENERATOR)
 _LOOKED_INTO = 1 << 27  # bytes of a table up to which it is looked into: that takes 0.1 s
 _KEPT = 1 << 24  # bytes of tensors and tables of which a map keeps what they held, to put it back
 _WRITTEN = 1 << 20  # bytes of arrays of which it does: libraries may write to read-only ones
@@ -450,11 +452,18 @@ class _Shared:
 
     def look(self) -> Contents:
         """How the object looks now."""
-        return {"written": times_written(self.obj)} if self.kind is TENSOR else self.kind.look(self.obj)
+        if self.kind is TENSOR:
+            return {"written": times_written(self.obj)}
+        if self.kind is GENERATOR:
+            return {WHOLE: pickle.dumps(state_of(self.obj))}
+        return self.kind.look(self.obj)
 
     def keep(self, left: int) -> int:
         """Keep what the object holds, if a copy takes at most *left* bytes; returns how many are left
         then."""
+        if self.kind is GENERATOR:
+            self.kept = self.kind.kept(self.obj)
+            return left
         if self.kind is not TENSOR and self.kind is not OPAQUE:
             self.kept = self.first
             return left
@@ -474,7 +483,7 @@ class _Shared:
         now, before = self.look(), self.last
         if same_contents(self.kind, before, now):
             return True
-        if self.kind in (DICT, SEQUENCE, TENSOR, OPAQUE):
+        if self.kind in (DICT, SEQUENCE, TENSOR, OPAQUE, GENERATOR):
             return False
         if any(before.get(key) is not None and before[key] is not now.get(key) for key in before):
             if before is not self.first:  # a later task than the one that first set anything
@@ -578,6 +587,13 @@ class _State:
         if self._ran:
             first, last = self._ran[0], self._ran[-1]
             at = f", at item {last}" if first == last else f", at an item from {first} to {last}"
+        if shared.kind is GENERATOR:
+            return InvalidValue(
+                f"the function {self._name!r} draws from {shared.path}{at}. Each worker has a copy of "
+                f"it, so the numbers would repeat, and depend on who runs which task. Draw from "
+                f"synk.rng() in the function: it is the item's own. Or put a seed into each item, and "
+                f"draw from np.random.default_rng(seed)."
+            )
         inside = shared.kind in (DICT, SEQUENCE) and "." in shared.path  # what a flat copy would share
         copier = f"copy.{'deepcopy' if inside else 'copy'}(…)"
         return InvalidValue(
