@@ -75,14 +75,16 @@ __all__ += ["NotForked", "RingBroken", "SessionBroken", "SessionClosed", "Sessio
 __all__ += ["HostLost", "RemoteTraceback", "WorkerDied", "WorkerError"]
 
 
-def __getattr__(name: str) -> Any:
-    """A public name, when it is used first: an error, or all of ``api``, which many workers, and the
-    processes of MPI's, never load."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = errors if hasattr(errors, name) else importlib.import_module(".api", __name__)
-    value = globals()[name] = getattr(home, name)
-    return value
+if not TYPE_CHECKING:  # which would take each name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """A public name, when it is used first: an error, or all of ``api``, which many workers, and the
+        processes of MPI's, never load."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = errors if hasattr(errors, name) else importlib.import_module(".api", __name__)
+        value = globals()[name] = getattr(home, name)
+        return value
 
 
 def __dir__() -> list[str]:

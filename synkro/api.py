@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
 
 from . import here
-from .controller.calls.forms import make_function
+from .controller.calls.forms import MakesFunctions, make_function
 from .controller.calls.function import Function  # noqa: F401
 from .controller.calls.graphs import teach_transfers
 from .controller.data.attached import Ring
@@ -290,11 +290,15 @@ def ring(
     return _made_ring(shm_name, slots, shape, np.float64 if dtype is None else dtype, timeout)
 
 
-@_taking(Session.function)
-def function(*args: Any, **kwargs: Any) -> Any:
+@_taking(Session._function)
+def _function(*args: Any, **kwargs: Any) -> Any:
     if here.rank is not None:  # the module is imported by a worker, where functions are plain
         return _plain(*args, **kwargs)
     return make_function(lambda verb: current_session(verb).services, *args, **kwargs)
+
+
+_function.__name__ = _function.__qualname__ = "function"
+function: MakesFunctions = cast("MakesFunctions", _function)
 
 
 def _plain(fn: Any = None, *args: Any, **kwargs: Any) -> Any:

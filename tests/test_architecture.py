@@ -247,8 +247,9 @@ def defined(module):
     for node in ast.parse((PACKAGE / f"{module}.py").read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def test_the_public_face_is_what_is_exported():

@@ -34,7 +34,7 @@ from ..plan.call import Region, aligned
 from ..values.arrays import checked_bool, checked_int, checked_seconds
 from .calls.background import Background
 from .calls.distribution import Distribution, Services
-from .calls.forms import make_function, signature_of_function
+from .calls.forms import MakesFunctions, make_function, signature_of_function
 from .calls.graphs import teach_transfers
 from .data.attached import attach, make_ring
 from .data.data import make_data
@@ -272,7 +272,7 @@ class Session:
     attach = _method(lambda session: session._engine, attach)
     ring = _method(lambda s: (s._engine, s.services.background.await_all), make_ring, "ring")
 
-    def function(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _function(self, /, *args: Any, **kwargs: Any) -> Any:
         """A function that runs on all workers at once: of a callable, or of a graph of PyTensor's.
 
         Of a callable: ``function(fn=None, inputs=None, outputs="mean", bcast_inputs=None, updates=None,
@@ -312,7 +312,15 @@ class Session:
         """
         return make_function(lambda verb: self.services, *args, **kwargs)
 
-    function.__dict__["__signature__"] = signature_of_function
+    _function.__dict__["__signature__"] = signature_of_function
+    _function.__name__, _function.__qualname__ = "function", "Session.function"
+    if TYPE_CHECKING:
+
+        @property
+        def function(self) -> MakesFunctions: ...
+
+    else:
+        function = _function
 
     def distribute(self) -> None:
         """Send all functions that the workers do not have yet, pickled together.

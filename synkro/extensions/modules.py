@@ -17,7 +17,7 @@ from ..values.variable import Variable
 
 def module_step(
     module: torch.nn.Module, loss: Any, optimizer: Any, keywords: dict[str, Any]
-) -> Function:
+) -> Function[..., Any]:
     """A ``Function`` that makes a step; *keywords* are for ``Definition``.
 
     Raises: InvalidType, InvalidValue; NotForked.

@@ -46,7 +46,7 @@ def make_train_function(
     outputs: Any = DEFAULT,
     name: str | None = None,
     **options: Any,
-) -> Function:
+) -> Function[..., Any]:
     """A function whose call is a whole training step: gradient, all-reduce, update.
 
     ``make_train_function(loss_and_grad, params, rule)`` makes it of a Python function,
@@ -122,7 +122,9 @@ def _step(rule: Rule, gradient: Variable) -> Callable[[int], None]:
     return step
 
 
-def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[str, Any]) -> Function:
+def _of_callable(
+    loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[str, Any]
+) -> Function[..., Any]:
     """A step whose function leaves the flat gradient in a variable."""
     gradient = api.shared(rule.zeros())
 
@@ -142,7 +144,7 @@ def _of_callable(loss_and_grad: Callable[..., Any], rule: Rule, keywords: dict[s
 
 def _of_graph(
     loss: Any, params: Sequence[Any], rule: Rule, keywords: dict[str, Any], options: dict[str, Any]
-) -> Function:
+) -> Function[..., Any]:
     """A step of a graph; the parameters are copied to the workers before a call, and back after it."""
     from ..graphs.graph import flat_gradient  # noqa: PLC0415  whoever has graphs has imported it
 

@@ -4,16 +4,176 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ...errors import InvalidType, NotAvailable, cut
 from ...plan.outputs import DEFAULT
 from ...values.foreign import has_graph_variables
+from ..variables.shared import Kept
 from .distribution import Services
 from .function import Definition, Function
 from .graphs import check_no_options, graph_definition
 
 Find = Callable[[str], Services]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Names = str | Sequence[str] | None
+Merged = Literal["mean", "sum", "prod", "max", "min", "gather"] | Callable[[Any, Any], Any]
+Nested = list[Any] | tuple[Any, ...] | dict[Any, Any]
+
+
+class _Decorator(Protocol):
+    def __call__(self, fn: Callable[P, R], /) -> Function[P, R]: ...
+
+
+class _ListDecorator(Protocol):
+    def __call__(self, fn: Callable[P, R], /) -> Function[P, list[R]]: ...
+
+
+class _KeepDecorator(Protocol):
+    def __call__(self, fn: Callable[P, Any], /) -> Function[P, Kept]: ...
+
+
+class _AnyDecorator(Protocol):
+    def __call__(self, fn: Callable[P, Any], /) -> Function[P, Any]: ...
+
+
+class MakesFunctions(Protocol):
+    """What ``function`` is, for type checkers: of a callable, a decorator, or of a graph."""
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[P, R],
+        /,
+        inputs: Names = ...,
+        outputs: Merged = ...,
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        givens: None = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        *,
+        target: Any = ...,
+    ) -> Function[P, R]: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[P, R],
+        /,
+        inputs: Names = ...,
+        *,
+        outputs: None,
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        target: Any = ...,
+    ) -> Function[P, list[R]]: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[P, Any],
+        /,
+        inputs: Names = ...,
+        *,
+        outputs: Literal["keep"],
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        target: Any = ...,
+    ) -> Function[P, Kept]: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: Callable[P, Any],
+        /,
+        inputs: Names = ...,
+        *,
+        outputs: Nested,
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        target: Any = ...,
+    ) -> Function[P, Any]: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: None = ...,
+        *,
+        inputs: Names = ...,
+        outputs: Merged = ...,
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        target: Any = ...,
+    ) -> _Decorator: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: None = ...,
+        *,
+        inputs: Names = ...,
+        outputs: None,
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        target: Any = ...,
+    ) -> _ListDecorator: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: None = ...,
+        *,
+        inputs: Names = ...,
+        outputs: Literal["keep"],
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        target: Any = ...,
+    ) -> _KeepDecorator: ...
+
+    @overload
+    def __call__(
+        self,
+        fn: None = ...,
+        *,
+        inputs: Names = ...,
+        outputs: Nested,
+        bcast_inputs: Names = ...,
+        updates: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        target: Any = ...,
+    ) -> _AnyDecorator: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: list[Any] | tuple[Any, ...],
+        outputs: Any = ...,
+        bcast_inputs: Any = ...,
+        updates: Any = ...,
+        givens: Any = ...,
+        sliceable_shareds: Any = ...,
+        name: str | None = ...,
+        *,
+        target: Any = ...,
+        **kwargs: Any,
+    ) -> Function[..., Any]: ...
 
 
 def make_function(find: Find, /, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +207,7 @@ def of_callable(
 ) -> Any:
     check_no_options(options if givens is None else {"givens": givens, **options})
 
-    def make(fn: Callable[..., Any]) -> Function:
+    def make(fn: Callable[..., Any]) -> Function[..., Any]:
         return Function(
             find,
             Definition(

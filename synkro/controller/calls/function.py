@@ -15,7 +15,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ...errors import (
     InvalidType,
@@ -58,6 +58,8 @@ from .serial import run_alone
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from typing_extensions import Never, Self
+
     from ...graphs.placed import Assembly, PlacementTable
 
 
@@ -85,8 +87,19 @@ class Definition:
     placed: Assembly | None = None
 
 
-class Function(SentFunction):
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PUBLIC = (
+    *("fn", "name", "output_modes", "update_modes", "submit", "options", "check", "as_serial"),
+    *("as_theano", "placement", "build_inputs"),
+)
+
+
+class Function(SentFunction, Generic[P, R]):
     """A function that runs on all ranks at once; made by ``function()``.
+
+    For type checkers: *P* are the parameters of the plain function, and *R* is what a call returns.
 
     It works in the session that was current when it was made; if there was none, or that one was
     closed, in the current one.  Inside other functions, on the workers, it is the plain function again.
@@ -169,13 +182,16 @@ class Function(SentFunction):
     def __repr__(self) -> str:
         return f"<synkro.Function {self.name!r}, outputs={self.output_modes!r}>"
 
+    def __dir__(self) -> list[str]:
+        return [*_PUBLIC, "__call__", "__doc__", "__name__", "__signature__", "__wrapped__"]
+
     def __reduce__(self) -> Any:
         return _plain, (self.fn,)
 
-    def __copy__(self) -> Function:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function[P, R]:
         """A function of a copy of the object, if this one is a method, as in a copy of an estimator."""
         if not isinstance(self._define, Definition):
             return self
@@ -192,7 +208,7 @@ class Function(SentFunction):
         num_slices: int | str = 1,
         progress: bool = False,
         **kwargs: Any,
-    ) -> Any:
+    ) -> R:
         """Run the function on all ranks and return its reduced outputs.
 
         Args:
@@ -217,7 +233,10 @@ class Function(SentFunction):
         Raises: UsageError for what cannot be run, before any worker is woken, and OutputError for
         results that do not fit ``outputs=``; WorkerError, WorkerDied, CallTimeout, SessionError.
         """
-        return self.call_as(Request(args, kwargs, batch, batch_s, num_slices, output_subset, progress))
+        made: R = self.call_as(
+            Request(args, kwargs, batch, batch_s, num_slices, output_subset, progress)
+        )
+        return made
 
     @operation(unbroken=False)  # its arguments may be made by other calls
     def call_as(self, request: Request, engine: Engine | None = None) -> Any:
@@ -345,7 +364,7 @@ class Function(SentFunction):
             warn(warning)
         return collection
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call the function in the background: a future of what the call returns or raises.
 
         Submitted calls run in the order submitted; those that have not begun when the session is closed
@@ -376,7 +395,9 @@ class Function(SentFunction):
 
         return self._services.background.submit((self.lane or engine.everyone).ranks, call)
 
-    def options(self, *, timeout: float | None = None, out: Any = None, **unknown: Any) -> Options:
+    def options(
+        self, *, timeout: float | None = None, out: Any = None, **unknown: Never
+    ) -> Options[P, R]:
         """The function with options of its calls: ``f.options(timeout=2.0)(x)``, or ``….submit(x)``.
 
         Args:
@@ -398,7 +419,7 @@ class Function(SentFunction):
             )
         return Options(self, seconds, None if out is None else Destinations(out))
 
-    def check(self, *args: Any, batch: Any = None, **kwargs: Any) -> Any:
+    def check(self, *args: Any, batch: Any = None, **kwargs: Any) -> R:
         """Compare the result of a call with that of the plain function, run once on the same rows.
 
         The plain function runs on the master rank, on all rows; variables, objects that functions use
@@ -433,14 +454,14 @@ class Function(SentFunction):
                     raise_refusal(error)
                     raise
                 put_back()
-                result = self.call_as(request)
+                result: R = self.call_as(request)
         modes, subset = self.output_modes, request.output_subset
         if subset is not None and isinstance(modes, tuple | list | dict):
             modes = take_subset(tuple(subset), modes, "outputs=")
         compare(self.name, modes, result, plain)
         return result
 
-    def as_serial(self, *args: Any, **kwargs: Any) -> Any:
+    def as_serial(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run the plain function once, in this process, on whole arrays; returns what it returns.
 
         ``Data`` are read-only in it, as on the workers.
@@ -541,7 +562,7 @@ def check_returns(fn: Callable[..., Any], verb: str) -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Generic[P, R]):
     """A function, to be called with options; made by ``Function.options``.
 
     Attributes:
@@ -550,17 +571,17 @@ class Options:
         out: where gathered outputs go; None for new memory.
     """
 
-    function: Function
+    function: Function[P, R]
     timeout: float | None
     out: Destinations | None = None
 
     def __reduce__(self) -> Any:
         return self.function.__reduce__()  # on the workers it is the plain function
 
-    def __copy__(self) -> Options:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options[P, R]:
         return Options(copy.deepcopy(self.function, memo), self.timeout, self.out)
 
     @property
@@ -568,23 +589,26 @@ class Options:
         """What the function is called in messages."""
         return self.function.name
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"options are of calls, f.options(…)(x) and f.options(…).submit(x), and have no {name!r}: "
-            f"use the function without them, f.{name}."
-        )
+    if not TYPE_CHECKING:
 
-    def options(self, **later: Any) -> Options:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"options are of calls, f.options(…)(x) and f.options(…).submit(x), and have no "
+                f"{name!r}: use the function without them, f.{name}."
+            )
+
+    def options(self, **later: Any) -> Options[P, R]:
         """The function with these options and its own, of which the later ones win."""
         new = self.function.options(**later)
         timeout = new.timeout if "timeout" in later else self.timeout
         return Options(self.function, timeout, new.out if "out" in later else self.out)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         """Call the function; arguments, result and errors are those of a plain call."""
-        return self.function.call_as(Request.of(args, kwargs, limit=self.timeout, out=self.out))
+        made: R = self.function.call_as(Request.of(args, kwargs, limit=self.timeout, out=self.out))
+        return made
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Call the function in the background, as ``Function.submit``; the time counts from when the
         call runs."""
         return self.function.submit_as(args, kwargs, limit=self.timeout, out=self.out)

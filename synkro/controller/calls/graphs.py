@@ -128,7 +128,7 @@ def _placed_definition(
     )
 
 
-def graph_function(services: Services, *args: Any, **kwargs: Any) -> Function:
+def graph_function(services: Services, *args: Any, **kwargs: Any) -> Function[..., Any]:
     """A ``Function`` of graph variables in one session, of the arguments of ``graph_definition``."""
     return Function(lambda verb: services, graph_definition(services, *args, **kwargs))
 

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,8 @@ from ..progress import Progress
 from ..variables.shared import Shared, check_whole
 from .feed import Feed
 from .map import Map, ResultOrder
+
+R = TypeVar("R")
 
 _INSTANT = (list, tuple, range, str, dict, set, frozenset, np.ndarray)
 """Iterables whose items are there."""
@@ -104,13 +106,13 @@ class Maps:
 
     def map(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., R],
         *iterables: Iterable[Any],
         common: Mapping[str, Any] | None = None,
         progress: bool = False,
         timeout: float | None = None,
         chunksize: int | None = None,
-    ) -> list[Any]:
+    ) -> list[R]:
         """Call *fn* with each item, on whichever worker is free; returns the results, in order.
 
         The items are those of the iterable, or, with several, one of each at a time, until the shortest
@@ -144,14 +146,14 @@ class Maps:
 
     def imap(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., R],
         *iterables: Iterable[Any],
         common: Mapping[str, Any] | None = None,
         progress: bool = False,
         timeout: float | None = None,
         chunksize: int | None = None,
         ordered: bool = True,
-    ) -> Iterator[Any]:
+    ) -> Iterator[R]:
         """An iterator over what ``map`` returns: each result as soon as it and those before it are
         there, or, if not *ordered*, as soon as it is there.
 
