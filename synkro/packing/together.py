@@ -14,12 +14,14 @@ import io
 import pickle
 from collections.abc import Collection
 from types import GetSetDescriptorType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from .kinds import own_slots
 from .pickles import NUMBERS, OneByOne
+
+W = TypeVar("W", bound=OneByOne)
 
 _ENTRIES = 1 << 10  # that a value may hold
 _CHARACTERS = 256  # of a string in it
@@ -68,7 +70,7 @@ class _Unfit(Exception):
     """A value has to be pickled apart."""
 
 
-class Together:
+class Together(Generic[W]):
     """Pickles values together, of which each is a copy.
 
     They hold numbers and short strings, in dicts, lists, tuples, sets, and instances of classes that say
@@ -79,7 +81,7 @@ class Together:
         count: how many entries the values have that were copied since the last look at classes.
     """
 
-    def __init__(self, writer: OneByOne) -> None:
+    def __init__(self, writer: W) -> None:
         self.writer = writer
         self.count = 0
         self._head = _Head((), b"", {}, False)

@@ -64,7 +64,7 @@ class RankObjects:
         self._objects: dict[int, Any] = {}
         self._kinds: dict[int, Kind] = {}
         self._by_id: dict[int, int] = {}  # the numbers of what results refer to
-        self._together: Together | None = None  # whose writer pickles each result apart
+        self._together: Together[_Copier] | None = None  # whose writer pickles each result apart
         self._modules: dict[int, ModuleType] = {}
         self._bound: dict[tuple[int, str], int] = {}  # numbers of names, by dict and name
         self._kept: list[tuple[Kind, Any, Contents]] = []
@@ -251,7 +251,7 @@ class RankObjects:
         return found
 
     @property
-    def together(self) -> Together:
+    def together(self) -> Together[_Copier]:
         """What pickles many results as one."""
         together = self._together = self._together or Together(_Copier(self._by_id))
         return together

@@ -87,7 +87,7 @@ class _Run:
         "together",
     )
 
-    def __init__(self, ticket: Ticket, batch: Batch, count: int, together: Together) -> None:
+    def __init__(self, ticket: Ticket, batch: Batch, count: int, together: Together[Any]) -> None:
         self.ticket = ticket
         self.together = together
         self.first = batch.first + ticket.start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,8 @@ class Values:
         """*writer* makes a writer; *introduce* sends classes, by id, and says whether they are there;
         *rely* brings what the workers have of objects up to date."""
         self._registry = registry
-        self._make = writer
-        self._writer = writer()
+        self._writer = writer
+        self._together = Together(writer())
         self._introduce = introduce
         self._rely = rely
 
@@ -45,21 +46,21 @@ class Values:
         Raises: what pickling raises.
         """
         found = self._pickled(value)
-        if self._writer.classes and self._introduce(self._writer.classes):
+        if self._together.writer.classes and self._introduce(self._together.writer.classes):
             self.settle()
-            self._writer = self._make()
+            self._together = Together(self._writer())
             found = self._pickled(value)
         return found
 
     def _pickled(self, value: Any) -> tuple[bytes, list[memoryview], bool]:
-        self._writer.classes.clear()
+        self._together.writer.classes.clear()
         try:
-            return self._writer.pickled(value)
+            return self._together.writer.pickled(value)
         except Exception:
-            self._writer = self._make()
+            self._together = Together(self._writer())
             if not find_parts_of(value, self._registry):
                 raise
-            return self._writer.pickled(value)
+            return self._together.writer.pickled(value)
 
     def together(self, items: Sequence[tuple[Any, ...]]) -> tuple[bytes, int, bool] | None:
         """The first of *items*, pickled as one by columns, how many they are, and whether pickle itself
@@ -68,15 +69,19 @@ class Values:
         ``settle`` has to follow before it is sent.
         """
         columns = list(zip(*items, strict=True))
-        together, copies = Together(self._writer), []
         if all(map(are_small, columns)):
-            return together.pickled(columns)[0], len(items), False
-        self._writer.classes.clear()
+            return pickle.dumps(columns, 5), len(items), False
+        together, copies = self._together, []
+        together.writer.classes.clear()
+        together.look_again()
         for args in items:
             if (copy := together.copied(*args)) is None or together.count > _ENTRIES:
                 break
             copies.append(copy)
-        if not copies or self._writer.classes:  # classes are sent before their instances
+        if together.writer.classes:  # which are sent before their instances
+            self._together = Together(self._writer())
+            return None
+        if not copies:
             return None
         stream, by_us = together.pickled(list(zip(*copies, strict=True)))
         return stream, len(copies), by_us
@@ -90,5 +95,5 @@ class Values:
 
     def settle(self) -> None:
         """Send what has changed of what the values rely on."""
-        if self._writer.relies:
-            self._rely(self._writer.relied)
+        if self._together.writer.relies:
+            self._rely(self._together.writer.relied)

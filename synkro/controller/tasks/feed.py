@@ -113,6 +113,7 @@ class Feed:
         self._results = 0.0  # bytes of a result, as the last ones had
         self._fed = 0.0  # when items were offered last
         self._open = False  # whether the workers take items
+        self._pickler: Values | None = None  # of the last batch
         self._wanted: weakref.ref[object] | None = None
         self._back: list[tuple[_Batch, int, int]] = []  # what waits for a slot, or for the next time
 
@@ -280,8 +281,10 @@ class Feed:
     def _offer(self, items: Iterable[Arguments], held: int) -> None:
         """Publish items, in as few batches as they can be pickled in; those for which there is no room
         are read again."""
-        values = self._values(OUT_OF_BAND)  # by what the workers have now
+        values = self._pickler or self._values(OUT_OF_BAND)  # by what the workers have now
+        self._pickler = None  # it keeps what it has seen
         if isinstance(items, list) and (found := values.together(items)):
+            self._pickler = values
             stream, count, by_us = found
             self._publish(items[:count], Pickles(TOGETHER, [stream], by_us), values)
             if count < len(items):
@@ -351,6 +354,7 @@ class Feed:
 
     def open(self) -> None:
         """The workers begin to take items: first those that wait for it."""
+        self._pickler = None  # the program may have called others meanwhile
         self._queue.open(None if self._wanted is None else self._wanted())
         for batch in self._batches.values():
             batch.put(None)
