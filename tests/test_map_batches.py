@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 import threading
-import time
 import typing
 
 import numpy as np
@@ -523,19 +522,6 @@ def test_results_before_what_is_no_exception_come_first(two, kind):
 
 
 # ── what the program sees ────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("chunksize", [None, 3, 1])
-def test_the_first_item_that_fails_is_told(two, chunksize):
-    def failing(n):
-        if n >= 5:
-            raise ValueError(n)
-        time.sleep(0.001)
-
-    for _ in range(20):
-        with pytest.raises(ValueError, match="at item 5 ") as caught:
-            two.map(failing, range(30), chunksize=chunksize)
-        assert caught.value.args == (5,)
 
 
 @pytest.mark.parametrize("way", ["close", "break", "failure"])

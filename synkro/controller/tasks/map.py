@@ -331,8 +331,8 @@ class Map:
             item = first_failure(replies, ranks)[1].item
             where = "" if item is None else f" at {self._item(item)}"
             self._fail(item, worker_error(replies, ranks, self._engine.host_of, where))
-        if self._failure is not None:  # an item before it may fail, too; in any order nobody asks
-            self._feed.cut(0 if self._order is ResultOrder.ANY else self._failed_at)
+        if self._failure is not None:  # what comes before it is wanted, as far as it is read in order
+            self._feed.cut(self._failed_at if self._order is ResultOrder.KEPT else 0)
 
     def _tracing(self) -> contextlib.AbstractContextManager[None]:
         """Record for a trace that this is a call, unless it is in one."""
