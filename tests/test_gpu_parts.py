@@ -66,8 +66,8 @@ class TestWire:
             carried = [encode(operation, vector.copy()) for vector in pair]
             assert all(vector.dtype.str[1:] in NATIVE for vector in carried)
             got = decode(operation, self.nccl(operation, *carried), partial)
-        assert got.dtype == partial
-        np.testing.assert_array_equal(got, want)
+            assert got.dtype == partial
+            np.testing.assert_array_equal(got, want)
 
     @pytest.mark.parametrize("op", ["max", "min"])
     def test_carries_bfloat16_with_its_nan(self, op):
