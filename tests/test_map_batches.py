@@ -708,3 +708,13 @@ def test_classes_with_bases_that_are_none(two, kind):
     for found, held, count in synk.map(seen, [kind(n) for n in range(9)]):
         assert type(found) is type(kind(0))
         assert (held, count) == (kind is not Marked, len(Plugin.found))
+
+
+@pytest.mark.parametrize("way", [list, iter])
+def test_a_class_that_cannot_be_sent_is_told_as_the_item(two, way):
+    class Locked:
+        lock = threading.Lock()
+
+    with pytest.raises(synk.InvalidType, match=r"item 0 of map\(\), .*Locked object.*lock"):
+        synk.map(same, way([Locked(), Locked()]))
+    assert synk.map(same, [1, 2]) == [1, 2]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...errors import UsageError, WorkerError
+from ...errors import CallTimeout, SessionError, WorkerDied
 from ...packing.pickles import ValueWriter, are_small
 from ...packing.together import Together
 from .parts import find_parts_of
@@ -89,9 +88,13 @@ class Values:
     def introduce(self, classes: Iterable[type]) -> None:
         """Have the workers know *classes*, as far as they can be, before there are values of them."""
         for cls in classes:
-            with contextlib.suppress(UsageError, WorkerError):  # which is told where there is a value
+            try:
                 self.pickled(cls)
                 self.settle()
+            except (CallTimeout, SessionError, WorkerDied):
+                raise
+            except Exception:  # it is told where there is a value
+                continue
 
     def settle(self) -> None:
         """Send what has changed of what the values rely on."""
