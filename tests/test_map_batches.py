@@ -718,3 +718,15 @@ def test_a_class_that_cannot_be_sent_is_told_as_the_item(two, way):
     with pytest.raises(synk.InvalidType, match=r"item 0 of map\(\), .*Locked object.*lock"):
         synk.map(same, way([Locked(), Locked()]))
     assert synk.map(same, [1, 2]) == [1, 2]
+
+
+def test_results_of_a_class_that_cannot_be_sent(two):
+    def made(n):
+        class Locked:
+            lock = threading.Lock()
+
+        return Locked() if n == 40 else n
+
+    with pytest.raises(synk.OutputError, match=r"for item 40, .*a Locked, cannot be pickled"):
+        synk.map(made, range(100))
+    assert synk.map(same, [[1], {"x": 2}]) == [[1], {"x": 2}]

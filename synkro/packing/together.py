@@ -79,11 +79,13 @@ class Together(Generic[W]):
     Attributes:
         writer: what pickles their classes, and each other value.
         count: how many entries the values have that were copied since the last look at classes.
+        failed: whether a class could not be pickled: then another writer is needed.
     """
 
     def __init__(self, writer: W) -> None:
         self.writer = writer
         self.count = 0
+        self.failed = False
         self._head = _Head((), b"", {}, False)
         self._plain: dict[type, bool] = {}  # by class, whether instances can be copied
         self._seen: list[int] = []  # by id, what of the value has a copy
@@ -171,7 +173,11 @@ class Together(Generic[W]):
         classes = self._head.classes
         if cls not in classes and len(classes) < _CLASSES:
             classes += (cls,)
-            stream, memo, by_us = self.writer.head(classes)
+            try:
+                stream, memo, by_us = self.writer.head(classes)
+            except Exception:  # it is told where a value is pickled by itself
+                self.failed = True
+                return False
             self._head = _Head(classes, stream.removesuffix(pickle.STOP) + pickle.POP, memo, by_us)
         return cls in classes
 

@@ -253,7 +253,9 @@ class RankObjects:
     @property
     def together(self) -> Together[_Copier]:
         """What pickles many results as one."""
-        together = self._together = self._together or Together(_Copier(self._by_id))
+        together = self._together
+        if together is None or together.failed:
+            together = self._together = Together(_Copier(self._by_id))
         return together
 
     def pickled_arrays(self, value: Any) -> list[Array]:

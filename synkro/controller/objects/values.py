@@ -77,7 +77,7 @@ class Values:
             if (copy := together.copied(*args)) is None or together.count > _ENTRIES:
                 break
             copies.append(copy)
-        if together.writer.classes:  # which are sent before their instances
+        if together.failed or together.writer.classes:  # which are sent before their instances
             self._together = Together(self._writer())
             return None
         if not copies:
