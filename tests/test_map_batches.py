@@ -730,3 +730,11 @@ def test_results_of_a_class_that_cannot_be_sent(two):
     with pytest.raises(synk.OutputError, match=r"for item 40, .*a Locked, cannot be pickled"):
         synk.map(made, range(100))
     assert synk.map(same, [[1], {"x": 2}]) == [[1], {"x": 2}]
+
+
+@pytest.mark.parametrize("chunksize", [None, 2])
+def test_items_that_go_together_among_others(two, chunksize):
+    items = [n if n % 3 else np.full(3, n) if n % 2 else [n] for n in range(9000)]
+    found = synk.map(same, items, chunksize=chunksize)
+    assert list(map(type, found)) == list(map(type, items))
+    assert all(np.array_equal(one, other) for one, other in zip(found, items, strict=True))

@@ -96,6 +96,7 @@ class Feed:
         self.error: Exception | None = None
         self._name = name
         self._items = items
+        self._rest: list[Arguments] = []  # of those that were read, and come before
         self._instant = instant
         self._queue = queue
         self._engine = engine
@@ -175,7 +176,7 @@ class Feed:
     def _end(self) -> None:
         """Nobody wants more items: a generator of them is closed if nobody else has it."""
         self.exhausted, self.error = True, None
-        self._items = iter(())
+        self._items, self._rest = iter(()), []
 
     def want(self, reader: object) -> None:
         """Results are wanted as long as there is *reader*; without it, no other task begins."""
@@ -249,9 +250,11 @@ class Feed:
         """
         if not self._instant:
             return itertools.chain([self._next()], self._more(count - 1))
-        if some := list(itertools.islice(self._items, count)):
-            return some
-        raise StopIteration
+        if self._rest:
+            some, self._rest = self._rest[:count], self._rest[count:]
+        elif not (some := list(itertools.islice(self._items, count))):
+            raise StopIteration
+        return some
 
     def _more(self, count: int) -> Iterator[Arguments]:
         """Items that the program's code makes: each is pickled before the next one is asked for, as they
@@ -287,8 +290,7 @@ class Feed:
             self._pickler = values
             stream, count, by_us = found
             self._publish(items[:count], Pickles(TOGETHER, [stream], by_us), values)
-            if count < len(items):
-                self._items = itertools.chain(items[count:], self._items)
+            self._rest = items[count:] + self._rest
             return
         pending: list[Arguments] = []
         parts: list[Any] = []
@@ -312,7 +314,7 @@ class Feed:
             self._publish([args], Pickles(ALONE, [stream, *buffers], ours), values)
             if self._is_full(held):
                 if self._instant:
-                    self._items = itertools.chain(left, self._items)
+                    self._rest = [*left, *self._rest]
                 return
         self._publish(pending, Pickles(EACH, parts, by_us), values)
 
