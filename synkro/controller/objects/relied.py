@@ -86,12 +86,13 @@ class SharedByTasks:
         """*rely* sends what has changed of objects, by id, and returns what is known of them."""
         self._pause = pause
         self._rely = rely
-        self._objects: dict[int, Any] = {}  # on which items rely, by id
-        self._roots: list[Known] = []
+        self._objects: dict[int, Any] = {}  # what is shared, by id
+        self._known: set[Known] = set()  # of it
 
     def use(self, roots: Iterable[Known]) -> None:
-        """The function uses *roots*, which stay on the workers, whatever takes their places here."""
-        self._known = reached(roots)
+        """Tasks share *roots*, which stay on the workers, whatever takes their places here."""
+        self._known |= reached(roots)
+        self._objects |= {id(known.obj): known.obj for known in self._known}
 
     def add(self, objects: Mapping[int, Any]) -> None:
         """Items rely on these *objects*, by id."""
@@ -100,7 +101,7 @@ class SharedByTasks:
             return
         self._pause()
         self._objects |= new
-        self._known |= reached(self._rely(new))
+        self.use(self._rely(new))
 
     def paths(self) -> dict[int, str]:
         """How to call what is shared, by number."""
