@@ -4,6 +4,7 @@ The tests of maps themselves run over hosts by ``pytest --over localhost,localho
 """
 
 import collections
+import contextlib
 import itertools
 import os
 import signal
@@ -73,8 +74,10 @@ def test_all_hosts_do_their_part(several, seconds):
 
 
 def test_empty_tasks_go_to_both_hosts(two_hosts):
-    parts = collections.Counter(two_hosts.map(lambda k: os.getpid(), range(20_000)))
-    assert parts.keys() == set(two_hosts.pids)  # how many go there is a matter of the machine's load
+    missing = set(two_hosts.pids)  # how many go to each is a matter of the machine's load
+    with Watch(), contextlib.closing(two_hosts.imap(lambda k: os.getpid(), itertools.count())) as results:
+        while missing:
+            missing.discard(next(results))
 
 
 def test_long_tasks_among_short_ones_do_not_queue_up_at_one_host(two_hosts):
@@ -202,8 +205,10 @@ def test_a_failure_names_its_item_and_no_other_task_begins(two_hosts, tmp_path, 
 
     def task(k):
         if k > 2000 and os.getpid() == pid:
+            (tmp_path / "failed").touch()
             raise KeyError(k)
         if k > 2000:
+            wait_until((tmp_path / "failed").exists)
             time.sleep(0.1)
             (tmp_path / str(k)).touch()
 
@@ -211,16 +216,18 @@ def test_a_failure_names_its_item_and_no_other_task_begins(two_hosts, tmp_path, 
         WorkerError, match=rf"rank {rank} \(localhost\) failed in the function 'task' at item [23]\d\d\d"
     ):
         two_hosts.map(task, range(4000))
-    assert len(list(tmp_path.iterdir())) <= 2
+    assert len(list(tmp_path.iterdir())) <= 3
     assert fine(two_hosts)
 
 
-def test_a_timeout_names_the_rank_of_the_other_host(two_hosts):
+def test_a_timeout_names_the_rank_of_the_other_host(two_hosts, tmp_path):
     pid = two_hosts.pids[1]
 
     def task(k):
         if os.getpid() == pid:
+            (tmp_path / "began").touch()
             time.sleep(30)
+        wait_until((tmp_path / "began").exists)  # or all tasks may have ended before the other host has one
 
     with Watch(), pytest.raises(CallTimeout, match=rf"rank 1 \(localhost, pid {pid}\) is running item"):
         two_hosts.map(task, range(100), timeout=1)
