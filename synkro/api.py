@@ -20,7 +20,7 @@ from collections.abc import (  # noqa: F401  names in the signatures of methods
     Sequence,
 )
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray  # noqa: F401
@@ -30,11 +30,11 @@ from .controller.calls.forms import MakesFunctions, make_function
 from .controller.calls.function import Function  # noqa: F401
 from .controller.calls.graphs import teach_transfers
 from .controller.data.attached import Ring
-from .controller.data.data import Data  # noqa: F401
+from .controller.data.data import Data, MakesData  # noqa: F401
 from .controller.data.stored import StoredData  # noqa: F401
 from .controller.engine.engine import State
 from .controller.session import Session
-from .controller.variables.shared import Shared  # noqa: F401
+from .controller.variables.shared import MakesVariables, Shared  # noqa: F401
 from .devices.gpus import visible
 from .errors import InvalidType, InvalidValue, NotForked, UsageError, check_keywords, cut, shortened
 from .machine import importing
@@ -42,7 +42,7 @@ from .memory.ring import RingWriter
 from .values.arrays import checked_seconds
 from .values.foreign import in_backward
 from .worker.group import Group
-from .worker.world import World
+from .worker.world import OverArrays, World
 from .worker.world import split as split_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def current_session(verb: str) -> Session:
 
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 
@@ -235,9 +236,9 @@ def get_n_gpu() -> int:
     return len(visible().gpus)
 
 
-data = _forwarded(Session.data)
-attach = _forwarded(Session.attach)
-_made_ring = _forwarded(Session.ring)
+data: MakesData = _forwarded(cast("Any", Session.data))
+attach: Final = _forwarded(Session.attach)
+_made_ring: Final = _forwarded(Session.ring)
 
 
 @overload
@@ -311,22 +312,22 @@ def _plain(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
     return fn if callable(fn) else lambda fn: fn
 
 
-distribute = _forwarded(Session.distribute)
-shared = _forwarded(Session.shared)
-place = _forwarded(Session.place)
-transfer = _forwarded(Session.transfer)
-set_value = _forwarded(Session.set_value)
-get_value = _forwarded(Session.get_value)
-get_lengths = _forwarded(Session.get_lengths)
-get_shapes = _forwarded(Session.get_shapes)
-push = _forwarded(Session.push)
-fetch = _forwarded(Session.fetch)
-save = _forwarded(Session.save)
-load = _forwarded(Session.load)
-map = _forwarded(Session.map)
-imap = _forwarded(Session.imap)
-summary = _forwarded(Session.summary)
-plot_timeline = _forwarded(Session.plot_timeline)
+distribute: Final = _forwarded(Session.distribute)
+shared: MakesVariables = _forwarded(cast("Any", Session.shared))
+place: Final = _forwarded(Session.place)
+transfer: Final = _forwarded(Session.transfer)
+set_value: Final = _forwarded(Session.set_value)
+get_value: Final = _forwarded(Session.get_value)
+get_lengths: Final = _forwarded(Session.get_lengths)
+get_shapes: Final = _forwarded(Session.get_shapes)
+push: Final = _forwarded(Session.push)
+fetch: Final = _forwarded(Session.fetch)
+save: Final = _forwarded(Session.save)
+load: Final = _forwarded(Session.load)
+map: Final = _forwarded(Session.map)
+imap: Final = _forwarded(Session.imap)
+summary: Final = _forwarded(Session.summary)
+plot_timeline: Final = _forwarded(Session.plot_timeline)
 
 
 def as_completed(futures: Iterable[Future[R]], timeout: float | None = None) -> Iterator[Future[R]]:
@@ -361,7 +362,9 @@ def trace(*args: Any, **kwargs: Any) -> Iterator[None]:
 # ── collectives: of the main program over variables, and inside functions over arrays ────────────────
 
 
-def _in_two_places(method: Callable[..., Any], inside: Callable[..., Any]) -> Callable[..., Any]:
+def _in_two_places(
+    method: Callable[Concatenate[Session, Q], Any], inside: Callable[Concatenate[Group, Any, P], Any]
+) -> OverArrays[P, Q]:
     """A function of the module: *method* of the session or, inside a function, *inside* of its ranks."""
     name = method.__name__
     signatures = [_without_self(form) for form in (method, inside)]
@@ -385,15 +388,15 @@ def _in_two_places(method: Callable[..., Any], inside: Callable[..., Any]) -> Ca
         f"{place[0].upper()}{place[1:]}:\n\n{inspect.getdoc(form)}"
         for place, form in zip(where, (method, inside), strict=True)
     )
-    return collective
+    return cast("OverArrays[P, Q]", collective)
 
 
-broadcast = _in_two_places(Session.broadcast, Group.broadcast)
-scatter = _in_two_places(Session.scatter, Group.scatter)
-gather = _in_two_places(Session.gather, Group.gather)
-all_gather = _in_two_places(Session.all_gather, Group.all_gather)
-reduce = _in_two_places(Session.reduce, Group.reduce)
-all_reduce = _in_two_places(Session.all_reduce, Group.all_reduce)
+broadcast: Final = _in_two_places(Session.broadcast, Group.broadcast)
+scatter: Final = _in_two_places(Session.scatter, Group.scatter)
+gather: Final = _in_two_places(Session.gather, Group.gather)
+all_gather: Final = _in_two_places(Session.all_gather, Group.all_gather)
+reduce: Final = _in_two_places(Session.reduce, Group.reduce)
+all_reduce: Final = _in_two_places(Session.all_reduce, Group.all_reduce)
 
 
 # ── inside functions only ────────────────────────────────────────────────────────────────────────────
@@ -456,11 +459,17 @@ def rows() -> NDArray[np.int64]:
     return current_group("rows").rows()
 
 
+def _over_arrays(function: Callable[Concatenate[Any, P], Any]) -> OverArrays[P, P]:
+    return cast("OverArrays[P, P]", function)
+
+
+@_over_arrays
 def reduce_scatter(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
     """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
     return current_group("reduce_scatter").reduce_scatter(value, op, weight=weight)
 
 
+@_over_arrays
 def all_to_all(value: Any) -> Any:
     """The rows that all ranks have for this one, in the order of the ranks.
 
@@ -482,6 +491,7 @@ def recv(source: int) -> Any:
     return current_group("recv").recv(source)
 
 
+@_over_arrays
 def exchange(value: Any, with_rank: int) -> Any:
     """Give an array to another rank, and get the one that it gives; both call it, without a deadlock.
 

@@ -75,7 +75,8 @@ def test_all_hosts_do_their_part(several, seconds):
 
 def test_empty_tasks_go_to_both_hosts(two_hosts):
     missing = set(two_hosts.pids)  # how many go to each is a matter of the machine's load
-    with Watch(), contextlib.closing(two_hosts.imap(lambda k: os.getpid(), itertools.count())) as results:
+    results = two_hosts.imap(lambda k: os.getpid(), itertools.count())
+    with Watch(), contextlib.closing(results):
         while missing:
             missing.discard(next(results))
 
@@ -227,7 +228,7 @@ def test_a_timeout_names_the_rank_of_the_other_host(two_hosts, tmp_path):
         if os.getpid() == pid:
             (tmp_path / "began").touch()
             time.sleep(30)
-        wait_until((tmp_path / "began").exists)  # or all tasks may have ended before the other host has one
+        wait_until((tmp_path / "began").exists)  # or all tasks may end before the other host has one
 
     with Watch(), pytest.raises(CallTimeout, match=rf"rank 1 \(localhost, pid {pid}\) is running item"):
         two_hosts.map(task, range(100), timeout=1)

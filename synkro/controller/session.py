@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from .. import here
 from ..errors import (
@@ -37,7 +37,7 @@ from .calls.distribution import Distribution, Services
 from .calls.forms import MakesFunctions, make_function, signature_of_function
 from .calls.graphs import teach_transfers
 from .data.attached import attach, make_ring
-from .data.data import make_data
+from .data.data import MakesData, make_data
 from .engine.engine import Engine, State
 from .objects.objects import Objects
 from .placement.choice import VARIABLE
@@ -51,6 +51,7 @@ from .tracing import timeline
 from .tracing.trace import Trace
 from .variables.collectives import Collectives, in_turn
 from .variables.registry import Variables
+from .variables.shared import MakesVariables
 
 if TYPE_CHECKING:
     from .tracing.picture import Timeline
@@ -88,6 +89,10 @@ def _method(
     method.__name__ = name or function.__name__
     method.__qualname__ = f"Session.{method.__name__}"
     return method
+
+
+def _variables(session: Session) -> Variables:
+    return session.services.variables
 
 
 def _collectives(session: Session) -> Collectives:
@@ -268,9 +273,9 @@ class Session:
 
     # ── data and functions ───────────────────────────────────────────────────────────────────────
 
-    data = _method(lambda session: session._engine, make_data, "data")
-    attach = _method(lambda session: session._engine, attach)
-    ring = _method(lambda s: (s._engine, s.services.background.await_all), make_ring, "ring")
+    data: Final = cast("MakesData", _method(lambda session: session._engine, make_data, "data"))
+    attach: Final = _method(lambda session: session._engine, attach)
+    ring: Final = _method(lambda s: (s._engine, s.services.background.await_all), make_ring, "ring")
 
     def _function(self, /, *args: Any, **kwargs: Any) -> Any:
         """A function that runs on all workers at once: of a callable, or of a graph of PyTensor's.
@@ -334,10 +339,10 @@ class Session:
         """
         self.services.distribution.distribute()
 
-    map = _method(lambda session: session._maps, Maps.map)
-    imap = _method(lambda session: session._maps, Maps.imap)
-    push = _method(lambda session: session.services.objects, Objects.push)
-    fetch = _method(lambda session: session.services.objects, Objects.fetch)
+    map: Final = _method(lambda session: session._maps, Maps.map)
+    imap: Final = _method(lambda session: session._maps, Maps.imap)
+    push: Final = _method(lambda session: session.services.objects, Objects.push)
+    fetch: Final = _method(lambda session: session.services.objects, Objects.fetch)
 
     @in_turn  # all replicas are of one moment, even if other calls run in the background
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -369,19 +374,19 @@ class Session:
 
     # ── variables, and the collectives over them ─────────────────────────────────────────────────
 
-    shared = _method(lambda session: session.services.variables, Variables.shared)
-    place = _method(lambda session: session.services.variables, Variables.place)
-    transfer = _method(lambda session: session.services.background, Background.transfer)
-    set_value = _method(_collectives, Collectives.set_value)
-    get_value = _method(_collectives, Collectives.get_value)
-    get_lengths = _method(_collectives, Collectives.get_lengths)
-    get_shapes = _method(_collectives, Collectives.get_shapes)
-    broadcast = _method(_collectives, Collectives.broadcast)
-    scatter = _method(_collectives, Collectives.scatter)
-    gather = _method(_collectives, Collectives.gather)
-    all_gather = _method(_collectives, Collectives.all_gather)
-    reduce = _method(_collectives, Collectives.reduce)
-    all_reduce = _method(_collectives, Collectives.all_reduce)
+    shared: Final = cast("MakesVariables", _method(_variables, Variables.shared))
+    place: Final = _method(_variables, Variables.place)
+    transfer: Final = _method(lambda session: session.services.background, Background.transfer)
+    set_value: Final = _method(_collectives, Collectives.set_value)
+    get_value: Final = _method(_collectives, Collectives.get_value)
+    get_lengths: Final = _method(_collectives, Collectives.get_lengths)
+    get_shapes: Final = _method(_collectives, Collectives.get_shapes)
+    broadcast: Final = _method(_collectives, Collectives.broadcast)
+    scatter: Final = _method(_collectives, Collectives.scatter)
+    gather: Final = _method(_collectives, Collectives.gather)
+    all_gather: Final = _method(_collectives, Collectives.all_gather)
+    reduce: Final = _method(_collectives, Collectives.reduce)
+    all_reduce: Final = _method(_collectives, Collectives.all_reduce)
 
     @property
     def variables(self) -> Session:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, Final, ParamSpec, cast
 
 from .. import api
 from . import rules
@@ -68,11 +68,11 @@ def _classic(
     return updates
 
 
-sgd = _classic(rules.sgd, rated=False)
-momentum = _classic(rules.momentum, rated=False)
-nesterov_momentum = _classic(rules.nesterov_momentum, rated=False)
-adagrad = _classic(rules.adagrad)
-rmsprop = _classic(rules.rmsprop)
-adadelta = _classic(rules.adadelta)
-adam = _classic(rules.adam)
-adamax = _classic(rules.adamax)
+sgd: Final = _classic(rules.sgd, rated=False)
+momentum: Final = _classic(rules.momentum, rated=False)
+nesterov_momentum: Final = _classic(rules.nesterov_momentum, rated=False)
+adagrad: Final = _classic(rules.adagrad)
+rmsprop: Final = _classic(rules.rmsprop)
+adadelta: Final = _classic(rules.adadelta)
+adam: Final = _classic(rules.adam)
+adamax: Final = _classic(rules.adamax)

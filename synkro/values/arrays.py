@@ -6,13 +6,22 @@ import importlib
 import math
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..errors import InvalidType, InvalidValue, cut, shortened, shown
 from .foreign import columns_of, host_array, is_key, is_on_gpu, is_sparse, is_view_of_hdf5
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Scalar = TypeVar("Scalar", bound=np.generic, default=Any)
+else:
+    from typing import TypeVar
+
+    Scalar = TypeVar("Scalar", bound=np.generic)
 
 Array = NDArray[Any]
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
-from .arrays import Array, check_whole
+from .arrays import Array, Scalar, check_whole
 
 
-class Variable(NDArrayOperatorsMixin, ABC):
+class Variable(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
     """An array with a name that is kept from call to call: read and written through ``value``.
 
     Its dtype and number of dimensions never change; the lengths of its dimensions may.
     """
 
     name: str | None
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Scalar]
     ndim: int
 
     @property
     @abstractmethod
-    def value(self) -> Array:
+    def value(self) -> NDArray[Scalar]:
         """The array."""
 
     @value.setter
@@ -48,9 +48,11 @@ class Variable(NDArrayOperatorsMixin, ABC):
     def __hash__(self) -> int:
         return object.__hash__(self)  # == is elementwise, as of arrays
 
-    def __getattr__(self, name: str) -> Any:
-        hint = f": use its value, .value.{name}" if hasattr(np.ndarray, name) else ""
-        raise AttributeError(f"a worker variable has no attribute {name!r}{hint}")
+    if not TYPE_CHECKING:  # which would take each name for one of these
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": use its value, .value.{name}" if hasattr(np.ndarray, name) else ""
+            raise AttributeError(f"a worker variable has no attribute {name!r}{hint}")
 
     def called(self) -> str:
         """What errors call the variable."""

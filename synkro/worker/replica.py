@@ -175,7 +175,7 @@ class Elsewhere(Variable):
     def __getattr__(self, name: str) -> Any:
         if name in ("dtype", "ndim", "whole"):
             raise self._error()
-        return super().__getattr__(name)
+        return super().__getattr__(name)  # type: ignore[misc]  # which checkers do not see
 
     def _error(self) -> InvalidValue:
         ranks = self._ranks

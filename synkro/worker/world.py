@@ -4,22 +4,50 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..comms.members import Members
 from ..errors import InvalidType
 from .group import Group
 
+F = TypeVar("F", bound=np.inexact[Any])
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 
-def _of_its_ranks(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective of the group, for the ranks of a world."""
+
+class OverArrays(Protocol[P, Q]):
+    """The type of a collective: arrays of floats make arrays of the same floats.
+
+    *P* are its other parameters inside a function; *Q* are all that it takes elsewhere.
+    """
+
+    @overload
+    def __call__(self, value: NDArray[F], *args: P.args, **kwargs: P.kwargs) -> NDArray[F]: ...
+
+    @overload
+    def __call__(self, value: Any, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+    @overload
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Any: ...
+
+
+def _of_its_ranks(method: Callable[Concatenate[Group, P], R]) -> Callable[Concatenate[World, P], R]:
+    """What the group does, for the ranks of a world."""
 
     @functools.wraps(method)
-    def collective(self: World, *args: Any, **kwargs: Any) -> Any:
+    def collective(self: World, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._group.among(self._members):
             return method(self._group, *args, **kwargs)
 
     return collective
+
+
+def _over_arrays(method: Callable[Concatenate[Group, Any, P], Any]) -> OverArrays[P, P]:
+    return cast("OverArrays[P, P]", _of_its_ranks(method))
 
 
 class World:
@@ -46,18 +74,18 @@ class World:
         with self._group.among(self._members):
             return split(self._group, color)
 
-    barrier = _of_its_ranks(Group.barrier)
-    all_reduce = _of_its_ranks(Group.all_reduce)
-    reduce = _of_its_ranks(Group.reduce)
-    broadcast = _of_its_ranks(Group.broadcast)
-    scatter = _of_its_ranks(Group.scatter)
-    gather = _of_its_ranks(Group.gather)
-    all_gather = _of_its_ranks(Group.all_gather)
-    reduce_scatter = _of_its_ranks(Group.reduce_scatter)
-    all_to_all = _of_its_ranks(Group.all_to_all)
-    send = _of_its_ranks(Group.send)
-    recv = _of_its_ranks(Group.recv)
-    exchange = _of_its_ranks(Group.exchange)
+    barrier: Final = _of_its_ranks(Group.barrier)
+    all_reduce: Final = _over_arrays(Group.all_reduce)
+    reduce: Final = _over_arrays(Group.reduce)
+    broadcast: Final = _over_arrays(Group.broadcast)
+    scatter: Final = _over_arrays(Group.scatter)
+    gather: Final = _over_arrays(Group.gather)
+    all_gather: Final = _over_arrays(Group.all_gather)
+    reduce_scatter: Final = _over_arrays(Group.reduce_scatter)
+    all_to_all: Final = _over_arrays(Group.all_to_all)
+    send: Final = _of_its_ranks(Group.send)
+    recv: Final = _of_its_ranks(Group.recv)
+    exchange: Final = _over_arrays(Group.exchange)
 
     def __repr__(self) -> str:
         return f"<synkro.World: rank {self.rank()} of {self.size()}>"

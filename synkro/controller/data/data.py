@@ -11,11 +11,12 @@ import contextlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ...errors import InvalidType, InvalidValue, counted, named, with_article
 from ...memory.files import file_of
@@ -24,7 +25,7 @@ from ...memory.segment import Segment
 from ...plan.call import Access, Region
 from ...storage.files import is_stored, mapped
 from ...values import arrays
-from ...values.arrays import Array
+from ...values.arrays import Array, Scalar
 from ...values.foreign import library_of
 from ...values.owners import sole_owner
 from ..engine.engine import Engine, State
@@ -33,7 +34,7 @@ from .outgoing import Outgoing, Placed, check_for_gpus
 from .stored import StoredData, make_stored
 
 
-class Data(NDArrayOperatorsMixin):
+class Data(NDArrayOperatorsMixin, Generic[Scalar]):
     """An array that all workers see: an input of functions.
 
     It reads and writes like an ndarray: indexing, ``len``, arithmetic, NumPy's functions.  Views of it
@@ -79,7 +80,7 @@ class Data(NDArrayOperatorsMixin):
     # ── as an array ──────────────────────────────────────────────────────────────────────────────
 
     @property
-    def data(self) -> Array:
+    def data(self) -> NDArray[Scalar]:
         """The array itself: a view of the shared memory."""
         self._memory.touch()
         return self._memory.array
@@ -89,7 +90,7 @@ class Data(NDArrayOperatorsMixin):
         return self._memory.array.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[Scalar]:
         return self._dtype
 
     @property
@@ -114,6 +115,12 @@ class Data(NDArrayOperatorsMixin):
 
     def __len__(self) -> int:
         return len(self._memory.array)
+
+    @overload
+    def __getitem__(self, key: slice | EllipsisType | list[Any] | None) -> NDArray[Scalar]: ...
+
+    @overload
+    def __getitem__(self, key: Any) -> Any: ...
 
     def __getitem__(self, key: Any) -> Any:
         found = self._memory.array[key]
@@ -149,13 +156,22 @@ class Data(NDArrayOperatorsMixin):
     def __index__(self) -> int:
         return operator.index(self._memory.array)
 
-    def __getattr__(self, name: str) -> Any:
-        hint = f": use x[:].{name}" if hasattr(np.ndarray, name) else ""
-        raise AttributeError(f"a Data has no attribute {name!r}{hint}")
+    if not TYPE_CHECKING:  # which would take each name for one of these
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": use x[:].{name}" if hasattr(np.ndarray, name) else ""
+            raise AttributeError(f"a Data has no attribute {name!r}{hint}")
 
     def __iter__(self) -> Iterator[Any]:
         self._memory.touch()
         return iter(self._memory.array)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        array: Array = self.data
+        return array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        return self._memory.array.__dlpack_device__()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy:
@@ -452,3 +468,36 @@ def _one_ndim(ndim: Any, shape: tuple[int, ...] | None, array: Array | None) -> 
         listed = ", ".join(f"{who} has {count}" for who, count in said.items())
         raise InvalidValue(f"the numbers of dimensions disagree: {listed}.")
     return next(iter(said.values()))
+
+
+class MakesData(Protocol):
+    """The type of ``data()``: what it returns is of the dtype, and the kind, of the value."""
+
+    @overload
+    def __call__(
+        self,
+        value: NDArray[Scalar],
+        *,
+        minibatch: bool = ...,
+        oversize: float = ...,
+        name: str | None = ...,
+        shm_name: str | None = ...,
+    ) -> Data[Scalar]: ...
+
+    @overload
+    def __call__(
+        self,
+        value: ArrayLike | os.PathLike[str] | None = ...,
+        var: Any = ...,
+        dtype: DTypeLike | None = ...,
+        ndim: int | None = ...,
+        shape: Any = ...,
+        minibatch: bool = ...,
+        force_cast: bool = ...,
+        oversize: float = ...,
+        name: str | None = ...,
+        shm_name: str | None = ...,
+    ) -> Data: ...
+
+    @overload
+    def __call__(self, value: Any, *, minibatch: bool = ..., name: str | None = ...) -> StoredData: ...

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ... import here
 from ...errors import A_LINE, InvalidValue, named, ranks_in_words, shown
-from ...values.arrays import Array
+from ...values.arrays import Array, Scalar
 from ...values.variable import Variable
 from ..placement.targets import Targets
 
@@ -53,7 +53,7 @@ class Owner(Protocol):
     def transfer(self, value: Any, target: str | int | None) -> Any: ...
 
 
-class Shared(Variable):
+class Shared(Variable[Scalar]):
     """A worker variable: one replica a rank, all of one dtype and number of dimensions.
 
     One with a target has replicas on those ranks alone.
@@ -71,7 +71,7 @@ class Shared(Variable):
         self,
         owner: Owner,
         number: int,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[Scalar],
         ndim: int,
         name: str | None,
         ranks: tuple[int, ...],
@@ -85,7 +85,7 @@ class Shared(Variable):
         self._owner = owner
 
     @property
-    def value(self) -> Array:
+    def value(self) -> NDArray[Scalar]:
         own = self._stand_in()
         return self.get_value() if own is None else own.value
 
@@ -114,7 +114,7 @@ class Shared(Variable):
         """A copy on another rank, device to device; see ``transfer()``."""
         return self._owner.transfer(self, target)
 
-    def get_value(self) -> Array:
+    def get_value(self) -> NDArray[Scalar]:
         """A copy of the master rank's replica."""
         own = self._stand_in()
         if own is not None:
@@ -156,7 +156,7 @@ class Shared(Variable):
         return here.replica, (self.number, self._owner.token, self.name, self.ranks)
 
 
-class Kept(Shared):
+class Kept(Shared[Any]):
     """Outputs that stayed on the workers: the replica of a rank holds the rows that it computed.
 
     It can be an input of functions, where it is used in place.  Its value are all rows, in their order.
@@ -176,6 +176,18 @@ class Kept(Shared):
 
     def _stand_in(self) -> None:
         return None
+
+
+class MakesVariables(Protocol):
+    """The type of ``shared()``: a variable is of the dtype of its value."""
+
+    @overload
+    def __call__(
+        self, value: NDArray[Scalar], name: str | None = ..., *, target: Any = ...
+    ) -> Shared[Scalar]: ...
+
+    @overload
+    def __call__(self, value: ArrayLike, name: str | None = ..., *, target: Any = ...) -> Shared: ...
 
 
 def check_rows(variable: Shared, verb: str) -> None:
