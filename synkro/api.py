@@ -243,12 +243,24 @@ _made_ring: Final = _forwarded(Session.ring)
 
 @overload
 def ring(
-    shm_name: str, slots: int, shape: Any, dtype: DTypeLike = ..., timeout: float | None = ...
+    shm_name: str,
+    slots: int,
+    shape: Any,
+    dtype: DTypeLike | None = ...,
+    timeout: float | None = ...,
+    any_owner: bool = ...,
 ) -> Ring: ...
 
 
 @overload
-def ring(shm_name: str, *, timeout: float | None = ..., any_owner: bool = ...) -> RingWriter: ...
+def ring(
+    shm_name: str,
+    slots: None = ...,
+    shape: None = ...,
+    dtype: None = ...,
+    timeout: float | None = ...,
+    any_owner: bool = ...,
+) -> RingWriter: ...
 
 
 def ring(

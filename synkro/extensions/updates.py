@@ -35,10 +35,10 @@ def _classic(
     rule = cast(type[rules.FormulaRule], made)
     name, signature = rule.__name__, inspect.signature(rule)
     loss = inspect.Parameter("loss", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Any")
-    params, rate, *constants, _name = signature.parameters.values()
+    params, rate, *constants, called = signature.parameters.values()
     rate = rate if rated else rate.replace(default=inspect.Parameter.empty)
     signature = signature.replace(
-        parameters=[loss, params, rate, *constants], return_annotation="Updates"
+        parameters=[loss, params, rate, *constants, called], return_annotation="Updates"
     )
 
     def updates(*args: Any, **kwargs: Any) -> Updates:
@@ -48,8 +48,9 @@ def _classic(
             loss: a variable of a graph, a float without dimensions: a mean over the rows.
             params: the shared variables to train, of floats.
             learning_rate: a number, or a variable without dimensions.
+            name: what the names of the state's variables begin with; None for variables without names.
 
-        The constants of the rule follow.
+        The constants of the rule follow the rate.
 
         Raises: InvalidType, InvalidValue.
         """
@@ -59,8 +60,10 @@ def _classic(
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         loss, params, rate, *constants = given.args
+        prefix = given.arguments["name"]
+        states = [prefix and f"{prefix}.{state}" for state in rule.STATES]
         timed = issubclass(rule, rules.adam)
-        return updates_by(rule.formula, loss, params, rate, tuple(constants), len(rule.STATES), timed)
+        return updates_by(rule.formula, loss, params, rate, tuple(constants), states, timed)
 
     updates.__name__ = updates.__qualname__ = name
     updates.__doc__ = f"{inspect.getdoc(rule)}\n\n{inspect.getdoc(updates)}"

@@ -345,10 +345,10 @@ def updates_by(
     params: Sequence[Any],
     rate: Any,
     constants: tuple[Any, ...],
-    states: int,
+    states: Sequence[str | None],
     timed: bool,
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]], SharedVariable]:
-    """The updates of a step by *formula*, that of one of ``extensions.rules``, with so many *states*.
+    """The updates of a step by *formula*, of one of ``extensions.rules``, with these names of *states*.
 
     The first of its constants is the number of the step, if it is *timed*.  Returns the updates of the
     variable of the flat gradient, those of the parameters and the state, and that variable.
@@ -362,7 +362,7 @@ def updates_by(
         )
     gradient, flat = flat_gradient(loss, params)
     zeros = gradient.get_value()
-    held = [pytensor.shared(zeros) for _ in range(states)]
+    held = [pytensor.shared(zeros, name) for name in states]
     updates: list[tuple[Any, Any]] = []
     if timed:
         count = pytensor.shared(np.int64(0))

@@ -12,6 +12,10 @@ def loss(x: NDArray[np.float64], scale: float = 1.0) -> float:
     return float(x.sum()) * scale
 
 
+def counted(words: synk.Data[np.int64]) -> None: ...
+
+
+rows = synk.data(x)
 total = synk.function(loss, outputs="sum")
 session = synk.Session(2)
 
@@ -38,6 +42,13 @@ synk.map(3, [x])
 names: list[str] = synk.map(loss, [x])
 synk.imap(loss, [x], ordered="no")
 synk.nothing
+synk.data(x, nam="x")
+synk.data(x).mean()
+synk.shared(x, name=3)
+synk.shared(x).nonsense
+synk.all_reduce(x, oop="sum")
+synk.exchange(x)
+counted(rows)
 session.functoin(loss)
 session.map(loss, 3)
 synk.as_completed([3])

@@ -134,9 +134,31 @@ for future in synk.as_completed(futures):
 
 # ── data and variables ───────────────────────────────────────────────────────────────────────────────
 
-rows = synk.data(x)
+rows = synk.data(x, name="rows", oversize=1.5)
+assert_type(rows, synk.Data[np.float64])
+assert_type(rows[2:], Array)
+assert_type(rows.data, Array)
+assert_type(rows.dtype, np.dtype[np.float64])
+assert_type(synk.data("rows.npy"), synk.Data)
+assert_type(synk.data([[1, 2]], dtype="f4"), synk.Data)
 weights = synk.shared(np.zeros(2), name="w")
-assert_type(weights, synk.Shared)
+assert_type(weights, synk.Shared[np.float64])
+assert_type(weights.value, Array)
+assert_type(synk.shared(3.0), synk.Shared)
+np.from_dlpack(rows)
+
+
+def shown(rows: synk.Data, weights: synk.Shared[np.float64]) -> Array:
+    print(rows)
+    return weights.value
+
+
+shown(rows, weights)
+frames = synk.ring("/frames", slots=4, shape=(8, 2))
+assert_type(frames, synk.Ring)
+for frame in frames:
+    assert_type(frame, synk.Data)
+assert_type(synk.ring("/frames"), synk.RingWriter)
 synk.set_value(0, weights, np.ones(2))
 synk.broadcast(weights)
 synk.all_reduce(weights, op="mean")
@@ -145,7 +167,14 @@ synk.save("state.npz")
 
 @synk.function(outputs=[])
 def step(x: Array) -> None:
-    gradient = synk.all_reduce(x.mean(0), "mean")
+    gradient = synk.all_reduce(x, "mean", weight=len(x)).mean(0)
+    assert_type(synk.all_reduce(x), Array)
+    assert_type(synk.all_gather(x, nd_up=1), Array)
+    assert_type(synk.exchange(x, 1), Array)
+    half = synk.split(synk.rank() // 2)
+    assert half is not None
+    assert_type(half.reduce_scatter(x, "sum"), Array)
+    half.send(x, 0)
     weights.value = weights.value - 0.1 * gradient
     assert_type(synk.rank(), int)
     assert_type(synk.rng(), np.random.Generator)
