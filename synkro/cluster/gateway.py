@@ -138,8 +138,7 @@ class GatewaySession:
         inherited = Inherited.of([descriptors.take(-1 - place) for place in places])
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
         memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
-        wakes = inherited.wakes_main, inherited.wake_workers
-        self._proxy = Proxy(memory, begin.size, remote, *wakes)
+        self._proxy = Proxy(memory, begin.size, remote, inherited)
         self._relay = WireRelay(wire, begin.hosts, inherited, self._proxy.answered)
         self._segments = SegmentTable(self._mapped, descriptors.release)
         self._files: dict[int, Likeness] = {}  # of segments that are files of the user's

@@ -104,8 +104,7 @@ class WorkerPool:
                 worker.socket.settimeout(SOCKET_PATIENCE)
         finally:
             os.close(arena)
-        wakes = inherited.wakes_main, inherited.wake_workers
-        controller = Controller(block.base.data, size, *wakes)
+        controller = Controller(block.base.data, size, inherited)
         self._resources.callback(controller.close)
         block.close()
         self._pump.start()
