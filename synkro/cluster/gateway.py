@@ -45,9 +45,9 @@ from .merging import HERE, Merging
 from .mirrors import CurrentBytes
 from .parcels import Piece, pack, size_of, unpack
 from .relay import WireRelay
-from .seals import ForgedError
+from .seals import LostError
 from .tasks import RemoteTasks
-from .wire import BEAT, SilenceError, Wire, library, news_of
+from .wire import BEAT, Wire, library
 
 _PATIENCE = 5e-3  # seconds in which this host can come before others, whose parts then need no memory
 _LONG = 2.0  # seconds after which the user hears that inputs are on their way
@@ -423,7 +423,7 @@ class Gateway:
 
         *printed* is where it hears what workers print, *descriptors* where it sends those of its memory.
 
-        Raises: SilenceError, ForgedError if a host is lost: the main process knows, and has hung up.
+        Raises: LostError if a host is lost: the main process knows, and has hung up.
         """
         with (
             contextlib.closing(descriptors),
@@ -470,9 +470,9 @@ class Gateway:
                 for leader in self._leaders:
                     self._wire.send(leader, protocol.End())
                 self._wire.part(session.hear_late)
-        except (SilenceError, ForgedError) as error:
+        except LostError as error:
             with contextlib.suppress(EOFError, OSError):
-                main.send(news_of(error))
+                main.send(error)
                 main.recv()
             raise
 

@@ -35,9 +35,9 @@ from .mirrors import Mirrors
 from .parcels import discard, large, pack, unpack, unpack_values
 from .pool import LeaderPool
 from .relay import WireRelay
-from .seals import ForgedError
+from .seals import ForgedError, LostError, SilenceError
 from .tasks import LocalTasks
-from .wire import GATEWAY, SilenceError, Wire, library, news_of
+from .wire import GATEWAY, Wire, library
 
 _PATIENCE = 5e-3  # seconds that ranks which have answered wait for the others of their host
 _GRACE = 1.0  # seconds in which workers can leave by themselves
@@ -402,7 +402,7 @@ class Leader:
                     self._answer(source, question)
                 source, question = self._wire.next()
             self._wire.leave()
-        except (SilenceError, ForgedError) as error:
+        except LostError as error:
             self._complain(error)
 
     def _work(self, begin: protocol.Begin) -> None:
@@ -425,12 +425,12 @@ class Leader:
         finally:
             session.close()
 
-    def _complain(self, error: SilenceError | ForgedError) -> NoReturn:
+    def _complain(self, error: LostError) -> NoReturn:
         """A host is lost: have the gateway know, and wait until it has ended all."""
         try:
             if isinstance(error, SilenceError) and error.host == GATEWAY:
                 raise error
-            self._wire.send_last(news_of(error))
+            self._wire.send_last(error)
         except SilenceError:  # the gateway is not heard, and MPI would wait for it
             print(UNHEARD, file=sys.stderr, flush=True)
             tell(self._held, 0)  # mpiexec's process on this host may hear nothing either

@@ -25,6 +25,7 @@ from . import protocol
 from .cleanup import ENDED, NO_MEMORY, UNHEARD
 from .compare import Hello, differences, unlike_gpus
 from .mpiexec import clean, stranger
+from .seals import ForgedError, SilenceError
 
 PATIENCE = 20.0
 """Seconds until all processes have begun MPI, and for an answer."""
@@ -336,11 +337,11 @@ class HostsPool(WorkerPool):
             rank = said.ended.rank
             self._pump.await_end(rank, STDERR)
             return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
-        if isinstance(said, protocol.Forged):
+        if isinstance(said, ForgedError):
             one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"
             return self._lost(said.host or said.at, why)
-        if isinstance(said, protocol.Silent):
+        if isinstance(said, SilenceError):
             where = f" on {self._cluster.hosts[said.at]}" if said.at else ""
             return self._lost(said.host, f"{self._silent}{where}")
         return None

@@ -28,8 +28,7 @@ While a session lives::
     Traced        gateway → leader          have the workers leave marks
     Marks         leader → gateway          they have
     Tick, Tock    gateway → leader → …      what the clocks say
-    Silent        leader → gateway → main   nothing is heard of a host any more
-    Forged        leader → gateway → main   a message is not what another process has sent
+    LostError     leader → gateway → main   a host is lost (``seals``)
     Missing       gateway → main            a host does not have a file
     Pushing       gateway → main            inputs are on their way to a host for long
     Shown         between all               what the ranks of a host have shown the others
@@ -260,24 +259,6 @@ class Died(NamedTuple):
     """A worker has ended."""
 
     ended: ProcessEnd
-
-
-class Silent(NamedTuple):
-    """Nothing is heard of a host any more by process *at*."""
-
-    host: int
-    at: int
-
-
-class Forged(NamedTuple):
-    """What has come to process *at* as a message of *host*'s is not what that has sent.
-
-    *what* is the end of a sentence about it.
-    """
-
-    host: int
-    at: int
-    what: str
 
 
 class Missing(NamedTuple):
