@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -63,16 +64,8 @@ class Cluster(abc.ABC):
 
     hosts: Sequence[str]
     places: Sequence[int]
-    said: list[Hello]
-    seconds: float
-    gateway: Connection
-    printed: Connection
-    descriptors: socket.socket
     sentinel: int
     secret: bool
-    environment: dict[str, str]
-    _until: float
-    _undo: contextlib.ExitStack
 
     def __init__(self, seconds: float) -> None:
         """All hosts have to begin within *seconds*."""
@@ -99,7 +92,7 @@ class Cluster(abc.ABC):
         self.gateway.send(protocol.Hail(os.getcwd(), tuple(search_path()), environment))
         self._await(self.gateway.fileno())
         try:
-            self.said = self.gateway.recv()
+            self.said: list[Hello] = self.gateway.recv()
         except EOFError:
             raise SessionError(
                 f"the processes of MPI's have ended: {self.last_words(1)}{self.log()}"
@@ -202,28 +195,6 @@ class LeaderPool(WorkerPool):
         self.inherited = Inherited.of(list(map(os.dup, inherited.listed())))
 
 
-class _Printed:
-    """What comes from the gateway for the user to read; of it, ``recv`` returns what workers print."""
-
-    def __init__(self, cluster: Cluster, note: Note | None) -> None:
-        self._cluster = cluster
-        self._note = note
-        self.fileno = cluster.printed.fileno
-
-    def recv(self) -> protocol.Printed | None:
-        said = self._cluster.printed.recv()
-        match said:
-            case protocol.Printed():
-                return said
-            case protocol.Missing(host, segment) if self._note is not None:
-                has_not = f"{self._cluster.hosts[host]} does not have the file of {{}}"
-                self._note(segment, f"{has_not}: what is read of it is sent there")
-            case protocol.Pushing(host, segment, nbytes) if self._note is not None:
-                name, size = self._cluster.hosts[host], readable_bytes(nbytes)
-                self._note(segment, f"pushing {size} of {{}} to {name}…")
-        return None
-
-
 class HostsPool(WorkerPool):
     """The workers of all hosts: the main process's own, and by the gateway the others."""
 
@@ -258,7 +229,7 @@ class HostsPool(WorkerPool):
             self._trusted,
         )
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
-        self._pump.hear(others, _Printed(cluster, note))
+        self._pump.hear(others, cluster.printed.fileno(), partial(self._printed, note))
         controller = super().start([environments[rank] for rank in self.ranks], board)
         begun: list[protocol.Begun] = self._heard()
         for name, ranks, each in zip(cluster.hosts[1:], self.hosts[1:], begun, strict=True):
@@ -267,6 +238,20 @@ class HostsPool(WorkerPool):
             self._pids |= dict(zip(ranks, each.pids, strict=True))
         self.sentinels += [cluster.gateway.fileno(), cluster.sentinel]
         return controller
+
+    def _printed(self, note: Note | None) -> protocol.Printed | None:
+        """What the gateway says for the user to read next, if workers have printed it; else *note* gets
+        it."""
+        match said := self._cluster.printed.recv():
+            case protocol.Printed():
+                return said
+            case protocol.Missing(host, segment) if note is not None:
+                has_not = f"{self._cluster.hosts[host]} does not have the file of {{}}"
+                note(segment, f"{has_not}: what is read of it is sent there")
+            case protocol.Pushing(host, segment, nbytes) if note is not None:
+                name, size = self._cluster.hosts[host], readable_bytes(nbytes)
+                note(segment, f"pushing {size} of {{}} to {name}…")
+        return None
 
     def _heard(self) -> Any:
         patience = self._cluster.left(BEGINNING)
