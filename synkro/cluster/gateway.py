@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ class Clocks:
         return min(self._looks.get(host, [(0, 0)]))[1]
 
 
-class _Pending:
+class _Pending(NamedTuple):
     """A command that some ranks of other hosts have not answered.
 
     Attributes:
@@ -85,23 +85,12 @@ class _Pending:
         merging: of each target, by where it lies: the parts of the hosts.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self.waiting = set(ranks)
-        self.replies: dict[int, bytes] = {}
-        self.merging: dict[tuple[int, int], Merging] = {}
-
-    def take(self, replies: dict[int, bytes]) -> None:
-        """Ranks have answered with these *replies*."""
-        self.waiting -= replies.keys()
-        self.replies |= replies
-
-    def hand_over(self) -> dict[int, bytes]:
-        """The replies until now."""
-        replies, self.replies = self.replies, {}
-        return replies
+    waiting: set[int]
+    replies: dict[int, bytes]
+    merging: dict[tuple[int, int], Merging]
 
 
-class _Route:
+class _Route(NamedTuple):
     """Where a command goes, which may come again.
 
     Attributes:
@@ -111,11 +100,11 @@ class _Route:
         versions: by host, those of all segments of which it has what its ranks read.
     """
 
-    def __init__(
-        self, edition: int, command: Command, parts: list[tuple[int, tuple[int, ...]]], work: Work | None
-    ) -> None:
-        self.edition, self.command, self.parts, self.work = edition, command, parts, work
-        self.versions: dict[int, dict[int, int]] = {}
+    edition: int
+    command: Command
+    parts: list[tuple[int, tuple[int, ...]]]
+    work: Work | None
+    versions: dict[int, dict[int, int]]
 
 
 class GatewaySession:
@@ -202,7 +191,7 @@ class GatewaySession:
         again = route is not None and route.edition == order.edition
         if route is None or not again:
             route = self._routes[order.ranks] = self._routed(order)
-        self._pending[order.number] = _Pending(order.ranks)
+        self._pending[order.number] = _Pending(set(order.ranks), {}, {})
         payload = None if again else order.command
         for host, ranks in route.parts:
             pieces = self._lacking(route, host, ranks)
@@ -227,7 +216,7 @@ class GatewaySession:
                 self._versions = self._segments.array(command.versions)
         parts = [(host, tuple([r for r in order.ranks if self._host_of[r] == host])) for host in hosts]
         work = command.inner(self._view)
-        return _Route(order.edition, command, parts, work if isinstance(work, Work) else None)
+        return _Route(order.edition, command, parts, work if isinstance(work, Work) else None, {})
 
     def _lacking(self, route: _Route, host: int, ranks: tuple[int, ...]) -> list[Piece]:
         """What *host* does not have yet of what *ranks*, which are there, read."""
@@ -242,10 +231,8 @@ class GatewaySession:
     def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
         if not self._tasks:
             queue = self._queue = [self._descriptors.take(number) for number in work.queue]
-            size = len(self._host_of)
             for host in hosts:
-                ranks = self._hosts[host]
-                self._tasks[host] = RemoteTasks(self._wire, host, ranks, size, self._proxy, queue)
+                self._tasks[host] = RemoteTasks(self._wire, host, self._hosts[host], self._proxy, queue)
         for host in hosts:
             self._tasks[host].begin(number)
 
@@ -355,7 +342,8 @@ class GatewaySession:
     def _take(self, number: int, replies: dict[int, bytes]) -> None:
         """Ranks have answered command *number*, and what they have written is here."""
         pending = self._pending[number]
-        pending.take(replies)
+        pending.waiting.difference_update(replies)
+        pending.replies.update(replies)
         for rank in replies:
             self._proxy.report(rank, Phase.WAITING, 0)
         if not pending.merging:
@@ -363,7 +351,8 @@ class GatewaySession:
 
     def _answer(self, number: int, pending: _Pending) -> None:
         """Hand the replies that there are to the main process."""
-        self._proxy.answer(number, pending.hand_over())
+        self._proxy.answer(number, pending.replies)
+        pending.replies.clear()
         if not pending.waiting:
             del self._pending[number]
 
