@@ -251,14 +251,10 @@ class GatewaySession:
             file = self._files.get(attach.segment)
             if file is not None:
                 asked = [host for host in hosts if not self._current[host].knows(attach.segment)]
-                self._look_for(protocol.Wanted(attach.segment, attach.nbytes, file), asked)
-
-    def _look_for(self, wanted: protocol.Wanted, hosts: Sequence[int]) -> None:
-        """Ask *hosts* whether they have a file: nothing has to go there then."""
-        for host in hosts:
-            self._wire.send(host, wanted)
-        while not all(self._current[host].knows(wanted.segment) for host in hosts):
-            self.hear(*self._wire.next())
+                for host in asked:  # if it has the file, nothing has to go there
+                    self._wire.send(host, protocol.Wanted(attach.segment, attach.nbytes, file))
+                while not all(self._current[host].knows(attach.segment) for host in asked):
+                    self.hear(*self._wire.next())
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 

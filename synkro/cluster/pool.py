@@ -94,9 +94,7 @@ class Cluster(abc.ABC):
         try:
             self.said: list[Hello] = self.gateway.recv()
         except EOFError:
-            raise SessionError(
-                f"the processes of MPI's have ended: {self.last_words(1)}{self.log()}"
-            ) from None
+            raise self.gone() from None
 
     def _settle(self, undo: contextlib.ExitStack) -> None:
         """All are there; what *undo* does is done at the end of the session.
@@ -130,6 +128,10 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def last_words(self, patience: float = 0.0) -> str:
         """Why the processes have ended, after waiting *patience* seconds for their end."""
+
+    def gone(self) -> SessionError:
+        """What to raise as the processes have ended."""
+        return SessionError(f"the processes of MPI's have ended: {self.last_words(_DYING)}{self.log()}")
 
     def ask(self, question: Any) -> Any:
         """The gateway's answer.
@@ -263,10 +265,7 @@ class HostsPool(WorkerPool):
         try:
             said = self._cluster.gateway.recv()
         except (EOFError, OSError):
-            raise SessionError(
-                f"the processes of MPI's have ended: {self._cluster.last_words(_DYING)}"
-                f"{self._cluster.log()}"
-            ) from None
+            raise self._cluster.gone() from None
         if (end := self._end_told(said)) is not None:
             raise end
         return said

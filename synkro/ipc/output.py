@@ -72,7 +72,7 @@ class _Stream:
                 stream.flush()
 
 
-Sink = Callable[[int, str, bytes], None]
+Sink = Callable[[tuple[int, str, bytes]], None]
 Printed = Callable[[], tuple[int, str, bytes] | None]
 
 
@@ -127,7 +127,7 @@ class OutputPump:
         if self._sink is None:
             stream.feed(chunk)
         else:
-            self._sink(stream.rank, stream.target, chunk)
+            self._sink((stream.rank, stream.target, chunk))
         if not chunk:
             stream.ended.set()
 
