@@ -123,11 +123,12 @@ class GatewaySession:
         self._printed = printed
         self._hosts = begin.hosts
         self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
-        places = range(Inherited.count(begin.size))
+        size = len(self._host_of)
+        places = range(Inherited.count(size))
         inherited = Inherited.of([descriptors.take(-1 - place) for place in places])
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
         memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
-        self._proxy = Proxy(memory, begin.size, remote, inherited)
+        self._proxy = Proxy(memory, size, remote, inherited)
         self._relay = WireRelay(wire, begin.hosts, inherited, self._proxy.answered)
         self._segments = SegmentTable(self._mapped, descriptors.release)
         self._files: dict[int, Likeness] = {}  # of segments that are files of the user's

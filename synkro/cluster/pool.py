@@ -221,9 +221,7 @@ class HostsPool(WorkerPool):
         self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
     ) -> Controller:
         cluster = self._cluster
-        size = sum(map(len, self.hosts))
         self._begin = protocol.Begin(
-            size,
             tuple(self.hosts),
             board,
             tuple(map(cluster.unknown, environments)),

@@ -130,7 +130,6 @@ class Begin(NamedTuple):
     """Start the workers of your host.
 
     Attributes:
-        size: the number of all ranks.
         hosts: the ranks of each process of MPI's.
         board: the bytes where ranks meet.
         environments: of the workers, by rank: what they have beyond the main process's.
@@ -138,7 +137,6 @@ class Begin(NamedTuple):
         trusted: whether rows need no digests.
     """
 
-    size: int
     hosts: tuple[range, ...]
     board: int
     environments: tuple[dict[str, str], ...]

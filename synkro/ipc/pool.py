@@ -97,7 +97,7 @@ class WorkerPool:
             self.share(inherited, board)
             for rank, environment in zip(self.ranks, environments, strict=True):
                 with uninterrupted():
-                    worker = WorkerProcess(rank, size, hosts, inherited, environment)
+                    worker = WorkerProcess(rank, hosts, inherited, environment)
                     self._workers.append(worker)
                     self._resources.callback(worker.close)
                 self._pump.add(rank, worker.stdout, worker.stderr)

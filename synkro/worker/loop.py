@@ -48,11 +48,12 @@ from .terminal import end_lines, refuse_questions, write_lines
 from .workspace import end_as_child
 
 
-def run(rank: int, size: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
-    """Be the worker of *rank*, one of *size*, which are distributed over *hosts*.
+def run(rank: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
+    """Be the worker of *rank*, which is one of those on *hosts*.
 
     *fds* are its socket, and what it has ``Inherited``.
     """
+    size = sum(map(len, hosts))
     sock, *listed = fds
     inherited = Inherited.of(listed)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
