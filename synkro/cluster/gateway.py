@@ -498,7 +498,8 @@ class Gateway:
             case protocol.Distances(path):
                 return [self._distance(leader, path) for leader in self._leaders]
             case protocol.Reach(leader):
-                return self._asked(leader, question)
+                self._wire.send(leader, question)
+                return self._wire.next()[1]
 
     def _asked_all(self, question: Any) -> list[Any]:
         """What each leader answers to a *question*."""
@@ -509,28 +510,19 @@ class Gateway:
 
     def _distance(self, leader: int, path: str) -> protocol.Distance:
         """What lies between here and a host."""
-        times, leads = [], []
-        for _ in range(_ROUNDS):
-            start, before = time.perf_counter(), time.time()
-            then = self._asked(leader, protocol.Clock())
-            times.append(time.perf_counter() - start)
-            leads.append((times[-1], then - (before + times[-1] / 2)))
-        _, ahead = min(leads)  # the quickest answer tells the time best
-        return protocol.Distance(
-            statistics.median(times) / 2,
-            max(self._bandwidth(leader) for _ in range(3)),
-            ahead,
-            self._asked(leader, protocol.Sees(path)),
-        )
+        looks = [self._look(leader, protocol.Echo(0)) for _ in range(_ROUNDS)]
+        latency = statistics.median(took for took, _, _ in looks) / 2
+        _, ahead, _ = min(looks)  # the quickest answer tells the time best
+        took, _, _ = min(self._look(leader, protocol.Echo(_BULK)) for _ in range(3))
+        _, _, sees = self._look(leader, protocol.Echo(0, path))
+        return protocol.Distance(latency, 2 * _BULK / took, ahead, sees)
 
-    def _asked(self, leader: int, question: Any) -> Any:
-        self._wire.send(leader, question)
-        return self._wire.next()[1]
-
-    def _bandwidth(self, leader: int) -> float:
-        there, back = np.zeros(_BULK, np.uint8), np.empty(_BULK, np.uint8)
-        start = time.perf_counter()
-        self._wire.send(leader, protocol.Echo(_BULK), Load([there], sealed=False))
-        self._wire.next()
+    def _look(self, leader: int, echo: protocol.Echo) -> tuple[float, float, bool]:
+        """How long an echo takes, how far the clock there is ahead, and whether it sees a file."""
+        there, back = np.zeros(echo.nbytes, np.uint8), np.empty(echo.nbytes, np.uint8)
+        start, before = time.perf_counter(), time.time()
+        self._wire.send(leader, echo, Load([there], sealed=False))
+        _, (then, sees) = self._wire.next()
         self._wire.fill(leader, [back], sealed=False)
-        return 2 * _BULK / (time.perf_counter() - start)
+        took = time.perf_counter() - start
+        return took, then - (before + took / 2), sees

@@ -440,16 +440,13 @@ class Leader:
                 self._wire.send(GATEWAY, hello(question, library()))
             case protocol.AskGpus(shown):
                 self._wire.send(GATEWAY, visible(shown))
-            case protocol.Clock():
-                self._wire.send(source, time.time())
             case protocol.Reach(_, other):
-                self._wire.send(other, protocol.Clock())
+                self._wire.send(other, protocol.Echo(0))
                 self._wire.next()
                 self._wire.send(GATEWAY, True)
-            case protocol.Sees(path):
-                self._wire.send(GATEWAY, os.path.exists(path))
-            case protocol.Echo(nbytes):
+            case protocol.Echo(nbytes, path):
                 body = np.empty(nbytes, np.uint8)
-                self._wire.fill(GATEWAY, [body], sealed=False)
-                self._wire.send(GATEWAY, nbytes, Load([body], sealed=False))
+                self._wire.fill(source, [body], sealed=False)
+                answer = time.time(), bool(path) and os.path.exists(path)
+                self._wire.send(source, answer, Load([body], sealed=False))
                 self._wire.flush()

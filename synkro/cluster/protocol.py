@@ -4,7 +4,7 @@ Questions, which the main process asks the gateway, and that asks the leaders, c
 
     Hail          who are you?
     AskGpus       which GPUs are there?
-    Distances     how far are the hosts?  For which the gateway asks Clock, Sees, Echo
+    Distances     how far are the hosts?  For which the gateway asks Echo
     Reach         does one host reach another?
     End, Leave    the session is over; there will be no other
 
@@ -66,20 +66,11 @@ class AskGpus(NamedTuple):
     shown: dict[str, str]
 
 
-class Clock(NamedTuple):
-    """What time is it?"""
-
-
-class Sees(NamedTuple):
-    """Is there a file at *path*?"""
-
-    path: str
-
-
 class Echo(NamedTuple):
-    """Send *nbytes* bytes back."""
+    """Send *nbytes* bytes back.  What time is it, and is there a file at *path*, if one is given?"""
 
     nbytes: int
+    path: str = ""
 
 
 class Reach(NamedTuple):
