@@ -17,7 +17,7 @@ from support.together import good, together
 from support.waiting import wait_until
 from synkro.ipc.block import AREA, MARKS, block_bytes
 from synkro.ipc.channel import Controller
-from synkro.ipc.descriptors import Descriptors, send_descriptors
+from synkro.ipc.descriptors import Descriptors, Inherited, send_descriptors
 from synkro.ipc.listener import Listener
 from synkro.ipc.waiting import new_fence
 
@@ -35,12 +35,13 @@ class Wire:
         self.size = size
         self.eventfds = [os.eventfd(0) for _ in range(1 + size)]
         wake_workers, *wakes_main = self.eventfds
+        inherited = Inherited(-1, -1, wake_workers, tuple(wakes_main), (), -1)
         memory = memoryview(mmap.mmap(-1, block_bytes(size)))
         pairs = [socket.socketpair() for _ in range(size)]
         self.sockets = [ours for ours, _ in pairs]
-        self.controller = Controller(memory, size, wakes_main, wake_workers)
+        self.controller = Controller(memory, size, inherited)
         self.lane = self.controller.everyone
-        self.listeners = [Listener(memory, rank, size, wakes_main, wake_workers) for rank in range(size)]
+        self.listeners = [Listener(memory, rank, size, inherited) for rank in range(size)]
         self.received = [Descriptors(theirs) for _, theirs in pairs]
         self.threads = []
 

@@ -315,7 +315,7 @@ def test_functions_bring_their_arrays():
         parcel = Parcel(b"", memory.segment, ((8, 20), (64, 65)))
         wanted = [Extent(memory.segment, 8, 20), Extent(memory.segment, 64, 65)]
         for command in (
-            Distribute((), "", {}, parcel),
+            Distribute(parcel, (), "", {}),
             messages.Renew(parcel),
             messages.Compare(parcel),
         ):
@@ -386,7 +386,7 @@ def test_on_a_trusted_network_numbers_are_bare_and_nothing_else():
             assert set(reads(command)) == {trusted}
         for command in (
             Call(plan_of((items, Pickled(room)), ((0, 2),), Strided(0, 1, 2))),
-            *(Indirect(payload), Distribute((), "", {}, parcel), messages.Renew(parcel)),
+            *(Indirect(payload), Distribute(parcel, (), "", {}), messages.Renew(parcel)),
         ):
             assert set(reads(command)) == {False}
         chosen = Call(plan_of((Scattered(array),), ((0, 2),), picked))

@@ -10,6 +10,7 @@ import pytest
 
 from synkro.ipc.block import block_bytes
 from synkro.ipc.channel import Controller
+from synkro.ipc.descriptors import Inherited
 from synkro.ipc.listener import Listener
 from synkro.ipc.proxy import Proxy
 
@@ -23,10 +24,11 @@ class Wire:
     def __init__(self):
         self.eventfds = [os.eventfd(0) for _ in range(1 + SIZE)]
         wake_workers, *wakes_main = self.eventfds
+        inherited = Inherited(-1, -1, wake_workers, tuple(wakes_main), (), -1)
         memory = memoryview(mmap.mmap(-1, block_bytes(SIZE)))
-        self.controller = Controller(memory, SIZE, wakes_main, wake_workers)
-        self.listener = Listener(memory, 0, SIZE, wakes_main, wake_workers)
-        self.proxy = Proxy(memory, SIZE, [1, 2], wakes_main, wake_workers)
+        self.controller = Controller(memory, SIZE, inherited)
+        self.listener = Listener(memory, 0, SIZE, inherited)
+        self.proxy = Proxy(memory, SIZE, [1, 2], inherited)
 
     def send(self, command, housekeeping=b"", ranks=(0, 1, 2)):
         lane = self.controller.lane(ranks)

@@ -96,7 +96,7 @@ def distribute(functions):
     writer = registry.writer(lambda fn: NotImplemented)
     for value in (len(functions), *functions.items(), [], ([], []), [], []):
         writer.dump(value)
-    return Distribute(*place.found(), {}, Parcel(writer.stream, None, ()))
+    return Distribute(Parcel(writer.stream, None, ()), *place.found(), {})
 
 
 def test_functions_come_and_go(home):

@@ -189,7 +189,7 @@ def test_a_relay_that_sleeps_is_woken(written):
 
     def sleep():
         slept.set()
-        relay.sleeping(lambda: select.select([relay.wake], [], [], 60))
+        relay.sleeping(lambda wakes: select.select(wakes, [], [], 60))
         return list(relay.outgoing())
 
     def write():

@@ -33,11 +33,8 @@ def findings(hosts: str, launcher: str | None) -> Iterator[Finding]:
         return
     with contextlib.closing(launch):
         first, *others = launch.hosts
-        yield Finding(
-            "hosts",
-            "ok",
-            f"{', '.join(launch.hosts)} by {launch.way}, in {launch.seconds:.1f} s",
-        )
+        names = ", ".join(launch.hosts)
+        yield Finding("hosts", "ok", f"{names} by {launch.way}, in {launch.seconds:.1f} s")
         same = ", ".join(f"{name} {version}" for name, version in launch.said[0].versions.items())
         yield Finding("versions", "ok", f"the same on all: {same}")
         pairs = zip(launch.hosts, launch.said, strict=True)
@@ -79,14 +76,11 @@ def _gpus(launch: Cluster) -> Finding:
         else:
             said.append(f"{host} has none: {each.reason}")
             without.append(host)
-    some = 0 < len(without) < len(seen)
-    return Finding(
+    return _judged(
         name,
-        "warning" if some else "ok",
+        0 < len(without) < len(seen),
         "; ".join(said),
-        f"Where nobody asks for GPUs, all compute on CPUs: mend {', '.join(without)}, or leave it out."
-        if some
-        else "",
+        f"Where nobody asks for GPUs, all compute on CPUs: mend {', '.join(without)}, or leave it out.",
     )
 
 
@@ -110,33 +104,35 @@ def _ports(launch: Cluster) -> Finding:
 
 def _between(first: str, distances: dict[str, Distance], path: str) -> Iterator[Finding]:
     """What lies between the *first* host and each of the others."""
-    latency = {host: each.latency for host, each in distances.items()}
-    yield Finding(
-        "latency",
-        "warning" if max(latency.values(), default=0) > _FAR else "ok",
-        f"from {first} " + ", ".join(f"to {host} {1e6 * each:.0f} us" for host, each in latency.items()),
-        "Put the hosts into one network." if max(latency.values(), default=0) > _FAR else "",
-    )
-    width = {host: each.bandwidth for host, each in distances.items()}
-    narrow = min(width.values(), default=_NARROW) < _NARROW
-    yield Finding(
+    far = any(each.latency > _FAR for each in distances.values())
+    took = [f"to {host} {1e6 * each.latency:.0f} us" for host, each in distances.items()]
+    yield _judged("latency", far, f"from {first} {', '.join(took)}", "Put the hosts into one network.")
+    narrow = any(each.bandwidth < _NARROW for each in distances.values())
+    width = [f"to {host} {each.bandwidth / 1e9:.2g} GB/s" for host, each in distances.items()]
+    yield _judged(
         "bandwidth",
-        "warning" if narrow else "ok",
-        f"from {first} " + ", ".join(f"to {host} {each / 1e9:.2g} GB/s" for host, each in width.items()),
-        "Rows will travel slowly: use a faster network, or load them on each host." if narrow else "",
+        narrow,
+        f"from {first} {', '.join(width)}",
+        "Rows will travel slowly: use a faster network, or load them on each host.",
     )
-    ahead = {host: each.ahead for host, each in distances.items()}
-    apart = max(map(abs, ahead.values()), default=0) > _APART
-    yield Finding(
+    apart = any(abs(each.ahead) > _APART for each in distances.values())
+    yield _judged(
         "clocks",
-        "warning" if apart else "ok",
-        "; ".join(f"{host} is {1e3 * each:+.2g} ms ahead of {first}" for host, each in ahead.items()),
-        "Let chrony or ntpd set them: else the logs of hosts cannot be compared." if apart else "",
+        apart,
+        "; ".join(
+            f"{h} is {1e3 * each.ahead:+.2g} ms ahead of {first}" for h, each in distances.items()
+        ),
+        "Let chrony or ntpd set them: else the logs of hosts cannot be compared.",
     )
     without = [host for host, each in distances.items() if not each.sees]
-    yield Finding(
+    yield _judged(
         "shared file system",
-        "warning" if without else "ok",
+        bool(without),
         f"{', '.join(without)} sees no {path}" if without else f"all see {os.path.dirname(path)}",
-        "Files have to be copied there, or read here." if without else "",
+        "Files have to be copied there, or read here.",
     )
+
+
+def _judged(check: str, wrong: bool, says: str, remedy: str) -> Finding:
+    """A warning with a remedy, if something is *wrong*."""
+    return Finding(check, "warning", says, remedy) if wrong else Finding(check, "ok", says)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..cluster.compare import gpu_versions
 from ..devices import gpus
 from ..devices.cpu import THREAD_VARIABLES
 from ..machine import available_cores, available_memory, cpu_name, readable_bytes, start
@@ -97,8 +98,7 @@ def _gpus() -> dict[str, str]:
     seen = gpus.visible()
     if not seen.gpus:
         return {"none": seen.reason}
-    version = seen.nccl
-    nccl = f"{version // 10_000}.{version % 10_000 // 100}.{version % 100}" if version else "not found"
+    nccl = gpu_versions(seen)["NCCL"] if seen.nccl else "not found"
     return {
         f"cuda:{gpu.index}": f"{gpu.name}, {readable_bytes(gpu.nbytes)}, PCI {gpu.address}"
         for gpu in seen.gpus

@@ -29,7 +29,7 @@ from .cleanup import temporary, watch
 from .joined import GATEWAY
 from .mpiexec import clean
 from .process import meet, work
-from .seals import ForgedError
+from .seals import ForgedError, LostError
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -63,7 +63,7 @@ def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
     """Serve the program's sessions until it ends; returns its exit status."""
     path = str(Path(folder, "gateway"))
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    from .wire import BEAT, SilenceError  # noqa: PLC0415  which begins MPI
+    from .wire import BEAT  # noqa: PLC0415  which begins MPI
 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
@@ -79,7 +79,7 @@ def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
                 if ready:
                     connected, _ = server.accept()
                     meet(gateway, connected)
-        except (SilenceError, ForgedError) as error:
+        except LostError as error:
             if isinstance(error, ForgedError):
                 print(f"Synkro: {error}", file=sys.stderr, flush=True)
             server.close()  # there can be no other session

@@ -47,14 +47,8 @@ def hello(hail: Hail, mpi: str) -> Hello:
     except OSError:
         stands = ""
     python = ".".join(platform.python_version_tuple()[:2])
-    versions = {"Python": python, **{name: _version(name) for name in _COMPARED}}
-    return Hello(
-        socket.gethostname(),
-        os.getpid(),
-        {**versions, "MPI": mpi},
-        stands,
-        available_cores(),
-    )
+    versions = {"Python": python, **{name: _version(name) for name in _COMPARED}, "MPI": mpi}
+    return Hello(socket.gethostname(), os.getpid(), versions, stands, available_cores())
 
 
 def _version(package: str) -> str:

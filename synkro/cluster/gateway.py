@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +45,9 @@ from .merging import HERE, Merging
 from .mirrors import CurrentBytes
 from .parcels import Piece, pack, size_of, unpack
 from .relay import WireRelay
-from .seals import ForgedError
+from .seals import LostError
 from .tasks import RemoteTasks
-from .wire import BEAT, SilenceError, Wire, library, news_of
+from .wire import BEAT, Wire, library
 
 _PATIENCE = 5e-3  # seconds in which this host can come before others, whose parts then need no memory
 _LONG = 2.0  # seconds after which the user hears that inputs are on their way
@@ -76,7 +76,7 @@ class Clocks:
         return min(self._looks.get(host, [(0, 0)]))[1]
 
 
-class _Pending:
+class _Pending(NamedTuple):
     """A command that some ranks of other hosts have not answered.
 
     Attributes:
@@ -85,23 +85,12 @@ class _Pending:
         merging: of each target, by where it lies: the parts of the hosts.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self.waiting = set(ranks)
-        self.replies: dict[int, bytes] = {}
-        self.merging: dict[tuple[int, int], Merging] = {}
-
-    def take(self, replies: dict[int, bytes]) -> None:
-        """Ranks have answered with these *replies*."""
-        self.waiting -= replies.keys()
-        self.replies |= replies
-
-    def hand_over(self) -> dict[int, bytes]:
-        """The replies until now."""
-        replies, self.replies = self.replies, {}
-        return replies
+    waiting: set[int]
+    replies: dict[int, bytes]
+    merging: dict[tuple[int, int], Merging]
 
 
-class _Route:
+class _Route(NamedTuple):
     """Where a command goes, which may come again.
 
     Attributes:
@@ -111,11 +100,11 @@ class _Route:
         versions: by host, those of all segments of which it has what its ranks read.
     """
 
-    def __init__(
-        self, edition: int, command: Command, parts: list[tuple[int, tuple[int, ...]]], work: Work | None
-    ) -> None:
-        self.edition, self.command, self.parts, self.work = edition, command, parts, work
-        self.versions: dict[int, dict[int, int]] = {}
+    edition: int
+    command: Command
+    parts: list[tuple[int, tuple[int, ...]]]
+    work: Work | None
+    versions: dict[int, dict[int, int]]
 
 
 class GatewaySession:
@@ -134,12 +123,12 @@ class GatewaySession:
         self._printed = printed
         self._hosts = begin.hosts
         self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
-        places = range(Inherited.count(begin.size))
+        size = len(self._host_of)
+        places = range(Inherited.count(size))
         inherited = Inherited.of([descriptors.take(-1 - place) for place in places])
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
         memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
-        wakes = inherited.wakes_main, inherited.wake_workers
-        self._proxy = Proxy(memory, begin.size, remote, *wakes)
+        self._proxy = Proxy(memory, size, remote, inherited)
         self._relay = WireRelay(wire, begin.hosts, inherited, self._proxy.answered)
         self._segments = SegmentTable(self._mapped, descriptors.release)
         self._files: dict[int, Likeness] = {}  # of segments that are files of the user's
@@ -203,7 +192,7 @@ class GatewaySession:
         again = route is not None and route.edition == order.edition
         if route is None or not again:
             route = self._routes[order.ranks] = self._routed(order)
-        self._pending[order.number] = _Pending(order.ranks)
+        self._pending[order.number] = _Pending(set(order.ranks), {}, {})
         payload = None if again else order.command
         for host, ranks in route.parts:
             pieces = self._lacking(route, host, ranks)
@@ -228,7 +217,7 @@ class GatewaySession:
                 self._versions = self._segments.array(command.versions)
         parts = [(host, tuple([r for r in order.ranks if self._host_of[r] == host])) for host in hosts]
         work = command.inner(self._view)
-        return _Route(order.edition, command, parts, work if isinstance(work, Work) else None)
+        return _Route(order.edition, command, parts, work if isinstance(work, Work) else None, {})
 
     def _lacking(self, route: _Route, host: int, ranks: tuple[int, ...]) -> list[Piece]:
         """What *host* does not have yet of what *ranks*, which are there, read."""
@@ -243,10 +232,8 @@ class GatewaySession:
     def _begin_map(self, number: int, hosts: Sequence[int], work: Work) -> None:
         if not self._tasks:
             queue = self._queue = [self._descriptors.take(number) for number in work.queue]
-            size = len(self._host_of)
             for host in hosts:
-                ranks = self._hosts[host]
-                self._tasks[host] = RemoteTasks(self._wire, host, ranks, size, self._proxy, queue)
+                self._tasks[host] = RemoteTasks(self._wire, host, self._hosts[host], self._proxy, queue)
         for host in hosts:
             self._tasks[host].begin(number)
 
@@ -265,14 +252,10 @@ class GatewaySession:
             file = self._files.get(attach.segment)
             if file is not None:
                 asked = [host for host in hosts if not self._current[host].knows(attach.segment)]
-                self._look_for(protocol.Wanted(attach.segment, attach.nbytes, file), asked)
-
-    def _look_for(self, wanted: protocol.Wanted, hosts: Sequence[int]) -> None:
-        """Ask *hosts* whether they have a file: nothing has to go there then."""
-        for host in hosts:
-            self._wire.send(host, wanted)
-        while not all(self._current[host].knows(wanted.segment) for host in hosts):
-            self.hear(*self._wire.next())
+                for host in asked:  # if it has the file, nothing has to go there
+                    self._wire.send(host, protocol.Wanted(attach.segment, attach.nbytes, file))
+                while not all(self._current[host].knows(attach.segment) for host in asked):
+                    self.hear(*self._wire.next())
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -356,7 +339,8 @@ class GatewaySession:
     def _take(self, number: int, replies: dict[int, bytes]) -> None:
         """Ranks have answered command *number*, and what they have written is here."""
         pending = self._pending[number]
-        pending.take(replies)
+        pending.waiting.difference_update(replies)
+        pending.replies.update(replies)
         for rank in replies:
             self._proxy.report(rank, Phase.WAITING, 0)
         if not pending.merging:
@@ -364,7 +348,8 @@ class GatewaySession:
 
     def _answer(self, number: int, pending: _Pending) -> None:
         """Hand the replies that there are to the main process."""
-        self._proxy.answer(number, pending.hand_over())
+        self._proxy.answer(number, pending.replies)
+        pending.replies.clear()
         if not pending.waiting:
             del self._pending[number]
 
@@ -424,7 +409,7 @@ class Gateway:
 
         *printed* is where it hears what workers print, *descriptors* where it sends those of its memory.
 
-        Raises: SilenceError, ForgedError if a host is lost: the main process knows, and has hung up.
+        Raises: LostError if a host is lost: the main process knows, and has hung up.
         """
         with (
             contextlib.closing(descriptors),
@@ -471,9 +456,9 @@ class Gateway:
                 for leader in self._leaders:
                     self._wire.send(leader, protocol.End())
                 self._wire.part(session.hear_late)
-        except (SilenceError, ForgedError) as error:
+        except LostError as error:
             with contextlib.suppress(EOFError, OSError):
-                main.send(news_of(error))
+                main.send(error)
                 main.recv()
             raise
 
@@ -513,7 +498,8 @@ class Gateway:
             case protocol.Distances(path):
                 return [self._distance(leader, path) for leader in self._leaders]
             case protocol.Reach(leader):
-                return self._asked(leader, question)
+                self._wire.send(leader, question)
+                return self._wire.next()[1]
 
     def _asked_all(self, question: Any) -> list[Any]:
         """What each leader answers to a *question*."""
@@ -524,28 +510,19 @@ class Gateway:
 
     def _distance(self, leader: int, path: str) -> protocol.Distance:
         """What lies between here and a host."""
-        times, leads = [], []
-        for _ in range(_ROUNDS):
-            start, before = time.perf_counter(), time.time()
-            then = self._asked(leader, protocol.Clock())
-            times.append(time.perf_counter() - start)
-            leads.append((times[-1], then - (before + times[-1] / 2)))
-        _, ahead = min(leads)  # the quickest answer tells the time best
-        return protocol.Distance(
-            statistics.median(times) / 2,
-            max(self._bandwidth(leader) for _ in range(3)),
-            ahead,
-            self._asked(leader, protocol.Sees(path)),
-        )
+        looks = [self._look(leader, protocol.Echo(0)) for _ in range(_ROUNDS)]
+        latency = statistics.median(took for took, _, _ in looks) / 2
+        _, ahead, _ = min(looks)  # the quickest answer tells the time best
+        took, _, _ = min(self._look(leader, protocol.Echo(_BULK)) for _ in range(3))
+        _, _, sees = self._look(leader, protocol.Echo(0, path))
+        return protocol.Distance(latency, 2 * _BULK / took, ahead, sees)
 
-    def _asked(self, leader: int, question: Any) -> Any:
-        self._wire.send(leader, question)
-        return self._wire.next()[1]
-
-    def _bandwidth(self, leader: int) -> float:
-        there, back = np.zeros(_BULK, np.uint8), np.empty(_BULK, np.uint8)
-        start = time.perf_counter()
-        self._wire.send(leader, protocol.Echo(_BULK), Load([there], sealed=False))
-        self._wire.next()
+    def _look(self, leader: int, echo: protocol.Echo) -> tuple[float, float, bool]:
+        """How long an echo takes, how far the clock there is ahead, and whether it sees a file."""
+        there, back = np.zeros(echo.nbytes, np.uint8), np.empty(echo.nbytes, np.uint8)
+        start, before = time.perf_counter(), time.time()
+        self._wire.send(leader, echo, Load([there], sealed=False))
+        _, (then, sees) = self._wire.next()
         self._wire.fill(leader, [back], sealed=False)
-        return 2 * _BULK / (time.perf_counter() - start)
+        took = time.perf_counter() - start
+        return took, then - (before + took / 2), sees

@@ -19,7 +19,6 @@ GATEWAY = "SYNKRO_GATEWAY"
 """The environment variable that tells a program on several hosts where its gateway listens."""
 
 _PARTING = 10.0  # seconds in which all hosts have to end their workers
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Joined(Cluster):
@@ -55,9 +54,8 @@ class Joined(Cluster):
                 raise SessionError(
                     f"the processes of MPI's have ended ({error}): start the program anew."
                 ) from None
-            pid, *_ = _CREDENTIALS.unpack(
-                connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
+            credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
+            pid, *_ = struct.unpack("3i", credentials)
             self.sentinel = os.pidfd_open(pid)
             undo.callback(os.close, self.sentinel)
             self._meet(connected, undo)
@@ -72,7 +70,7 @@ class Joined(Cluster):
         if not ready:
             raise SessionError(f"the hosts did not answer within {round(patience, 1):g} s.")
         if fd not in ready:
-            raise SessionError(f"the processes of MPI's have ended: {self.last_words()}")
+            raise self.gone()
 
     def last_words(self, patience: float = 0.0) -> str:
         return "mpiexec, or srun, says why on its stderr"

@@ -163,8 +163,7 @@ class Launch(Cluster):
                 self._process.wait(_GRACE)
                 break
             os.killpg(self._process.pid, number)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.kill()
         self._process.wait()
 
     # ── the gateway ──────────────────────────────────────────────────────────────────────────────

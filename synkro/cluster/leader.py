@@ -35,9 +35,9 @@ from .mirrors import Mirrors
 from .parcels import discard, large, pack, unpack, unpack_values
 from .pool import LeaderPool
 from .relay import WireRelay
-from .seals import ForgedError
+from .seals import ForgedError, LostError, SilenceError
 from .tasks import LocalTasks
-from .wire import GATEWAY, SilenceError, Wire, library, news_of
+from .wire import GATEWAY, Wire, library
 
 _PATIENCE = 5e-3  # seconds that ranks which have answered wait for the others of their host
 _GRACE = 1.0  # seconds in which workers can leave by themselves
@@ -96,9 +96,9 @@ class LeaderSession:
         """
         self._wire = wire
         self._fill = partial(wire.fill, GATEWAY)
-        self._printed: deque[protocol.Printed] = deque()
+        self._printed: deque[tuple[int, str, bytes]] = deque()  # which a thread reads
         with descriptors_for("the workers could not be started"):
-            self._pool = LeaderPool(begin.hosts, wire.number, self._keep_printed)
+            self._pool = LeaderPool(begin.hosts, wire.number, self._printed.append)
         self._mirrors = Mirrors()
         self._view = View(self._mirrors.array, begin.trusted)
         self._having: dict[int, set[int]] = {}  # by segment: the ranks that have its descriptor
@@ -228,10 +228,6 @@ class LeaderSession:
         self._sent |= dict.fromkeys(ordered.ranks, b"")
         self._wire.send(GATEWAY, protocol.Answered(ordered.number, replies, None, ()))
 
-    def _has_news(self) -> bool:
-        """Whether a rank has answered of whom the gateway does not know."""
-        return any(running.has_news() for running in self._running.values())
-
     def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
         """Have *ranks* give up command *number*."""
         running = self._running.get(number)
@@ -285,7 +281,9 @@ class LeaderSession:
             payloads |= dict.fromkeys(ranks, protocol.refusal(self._tasks.problem))
         for rank in ranks:
             self._doing.pop(rank, None)  # the gateway knows that they do nothing
-        said = {rank: self._news(rank, payloads[rank]) for rank in ranks}
+        new = {rank: payloads[rank] for rank in ranks if self._sent.get(rank) != payloads[rank]}
+        self._sent |= new
+        said = {rank: new.get(rank) for rank in ranks}
         answered = protocol.Answered(number, said, parcel, tuple(partials))
         if self._wire.send(GATEWAY, answered, *loads) is not None:
             self._wire.flush()  # the next command may write there
@@ -305,19 +303,17 @@ class LeaderSession:
         self._writings[lane] = listed, command, ranks, found
         return found
 
-    def _news(self, rank: int, payload: bytes) -> bytes | None:
-        if self._sent.get(rank) == payload:
-            return None
-        self._sent[rank] = payload
-        return payload
-
     def sleeping(self, nap: Callable[[list[int]], object]) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable; then tell the
         gateway what is new."""
+
+        def has_news() -> bool:  # whether a rank has answered of whom the gateway does not know
+            return any(running.has_news() for running in self._running.values())
+
         lanes = [running.lane for running in self._running.values()]
         self._relay.sleeping(
             lambda wakes: self._channel.sleeping(
-                lanes, self._has_news, lambda more: nap([*wakes, *more, *self._alive])
+                lanes, has_news, lambda more: nap([*wakes, *more, *self._alive])
             )
         )
         self._look_around()
@@ -348,13 +344,9 @@ class LeaderSession:
             if self._marked[rank] > told:
                 self._wire.send(GATEWAY, protocol.Marks(rank, tuple(self._channel.marks(rank, told))))
 
-    def _keep_printed(self, rank: int, stream: str, chunk: bytes) -> None:
-        """A worker has printed something, as the thread that reads it says."""
-        self._printed.append(protocol.Printed(rank, stream, chunk))
-
     def _tell_what_was_printed(self) -> None:
         while self._printed:
-            self._wire.send(GATEWAY, self._printed.popleft())
+            self._wire.send(GATEWAY, protocol.Printed(*self._printed.popleft()))
 
     def dismiss(self) -> None:
         """End the workers that have not ended; the second time it does nothing."""
@@ -402,7 +394,7 @@ class Leader:
                     self._answer(source, question)
                 source, question = self._wire.next()
             self._wire.leave()
-        except (SilenceError, ForgedError) as error:
+        except LostError as error:
             self._complain(error)
 
     def _work(self, begin: protocol.Begin) -> None:
@@ -425,12 +417,12 @@ class Leader:
         finally:
             session.close()
 
-    def _complain(self, error: SilenceError | ForgedError) -> NoReturn:
+    def _complain(self, error: LostError) -> NoReturn:
         """A host is lost: have the gateway know, and wait until it has ended all."""
         try:
             if isinstance(error, SilenceError) and error.host == GATEWAY:
                 raise error
-            self._wire.send_last(news_of(error))
+            self._wire.send_last(error)
         except SilenceError:  # the gateway is not heard, and MPI would wait for it
             print(UNHEARD, file=sys.stderr, flush=True)
             tell(self._held, 0)  # mpiexec's process on this host may hear nothing either
@@ -448,16 +440,13 @@ class Leader:
                 self._wire.send(GATEWAY, hello(question, library()))
             case protocol.AskGpus(shown):
                 self._wire.send(GATEWAY, visible(shown))
-            case protocol.Clock():
-                self._wire.send(source, time.time())
             case protocol.Reach(_, other):
-                self._wire.send(other, protocol.Clock())
+                self._wire.send(other, protocol.Echo(0))
                 self._wire.next()
                 self._wire.send(GATEWAY, True)
-            case protocol.Sees(path):
-                self._wire.send(GATEWAY, os.path.exists(path))
-            case protocol.Echo(nbytes):
+            case protocol.Echo(nbytes, path):
                 body = np.empty(nbytes, np.uint8)
-                self._wire.fill(GATEWAY, [body], sealed=False)
-                self._wire.send(GATEWAY, nbytes, Load([body], sealed=False))
+                self._wire.fill(source, [body], sealed=False)
+                answer = time.time(), bool(path) and os.path.exists(path)
+                self._wire.send(source, answer, Load([body], sealed=False))
                 self._wire.flush()

@@ -170,13 +170,10 @@ class Launcher(NamedTuple):
 
     def command(self, host: str, command: str) -> list[str]:
         """A command line that runs *command*, of a shell, on a host."""
-        match self.name:
-            case "srun":
-                where = [f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
-                return [self.path, *where, "sh", "-c", command]
-            case "pbs_tmrsh":
-                return [self.path, host, "sh", "-c", command]
-        return [self.path, host, command]
+        where, shell = [host], ["sh", "-c"] if self.name in _REACH else []
+        if self.name == "srun":
+            where = [f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
+        return [self.path, *where, *shell, command]
 
 
 def best_launcher(hosts: object) -> str:

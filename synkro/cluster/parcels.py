@@ -153,13 +153,14 @@ class ValueParcel(NamedTuple):
 
 
 def pack_values(
-    slot: int, first: int, length: int, pickles: Pickles, place: int = 0
-) -> tuple[ValueParcel, Sequence[Any]]:
-    """The parcel of some values, and the bodies that come behind the head of the message."""
+    bodies: list[Any], slot: int, first: int, length: int, pickles: Pickles, place: int = 0
+) -> ValueParcel:
+    """The parcel of some values; *bodies* get what comes behind the head of the message."""
     kind, parts, by_us = pickles
     if pickles.nbytes <= _INLINE:
-        return ValueParcel(slot, first, length, place, kind, by_us, tuple(map(bytes, parts)), ()), ()
-    return ValueParcel(slot, first, length, place, kind, by_us, (), tuple(map(len, parts))), parts
+        return ValueParcel(slot, first, length, place, kind, by_us, tuple(map(bytes, parts)), ())
+    bodies += parts
+    return ValueParcel(slot, first, length, place, kind, by_us, (), tuple(map(len, parts)))
 
 
 def unpack_values(parcels: Iterable[ValueParcel], fill: Fill) -> list[tuple[ValueParcel, Pickles]]:

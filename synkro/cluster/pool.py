@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,6 +26,7 @@ from . import protocol
 from .cleanup import ENDED, NO_MEMORY, UNHEARD
 from .compare import Hello, differences, unlike_gpus
 from .mpiexec import clean, stranger
+from .seals import ForgedError, SilenceError
 
 PATIENCE = 20.0
 """Seconds until all processes have begun MPI, and for an answer."""
@@ -62,16 +64,8 @@ class Cluster(abc.ABC):
 
     hosts: Sequence[str]
     places: Sequence[int]
-    said: list[Hello]
-    seconds: float
-    gateway: Connection
-    printed: Connection
-    descriptors: socket.socket
     sentinel: int
     secret: bool
-    environment: dict[str, str]
-    _until: float
-    _undo: contextlib.ExitStack
 
     def __init__(self, seconds: float) -> None:
         """All hosts have to begin within *seconds*."""
@@ -98,11 +92,9 @@ class Cluster(abc.ABC):
         self.gateway.send(protocol.Hail(os.getcwd(), tuple(search_path()), environment))
         self._await(self.gateway.fileno())
         try:
-            self.said = self.gateway.recv()
+            self.said: list[Hello] = self.gateway.recv()
         except EOFError:
-            raise SessionError(
-                f"the processes of MPI's have ended: {self.last_words(1)}{self.log()}"
-            ) from None
+            raise self.gone() from None
 
     def _settle(self, undo: contextlib.ExitStack) -> None:
         """All are there; what *undo* does is done at the end of the session.
@@ -136,6 +128,10 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def last_words(self, patience: float = 0.0) -> str:
         """Why the processes have ended, after waiting *patience* seconds for their end."""
+
+    def gone(self) -> SessionError:
+        """What to raise as the processes have ended."""
+        return SessionError(f"the processes of MPI's have ended: {self.last_words(_DYING)}{self.log()}")
 
     def ask(self, question: Any) -> Any:
         """The gateway's answer.
@@ -201,28 +197,6 @@ class LeaderPool(WorkerPool):
         self.inherited = Inherited.of(list(map(os.dup, inherited.listed())))
 
 
-class _Printed:
-    """What comes from the gateway for the user to read; of it, ``recv`` returns what workers print."""
-
-    def __init__(self, cluster: Cluster, note: Note | None) -> None:
-        self._cluster = cluster
-        self._note = note
-        self.fileno = cluster.printed.fileno
-
-    def recv(self) -> protocol.Printed | None:
-        said = self._cluster.printed.recv()
-        match said:
-            case protocol.Printed():
-                return said
-            case protocol.Missing(host, segment) if self._note is not None:
-                has_not = f"{self._cluster.hosts[host]} does not have the file of {{}}"
-                self._note(segment, f"{has_not}: what is read of it is sent there")
-            case protocol.Pushing(host, segment, nbytes) if self._note is not None:
-                name, size = self._cluster.hosts[host], readable_bytes(nbytes)
-                self._note(segment, f"pushing {size} of {{}} to {name}…")
-        return None
-
-
 class HostsPool(WorkerPool):
     """The workers of all hosts: the main process's own, and by the gateway the others."""
 
@@ -247,9 +221,7 @@ class HostsPool(WorkerPool):
         self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
     ) -> Controller:
         cluster = self._cluster
-        size = sum(map(len, self.hosts))
         self._begin = protocol.Begin(
-            size,
             tuple(self.hosts),
             board,
             tuple(map(cluster.unknown, environments)),
@@ -257,7 +229,7 @@ class HostsPool(WorkerPool):
             self._trusted,
         )
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
-        self._pump.hear(others, _Printed(cluster, note))
+        self._pump.hear(others, cluster.printed.fileno(), partial(self._printed, note))
         controller = super().start([environments[rank] for rank in self.ranks], board)
         begun: list[protocol.Begun] = self._heard()
         for name, ranks, each in zip(cluster.hosts[1:], self.hosts[1:], begun, strict=True):
@@ -266,6 +238,20 @@ class HostsPool(WorkerPool):
             self._pids |= dict(zip(ranks, each.pids, strict=True))
         self.sentinels += [cluster.gateway.fileno(), cluster.sentinel]
         return controller
+
+    def _printed(self, note: Note | None) -> protocol.Printed | None:
+        """What the gateway says for the user to read next, if workers have printed it; else *note* gets
+        it."""
+        match said := self._cluster.printed.recv():
+            case protocol.Printed():
+                return said
+            case protocol.Missing(host, segment) if note is not None:
+                has_not = f"{self._cluster.hosts[host]} does not have the file of {{}}"
+                note(segment, f"{has_not}: what is read of it is sent there")
+            case protocol.Pushing(host, segment, nbytes) if note is not None:
+                name, size = self._cluster.hosts[host], readable_bytes(nbytes)
+                note(segment, f"pushing {size} of {{}} to {name}…")
+        return None
 
     def _heard(self) -> Any:
         patience = self._cluster.left(BEGINNING)
@@ -277,10 +263,7 @@ class HostsPool(WorkerPool):
         try:
             said = self._cluster.gateway.recv()
         except (EOFError, OSError):
-            raise SessionError(
-                f"the processes of MPI's have ended: {self._cluster.last_words(_DYING)}"
-                f"{self._cluster.log()}"
-            ) from None
+            raise self._cluster.gone() from None
         if (end := self._end_told(said)) is not None:
             raise end
         return said
@@ -336,11 +319,11 @@ class HostsPool(WorkerPool):
             rank = said.ended.rank
             self._pump.await_end(rank, STDERR)
             return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
-        if isinstance(said, protocol.Forged):
+        if isinstance(said, ForgedError):
             one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"
             return self._lost(said.host or said.at, why)
-        if isinstance(said, protocol.Silent):
+        if isinstance(said, SilenceError):
             where = f" on {self._cluster.hosts[said.at]}" if said.at else ""
             return self._lost(said.host, f"{self._silent}{where}")
         return None

@@ -21,7 +21,7 @@ from ..ipc.process import hold_on_to
 from .cleanup import NO_MEMORY, sweep, tell, watch
 from .mpiexec import handed_over, heard
 from .pool import ENDS
-from .seals import ForgedError
+from .seals import ForgedError, SilenceError
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -82,7 +82,7 @@ def work(
         signal.alarm(_ENDING)
         wire.end()
     except BaseException as error:
-        if isinstance(error, wire.SilenceError):
+        if isinstance(error, SilenceError):
             os._exit(1)  # MPI would wait for the host
         if isinstance(error, SharedMemoryError):
             begin = NO_MEMORY.format(pid=os.getpid(), name=socket.gethostname())

@@ -4,7 +4,7 @@ Questions, which the main process asks the gateway, and that asks the leaders, c
 
     Hail          who are you?
     AskGpus       which GPUs are there?
-    Distances     how far are the hosts?  For which the gateway asks Clock, Sees, Echo
+    Distances     how far are the hosts?  For which the gateway asks Echo
     Reach         does one host reach another?
     End, Leave    the session is over; there will be no other
 
@@ -28,8 +28,7 @@ While a session lives::
     Traced        gateway → leader          have the workers leave marks
     Marks         leader → gateway          they have
     Tick, Tock    gateway → leader → …      what the clocks say
-    Silent        leader → gateway → main   nothing is heard of a host any more
-    Forged        leader → gateway → main   a message is not what another process has sent
+    LostError     leader → gateway → main   a host is lost (``seals``)
     Missing       gateway → main            a host does not have a file
     Pushing       gateway → main            inputs are on their way to a host for long
     Shown         between all               what the ranks of a host have shown the others
@@ -67,20 +66,11 @@ class AskGpus(NamedTuple):
     shown: dict[str, str]
 
 
-class Clock(NamedTuple):
-    """What time is it?"""
-
-
-class Sees(NamedTuple):
-    """Is there a file at *path*?"""
-
-    path: str
-
-
 class Echo(NamedTuple):
-    """Send *nbytes* bytes back."""
+    """Send *nbytes* bytes back.  What time is it, and is there a file at *path*, if one is given?"""
 
     nbytes: int
+    path: str = ""
 
 
 class Reach(NamedTuple):
@@ -131,7 +121,6 @@ class Begin(NamedTuple):
     """Start the workers of your host.
 
     Attributes:
-        size: the number of all ranks.
         hosts: the ranks of each process of MPI's.
         board: the bytes where ranks meet.
         environments: of the workers, by rank: what they have beyond the main process's.
@@ -139,7 +128,6 @@ class Begin(NamedTuple):
         trusted: whether rows need no digests.
     """
 
-    size: int
     hosts: tuple[range, ...]
     board: int
     environments: tuple[dict[str, str], ...]
@@ -260,24 +248,6 @@ class Died(NamedTuple):
     """A worker has ended."""
 
     ended: ProcessEnd
-
-
-class Silent(NamedTuple):
-    """Nothing is heard of a host any more by process *at*."""
-
-    host: int
-    at: int
-
-
-class Forged(NamedTuple):
-    """What has come to process *at* as a message of *host*'s is not what that has sent.
-
-    *what* is the end of a sentence about it.
-    """
-
-    host: int
-    at: int
-    what: str
 
 
 class Missing(NamedTuple):

@@ -54,24 +54,14 @@ class Relay:
         wake: the eventfd that it sleeps on.
     """
 
-    def __init__(
-        self,
-        file: int,
-        size: int,
-        hosts: Sequence[range],
-        host: int,
-        wakes: Sequence[int],
-        wake: int,
-    ) -> None:
-        """*file* is the arena of this *host*, of *hosts* with *size* ranks in all.
-
-        *wakes* are the eventfds that its ranks sleep on, by rank, *wake* is its own.
-        """
-        self._file = file
+    def __init__(self, hosts: Sequence[range], host: int, inherited: Inherited) -> None:
+        """*hosts* are the ranks of each; *inherited* is what those of this *host* inherit."""
+        size = sum(map(len, hosts))
+        self._file = file = inherited.arena
         self._arena = Arena(file, size)  # for views of what all ranks have
-        self._others = [number for number in range(len(hosts)) if number != host]
+        self._others = [number for number, ranks in enumerate(hosts) if ranks and number != host]
         self._ranks = hosts[host]
-        self._wakes, self.wake = wakes, wake
+        self._wakes, self.wake = inherited.wakes, inherited.wake_relay
         behind = board_bytes(size)
         self._lines = size * LINE * _WORD
         self._board = map_file(file, behind, Access.WRITE).data.cast("Q")
@@ -99,13 +89,14 @@ class Relay:
             passed[host] = Passed(mine.tobytes(), [self._bytes(at, n) for _, at, n, _ in shown])
         return passed
 
-    def sleeping(self, nap: Callable[[], object]) -> None:
-        """Do *nap*, which ends when ``wake`` is readable: a rank has written something down."""
+    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+        """Do *nap*, which ends when one of the descriptors that it gets is readable: a rank has written
+        something down."""
         self._bed[0] = 1
         self._fence()  # "it sleeps" is stored before the loads of what was written down
         try:
             if not self.has_news():
-                nap()
+                nap([self.wake])
         finally:
             self._bed[0] = 0
             with contextlib.suppress(BlockingIOError):  # nobody has woken it
@@ -164,8 +155,8 @@ class Relay:
         return self._bytes(at, nbytes)
 
 
-class WireRelay:
-    """A host's relay, and the wire by which it exchanges batches with the others."""
+class WireRelay(Relay):
+    """A host's relay that exchanges batches with the others by a wire."""
 
     def __init__(
         self,
@@ -176,45 +167,39 @@ class WireRelay:
     ) -> None:
         """*hosts* are the ranks of each process of MPI's; *inherited* what the workers of this host
         inherit, which this object closes; *answered* tells the last command that a rank has answered."""
+        # in the order of the ranks, as journals name hosts; one without ranks comes last
+        order = sorted(range(len(hosts)), key=lambda number: (not hosts[number], hosts[number].start))
+        super().__init__([hosts[number] for number in order], order.index(wire.number), inherited)
         self._wire = wire
+        self._numbers = order
         self._inherited = inherited
-        filled = [number for number, ranks in enumerate(hosts) if ranks]
-        self._numbers = sorted(filled, key=lambda number: hosts[number].start)
-        self._ranks = hosts[wire.number]
         self._answered = answered
         self._told: dict[int, int] = {}
         self._active = False
-        self._relay: Relay | None = None
-        if self._ranks:
-            here = self._numbers.index(wire.number)
-            ranges = [hosts[number] for number in self._numbers]
-            wakes = inherited.wakes, inherited.wake_relay
-            self._relay = Relay(inherited.arena, sum(map(len, hosts)), ranges, here, *wakes)
 
     def called(self) -> bool:
         """Whether ranks of this host have shown something, while collectives go on."""
-        return self._active and self._relay is not None and self._relay.has_news()
+        return self._active and self.has_news()
 
     def step(self, busy: Callable[[], bool]) -> bool:
         """Pass on what is new; *busy* says whether a command goes on.  Returns whether something was."""
-        if self._relay is None or not (self._active or self._relay.has_news()):
+        if not (self._active or self.has_news()):
             return False
         # read before the journals are: what a rank has written down comes before its answer
         answered = {rank: self._answered(rank) for rank in self._ranks} if self._active else {}
-        passed = self._pass_on(self._relay)
+        passed = self._pass_on()
         news = {rank: number for rank, number in answered.items() if self._told.get(rank) != number}
         if news:
             self._told |= news
-            for number in self._numbers:
-                if number != self._wire.number:
-                    self._wire.send(number, Ended(news))
+            for host in self._others:
+                self._wire.send(self._numbers[host], Ended(news))
         if not (passed or news or busy()):
             self._active = False
         return passed or bool(news)
 
-    def _pass_on(self, relay: Relay) -> bool:
+    def _pass_on(self) -> bool:
         """Send what the ranks of this host have shown; returns whether there was something."""
-        passed = relay.outgoing()
+        passed = self.outgoing()
         for host, (entries, shown) in passed.items():
             self._wire.send(self._numbers[host], Shown(entries), Load(shown))
             self._active = True
@@ -226,20 +211,10 @@ class WireRelay:
         While it comes, what is shown here goes: both ways at the same time.
         """
         self._active = True
-        if (relay := self._relay) is not None:
-            meanwhile = functools.partial(self._pass_on, relay)
-            relay.apply(shown.entries, lambda views: self._wire.fill(source, views, meanwhile=meanwhile))
-
-    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
-        """Do *nap*, which ends when one of the descriptors that it gets is readable."""
-        if self._relay is None:
-            nap([])
-        else:
-            wake = self._relay.wake
-            self._relay.sleeping(lambda: nap([wake]))
+        fill = functools.partial(self._wire.fill, source, meanwhile=self._pass_on)
+        self.apply(shown.entries, fill)
 
     def close(self) -> None:
         """Give the descriptors back."""
-        self._relay = None
         for fd in self._inherited.listed():
             os.close(fd)

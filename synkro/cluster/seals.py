@@ -41,18 +41,29 @@ LEFT_OUT = "has not come, though others have that were sent later (left out)"
 REDIRECTED = "was sent by another host, or to another one (redirected)"
 
 
-class ForgedError(Exception):
-    """A message is not what the process at the other end has sent, here and now.
+class LostError(Exception):
+    """A host is lost, by what process *at* hears of process *host*; the others get this as a message.
 
     Attributes:
-        host: the process as whose message it came.
+        host: the process as whose message something came, or should have come.
         at: the process to which it came.
         what: the end of a sentence about it, as those above.
     """
 
-    def __init__(self, host: int, at: int, what: str) -> None:
-        super().__init__(f"a message from process {host} of MPI's to process {at} {what}.")
+    def __init__(self, host: int, at: int, what: str = LEFT_OUT) -> None:
+        super().__init__(host, at, what)
         self.host, self.at, self.what = host, at, what
+
+    def __str__(self) -> str:
+        return f"a message from process {self.host} of MPI's to process {self.at} {self.what}."
+
+
+class SilenceError(LostError):
+    """Nothing is heard of a host any more."""
+
+
+class ForgedError(LostError):
+    """A message is not what the process at the other end has sent, here and now."""
 
 
 class Seals:

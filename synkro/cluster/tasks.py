@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import SharedMemoryError
@@ -50,20 +51,18 @@ class RemoteTasks:
         number: the number of the command.
     """
 
-    def __init__(
-        self, wire: Wire, host: int, ranks: range, size: int, proxy: Proxy, queue: Sequence[int]
-    ) -> None:
-        """*ranks* are those of the host, of *size* in all; *queue* are the descriptors of the queue."""
-        self.number = 0
+    def __init__(self, wire: Wire, host: int, ranks: range, proxy: Proxy, queue: Sequence[int]) -> None:
+        """*ranks* are those of the host; *queue* are the descriptors of the queue."""
         self._wire = wire
         self._host = host
         self._ranks = ranks
-        self._size = size
         self._proxy = proxy
         self._taker = Taker(ranks.start, queue)
-        self._reset()
+        self._read = partial(proxy.blocks_read, ranks.start)
 
-    def _reset(self) -> None:
+    def begin(self, number: int) -> None:
+        """The map, or the rest of it, begins with command *number*."""
+        self.number = number
         self._halted = Halt.NOT
         self._sent: dict[int, _Sent] = {}  # items without a result, by number
         self._latest = 0.0  # when the last results came, or items were recalled
@@ -72,19 +71,9 @@ class RemoteTasks:
         self._nbytes = 0  # of results that were, and of which the leader does not know
         self._seconds = math.inf  # that a task takes, as the last ones did
         self._replies: dict[int, bytes] = {}  # which follow on the results
-        self._waiting: set[int] = set()  # the ranks that have not answered
+        self._waiting = set(self._ranks)  # those that have not answered
         self._problem: SharedMemoryError | None = None
-
-    def begin(self, number: int) -> None:
-        """The map, or the rest of it, begins with command *number*."""
-        self._reset()
-        self.number = number
-        self._waiting = set(self._ranks)
-        self._taker.begin(self._read)
-
-    @property
-    def _read(self) -> int:
-        return self._proxy.blocks_read(self._ranks.start)
+        self._taker.begin(self._read())
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,11 +114,8 @@ class RemoteTasks:
             now = time.perf_counter()
             for place in range(start, stop):
                 self._sent[batch.first + place] = _Sent(slot, place, now)
-            some = pack_values(
-                slot, batch.first + start, stop - start, *_part(batch.pickles, start, stop)
-            )
-            batches.append(some[0])
-            bodies += some[1]
+            part = _part(batch.pickles, start, stop)
+            batches.append(pack_values(bodies, slot, batch.first + start, stop - start, *part))
         return batches, bodies
 
     def _most(self) -> int:
@@ -146,7 +132,7 @@ class RemoteTasks:
         since = max(self._latest, next(iter(self._sent.values())).at)
         idle = any(
             self._proxy.whereabouts(rank)[0] == Phase.TAKING
-            for rank in range(self._size)
+            for rank in range(len(self._proxy.lines))
             if rank not in self._ranks
         )
         if now - since < _STALE or not idle:
@@ -162,9 +148,19 @@ class RemoteTasks:
         back: dict[int, _Sent] = {}
         for first, length in undone.items:
             back |= {item: self._sent.pop(item) for item in range(first, first + length)}
-        for ticket in _tickets(back):
-            self._taker.put_back(ticket)
+        self._put_back(back)
         self._proxy.wake_sleepers()
+
+    def _put_back(self, items: dict[int, _Sent]) -> None:
+        """Put *items*, by number, back into the queue: in as few tickets as there can be."""
+        tickets: list[Ticket] = []
+        for _, (slot, place, _) in sorted(items.items()):
+            if tickets and (tickets[-1].slot, tickets[-1].stop) == (slot, place):
+                tickets[-1] = tickets[-1]._replace(stop=place + 1)
+            else:
+                tickets.append(Ticket(slot, place, place + 1))
+        for ticket in tickets:
+            self._taker.put_back(ticket)
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
@@ -208,8 +204,7 @@ class RemoteTasks:
             return True  # to nobody
         try:
             if self._record is None:
-                slot, first, length, *_ = batch
-                self._record = self._taker.record(slot, first, length, results, self._read)
+                self._record = self._taker.record(*batch[:3], results, self._read())
         except SharedMemoryError as error:
             self._problem = error
             return True
@@ -231,8 +226,7 @@ class RemoteTasks:
         found, self._replies = self._replies, {}
         self._waiting -= found.keys()
         if not self._waiting:
-            for ticket in _tickets(self._sent):
-                self._taker.put_back(ticket)
+            self._put_back(self._sent)
         return found if self._problem is None else dict.fromkeys(found, refusal(self._problem))
 
 
@@ -241,20 +235,6 @@ def _part(pickles: Pickles, start: int, stop: int) -> tuple[Pickles, int]:
     if pickles.kind == EACH:
         return pickles._replace(parts=pickles.parts[start:stop]), 0
     return pickles, start
-
-
-def _tickets(items: dict[int, _Sent]) -> Iterator[Ticket]:
-    """Tickets for *items*, by number: as few as there can be."""
-    last: Ticket | None = None
-    for _, (slot, place, _) in sorted(items.items()):
-        if last is not None and (last.slot, last.stop) == (slot, place):
-            last = last._replace(stop=place + 1)
-            continue
-        if last is not None:
-            yield last
-        last = Ticket(slot, place, place + 1)
-    if last is not None:
-        yield last
 
 
 class _Held(NamedTuple):
@@ -268,10 +248,6 @@ class _Held(NamedTuple):
     first: int
     left: int
     stored: Any
-
-    def less(self, count: int) -> _Held:
-        """The batch with *count* more results."""
-        return self._replace(left=self.left - count)
 
 
 class LocalTasks:
@@ -288,27 +264,21 @@ class LocalTasks:
         self._channel = channel
         self._queue = Dispatcher(size)
         self.descriptors = self._queue.descriptors
-        self._number = 0
-        self._reset()
 
-    def _reset(self) -> None:
+    def begin(self, number: int) -> None:
+        """Command *number* will follow."""
+        self._number = number
         self.problem: SharedMemoryError | None = None
-        self._coming: deque[tuple[ValueParcel, Pickles]] = (
-            deque()
-        )  # items for which there is no slot yet
+        # items for which there is no slot yet
+        self._coming: deque[tuple[ValueParcel, Pickles]] = deque()
         self._batches: dict[int, _Held] = {}  # by slot
         self._unread = 0  # bytes of results that have not been handed over
+        self._queue.open(None)
+        self._channel.expect(enough=0)
 
     def close(self) -> None:
         """Give the descriptors back."""
         self._queue.close()
-
-    def begin(self, number: int) -> None:
-        """Command *number* will follow."""
-        self._reset()
-        self._number = number
-        self._queue.open(None)
-        self._channel.expect(enough=0)
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
@@ -342,8 +312,9 @@ class LocalTasks:
 
     def _settle(self, slot: int, count: int) -> None:
         """Note that *count* items of the batch in *slot* have results, or went back."""
-        held = self._batches[slot] = self._batches[slot].less(count)
-        if not held.left:
+        left = self._batches[slot].left - count
+        self._batches[slot] = self._batches[slot]._replace(left=left)
+        if not left:
             del self._batches[slot]
             self._queue.free(slot)
 
@@ -390,9 +361,7 @@ class LocalTasks:
         for slot, first, length, rank, pickles in found:
             if rank >= 0:
                 self._channel.read_block(rank)
-            some = pack_values(self._batches[slot].there, first, length, pickles)
-            batches.append(some[0])
-            bodies += some[1]
+            batches.append(pack_values(bodies, self._batches[slot].there, first, length, pickles))
             self._unread += pickles.nbytes
             self._settle(slot, length)
         self._wire.send(GATEWAY, Returned(self._number, tuple(batches)), Load(bodies))

@@ -32,8 +32,8 @@ from mpi4py import MPI  # which begins MPI, and reads that
 from ..ipc.waiting import Patience, spin
 from . import protocol
 from .loads import STREAMED, Conveyor, Load, add, are_apart, buffers, cut, cuts
-from .protocol import Forged, Over, Silent
-from .seals import CUT, DIGEST_BYTES, LEFT_OUT, LONG, Buffer, ForgedError, Seals
+from .protocol import Over
+from .seals import CUT, DIGEST_BYTES, LEFT_OUT, LONG, Buffer, ForgedError, LostError, Seals, SilenceError
 
 _HEAD, _BODY, _SEAL, _BEAT = 1, 2, 3, 4  # tags
 _POSTED = 64  # pieces that are awaited at the same time
@@ -58,21 +58,6 @@ GATEWAY = 0
 
 BEAT = 1.0
 """Seconds from one beat to the next."""
-
-
-class SilenceError(Exception):
-    """Nothing is heard of a *host* any more by process *at*."""
-
-    def __init__(self, host: int, at: int) -> None:
-        super().__init__(f"nothing is heard of host {host} at host {at}")
-        self.host, self.at = host, at
-
-
-def news_of(error: SilenceError | ForgedError) -> Silent | Forged:
-    """What others are told of a host that is lost."""
-    if isinstance(error, ForgedError):
-        return Forged(error.host, error.at, error.what)
-    return Silent(error.host, error.at)
 
 
 _KINDS = [kind for kind in vars(protocol).values() if isinstance(kind, type) and issubclass(kind, tuple)]
@@ -137,7 +122,7 @@ class Wire:
         return self._conveyors[to].add(digested)
 
     def send_last(self, head: Any) -> None:
-        """Have the gateway get a message, however the others do.  Raises: SilenceError, ForgedError."""
+        """Have the gateway get a message, however the others do.  Raises: LostError."""
         self._listen(self._steady, self._limit)
         self.send(GATEWAY, head)
         request, _ = self._sending[-1]
@@ -173,8 +158,8 @@ class Wire:
     def receive(self, of: int = MPI.ANY_SOURCE) -> tuple[int, Any] | None:
         """Who sent the next message, *of* a process if given, and its head; None if there is none.
 
-        Its loads have to be received next, by ``fill`` and ``stream``.  Raises: ForgedError; also, and
-        SilenceError, if that is what it says.
+        Its loads have to be received next, by ``fill`` and ``stream``.  Raises: ForgedError; LostError
+        also if that is what it says.
         """
         found = self._taken(of, _HEAD)
         if found is None:
@@ -183,10 +168,8 @@ class Wire:
         head = _named(*pickle.loads(self._seals.opened(source, message)))
         if isinstance(head, Over):  # perhaps before this process knows that the session ends
             self._over.add(source)
-        if isinstance(head, Forged):
-            raise ForgedError(*head)
-        if isinstance(head, Silent):
-            raise SilenceError(*head)
+        if isinstance(head, LostError):
+            raise head
         return source, head
 
     def _taken(self, of: int, tag: int) -> tuple[int, memoryview] | None:
@@ -262,7 +245,7 @@ class Wire:
         """Have loads go on, let the others hear of this process, and hear of them; returns whether a
         second has passed.
 
-        Raises: SilenceError, ForgedError.
+        Raises: LostError.
         """
         self._push()
         now = time.monotonic()

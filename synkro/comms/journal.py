@@ -61,12 +61,10 @@ def reserve_journals(file: int, behind: int, ranks: range, size: int) -> None:
 
     The rings lie in *file* behind so many bytes.
     """
-    if not ranks:
-        return
     os.ftruncate(file, (1 + size) * PART)  # a hole: nothing that a rank may look at lies behind the end
     os.posix_fallocate(file, _page_up(behind), mmap.PAGESIZE)
-    start = _ring_at(behind, ranks.start)
-    os.posix_fallocate(file, start, _ring_at(behind, ranks.stop) - start)
+    for rank in ranks:
+        os.posix_fallocate(file, _ring_at(behind, rank), _RING)
 
 
 def bed(file: int, behind: int) -> memoryview:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ..plan.call import ALIGNMENT
+from .descriptors import Inherited
 from .waiting import new_fence
 
 AREA = 1 << 17
@@ -58,9 +59,7 @@ class Block:
         wakes_main: the eventfds that wake the main process, by the first ranks of lanes.
     """
 
-    def __init__(
-        self, memory: memoryview, size: int, wakes_main: Sequence[int], wake_workers: int
-    ) -> None:
+    def __init__(self, memory: memoryview, size: int, inherited: Inherited) -> None:
         words = (RANKS + 2 * size * LINE) * WORD
         self.words = memory[:words].cast("Q")
         self.heads = [RANKS + 2 * rank * LINE for rank in range(size)]
@@ -71,8 +70,8 @@ class Block:
         room = MARKS * MARK.size
         self._marks = [marks[rank * room : (rank + 1) * room] for rank in range(size)]
         self.fence = new_fence()
-        self.wakes_main = wakes_main
-        self._wake_workers = wake_workers
+        self.wakes_main = inherited.wakes_main
+        self._wake_workers = inherited.wake_workers
         self._sleeps = [line + SLEEPS for line in self.lines]
 
     def close(self) -> None:

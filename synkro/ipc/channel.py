@@ -60,6 +60,7 @@ from .block import (
     WOKEN,
     Block,
 )
+from .descriptors import Inherited
 from .waiting import Patience, polling, sleep_until
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
@@ -74,10 +75,8 @@ class Controller(Block):
         numbers: those of commands, and editions, of all lanes.
     """
 
-    def __init__(
-        self, memory: memoryview, size: int, wakes_main: Sequence[int], wake_workers: int
-    ) -> None:
-        super().__init__(memory, size, wakes_main, wake_workers)
+    def __init__(self, memory: memoryview, size: int, inherited: Inherited) -> None:
+        super().__init__(memory, size, inherited)
         self.numbers = itertools.count(1)
         self._lanes: dict[tuple[int, ...], Lane] = {}
         self._on_gpus = False

@@ -45,10 +45,8 @@ class Inherited(NamedTuple):
 
     def listed(self) -> list[int]:
         """All descriptors, in one list."""
-        return [
-            *(self.block, self.arena, self.wake_workers),
-            *(*self.wakes_main, *self.wakes, self.wake_relay),
-        ]
+        block, arena, wake_workers, wakes_main, wakes, wake_relay = self
+        return [block, arena, wake_workers, *wakes_main, *wakes, wake_relay]
 
 
 def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -> None:

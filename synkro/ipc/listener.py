@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from .block import ANSWERED, COMMAND, FIRST, PHASE, SLEEPS, SLICE, TRACED, WOKEN, Block
+from .descriptors import Inherited
 from .waiting import Patience, polling, sleep_until, spin
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
@@ -48,16 +49,14 @@ class Listener:
     ``wake_main`` and ``wake_sleepers``.
     """
 
-    def __init__(
-        self, memory: memoryview, rank: int, size: int, wakes_main: Sequence[int], wake_workers: int
-    ) -> None:
-        self._block = block = Block(memory, size, wakes_main, wake_workers)
+    def __init__(self, memory: memoryview, rank: int, size: int, inherited: Inherited) -> None:
+        self._block = block = Block(memory, size, inherited)
         self._rank = rank
         self._words = block.words
         self._head, self._line = block.heads[rank], block.lines[rank]
         self._first = 0  # of the lane of the last command
         self._wakes = select.epoll()
-        self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
+        self._wakes.register(inherited.wake_workers, select.EPOLLIN | select.EPOLLET)
         self._home = _home(rank, size)
         self._parent = os.getppid()
         self._fence = block.fence

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 TAIL_LINES = 40
 """Lines of each worker's stderr that are kept for the message about its death."""
@@ -72,15 +72,8 @@ class _Stream:
                 stream.flush()
 
 
-Sink = Callable[[int, str, bytes], None]
-
-
-class Distant(Protocol):
-    """What a sink of another host got, as it comes by a connection; None is for nobody here."""
-
-    def fileno(self) -> int: ...
-
-    def recv(self) -> tuple[int, str, bytes] | None: ...
+Sink = Callable[[tuple[int, str, bytes]], None]
+Printed = Callable[[], tuple[int, str, bytes] | None]
 
 
 class OutputPump:
@@ -106,11 +99,14 @@ class OutputPump:
                 pipe, selectors.EVENT_READ, functools.partial(self._read, pipe, stream)
             )
 
-    def hear(self, ranks: Sequence[int], source: Distant) -> None:
-        """Take from *source* what a *sink* of another host got of *ranks*.  Call it before ``start``."""
+    def hear(self, ranks: Sequence[int], source: int, printed: Printed) -> None:
+        """Hear of *ranks* of other hosts, when the descriptor *source* is readable: *printed* takes what
+        a *sink* there got; None if that is for nobody here.  Call it before ``start``."""
         streams = {(rank, name): _Stream(rank, name) for rank in ranks for name in ("stdout", "stderr")}
         self._streams += streams.values()
-        self._selector.register(source, selectors.EVENT_READ, lambda: self._take(source, streams))
+        self._selector.register(
+            source, selectors.EVENT_READ, lambda: self._take(source, printed, streams)
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -131,13 +127,13 @@ class OutputPump:
         if self._sink is None:
             stream.feed(chunk)
         else:
-            self._sink(stream.rank, stream.target, chunk)
+            self._sink((stream.rank, stream.target, chunk))
         if not chunk:
             stream.ended.set()
 
-    def _take(self, source: Distant, streams: dict[tuple[int, str], _Stream]) -> None:
+    def _take(self, source: int, printed: Printed, streams: dict[tuple[int, str], _Stream]) -> None:
         try:
-            said = source.recv()
+            said = printed()
         except (EOFError, OSError):
             self._selector.unregister(source)
             for stream in streams.values():

@@ -97,15 +97,14 @@ class WorkerPool:
             self.share(inherited, board)
             for rank, environment in zip(self.ranks, environments, strict=True):
                 with uninterrupted():
-                    worker = WorkerProcess(rank, size, hosts, inherited, environment)
+                    worker = WorkerProcess(rank, hosts, inherited, environment)
                     self._workers.append(worker)
                     self._resources.callback(worker.close)
                 self._pump.add(rank, worker.stdout, worker.stderr)
                 worker.socket.settimeout(SOCKET_PATIENCE)
         finally:
             os.close(arena)
-        wakes = inherited.wakes_main, inherited.wake_workers
-        controller = Controller(block.base.data, size, *wakes)
+        controller = Controller(block.base.data, size, inherited)
         self._resources.callback(controller.close)
         block.close()
         self._pump.start()

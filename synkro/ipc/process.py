@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import select
 import signal
@@ -41,9 +42,7 @@ def hold_on_to(lifeline: int) -> None:
     own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_CLOEXEC)  # with a signal of its own
     os.close(lifeline)
     _tie(own, os.getpid())
-    poll = select.poll()
-    poll.register(own, select.POLLIN)
-    if poll.poll(0):  # the main process went before the kernel watched for that
+    if select.select([own], [], [], 0)[0]:  # the main process went before the kernel watched for that
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -74,14 +73,9 @@ class WorkerProcess:
     """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        hosts: Sequence[range],
-        inherited: Inherited,
-        environment: Mapping[str, str],
+        self, rank: int, hosts: Sequence[range], inherited: Inherited, environment: Mapping[str, str]
     ) -> None:
-        """Start the worker of *rank*, one of *size*, which are distributed over *hosts*."""
+        """Start the worker of *rank*, which is one of those on *hosts*."""
         self.rank = rank
         with contextlib.ExitStack() as undo:
             with contextlib.ExitStack() as theirs:
@@ -94,7 +88,7 @@ class WorkerProcess:
                 fds = [lifeline, other.fileno(), *inherited.listed()]
                 self._process = start(
                     "from synkro.worker.begin import main; main(argument)",
-                    f"{rank} {size} {_spelled(hosts)} {' '.join(map(str, fds))}",
+                    json.dumps([rank, [(ranks.start, ranks.stop) for ranks in hosts], fds]),
                     fds=fds,
                     environment=environment,
                     alone=True,
@@ -158,15 +152,6 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             os.close(self.sentinel)
         self.sentinel = -1
-
-
-def _spelled(hosts: Sequence[range]) -> str:
-    return ",".join(f"{ranks.start}-{ranks.stop}" for ranks in hosts)
-
-
-def spelled(hosts: str) -> list[range]:
-    """In the worker: the ranks of each host, as they came in its argument."""
-    return [range(*map(int, ranks.split("-"))) for ranks in hosts.split(",")]
 
 
 class ProcessEnd(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .block import ANSWERED, COMMAND, FIRST, SENT, SLEEPS, Block
+from .descriptors import Inherited
 
 _LONG_ASLEEP = 2  # what SLEEPS says of one that should be woken before the next command
 
@@ -28,23 +29,17 @@ class Proxy(Block):
     """Stands in for *ranks* of other hosts."""
 
     def __init__(
-        self,
-        memory: memoryview,
-        size: int,
-        ranks: Sequence[int],
-        wakes_main: Sequence[int],
-        wake_workers: int,
+        self, memory: memoryview, size: int, ranks: Sequence[int], inherited: Inherited
     ) -> None:
-        super().__init__(memory, size, wakes_main, wake_workers)
+        super().__init__(memory, size, inherited)
         self._places = [(rank, self.heads[rank], self.lines[rank]) for rank in ranks]
         self._numbers = dict.fromkeys(ranks, 0)  # of the last commands that it has heard
         self._sent = 0
-        self._heard: dict[
-            int, tuple[int, bytes]
-        ] = {}  # the last commands, by the first rank of the lane
+        # the last commands, by the first rank of the lane
+        self._heard: dict[int, tuple[int, bytes]] = {}
         self._given: dict[int, bytes] = {}  # what lies in the reply areas
         self._wakes = select.epoll()
-        self._wakes.register(wake_workers, select.EPOLLIN | select.EPOLLET)
+        self._wakes.register(inherited.wake_workers, select.EPOLLIN | select.EPOLLET)
 
     def called(self) -> bool:
         """Whether a command has been sent since the last look, perhaps to others."""

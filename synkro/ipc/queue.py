@@ -114,7 +114,7 @@ _END, _WANTED = 0, 8  # words of the table, in lines of the cache of their own
 _WITHDRAWN = 1  # beside the end: whether nobody is to begin what was taken
 _HEAD = 16 * 8  # bytes before the slots
 _SLOT = struct.Struct("=4q")  # the first item's number, place, bytes, way
-_TICKET = struct.Struct("=4H")
+_TICKET = struct.Struct("=3H2x")
 _RESULT = struct.Struct("=6q")  # slot, the first item's number, how many, place, bytes, way
 _INSIDE = -1  # the place of what follows the record in the pipe
 _SMALL = select.PIPE_BUF - _RESULT.size
@@ -152,27 +152,24 @@ class Dispatcher:
 
     def __init__(self, size: int) -> None:
         """The queue of *size* workers.  Raises: OSError."""
-        self._closing = contextlib.ExitStack()
-        with uninterrupted(), contextlib.ExitStack() as undo:
-            undo.callback(self._closing.close)
-            self._tickets, self._put = self._pipe()
-            self._results, given = self._pipe()
+        with uninterrupted(), contextlib.ExitStack() as closing:
+            self._tickets, self._put = _pipe(closing)
+            self._results, given = _pipe(closing)
             self._file = os.memfd_create("synkro-tasks", os.MFD_CLOEXEC)
-            self._closing.callback(os.close, self._file)
+            closing.callback(os.close, self._file)
             os.fchmod(self._file, 0o600)
             os.posix_fallocate(self._file, 0, _HEAD + _SLOTS * _SLOT.size)
-            undo.pop_all()
+            # pages count as full until all of them is read, and a ticket that does not fit begins another
+            pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
+            room = pages * mmap.PAGESIZE // _TICKET.size // 2 - size
+            if room <= 0:
+                raise OSError(
+                    errno.EAGAIN,
+                    "this user has so many pipes that new ones have a single page of memory: close some, "
+                    "or raise /proc/sys/fs/pipe-user-pages-soft",
+                )
+            self._closing = closing.pop_all()
         self.descriptors = (self._tickets, self._put, given, self._file)
-        # pages count as full until all of them is read, and a ticket that does not fit begins another
-        pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
-        room = pages * mmap.PAGESIZE // _TICKET.size // 2 - size
-        if room <= 0:
-            self._closing.close()
-            raise OSError(
-                errno.EAGAIN,
-                "this user has so many pipes that new ones have a single page of memory: close some, or "
-                "raise /proc/sys/fs/pipe-user-pages-soft",
-            )
         self._most = min(_SLOTS, room)
         self._free: list[int] = []  # slots
         self._block: Array = np.empty(0, np.uint8)  # with room for batches of some size …
@@ -184,15 +181,9 @@ class Dispatcher:
         _dispatchers.add(self)
         self._rest = b""
 
-    def _pipe(self) -> tuple[int, int]:
-        ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for end in ends:
-            self._closing.callback(os.close, end)
-        return ends
-
     def close(self) -> None:
         """Give the descriptors back, and the memory, but for what somebody has views of."""
-        self._stay()
+        self.disown()
         self._closing.close()
         self._block = np.empty(0, np.uint8)
         self._table = self._arena = None  # type: ignore[assignment]
@@ -203,7 +194,7 @@ class Dispatcher:
         They stop when *reader*, if there is one, is gone.
         """
         words = self._table.words
-        self._stay()
+        self.disown()
         words[_WANTED] = 1
         if reader is not None:
             self._reader = weakref.ref(reader)
@@ -215,11 +206,7 @@ class Dispatcher:
         words[_END] = words[_WITHDRAWN] = 0
 
     def disown(self) -> None:
-        """In a fork of the main process: its readers are not those that the workers wait for."""
-        self._stay()
-
-    def _stay(self) -> None:
-        """The workers no longer stop when the last reader is gone."""
+        """The workers no longer stop when the last reader of this process is gone."""
         reader = None if self._reader is None else self._reader()
         if reader is not None:  # else the handle is no longer one, and others may have it
             call_off(self._leaving)
@@ -252,8 +239,7 @@ class Dispatcher:
     def put(self, first: int, items: Stored) -> int:
         """Put a batch into a free slot, and return that; its first item has number *first*."""
         slot = self._free.pop()
-        place, nbytes, way, _ = items
-        _SLOT.pack_into(self._table.slots, slot * _SLOT.size, first, place, nbytes, way)
+        _SLOT.pack_into(self._table.slots, slot * _SLOT.size, first, *items[:3])
         return slot
 
     def free(self, slot: int) -> None:
@@ -263,7 +249,7 @@ class Dispatcher:
     def issue(self, tickets: Iterable[Ticket]) -> None:
         """Let workers draw *tickets*, whose batches lie in their slots."""
         self._table.fence()  # the slots are stored before the tickets
-        os.write(self._put, b"".join([_TICKET.pack(*ticket, 0) for ticket in tickets]))
+        os.write(self._put, b"".join([_TICKET.pack(*ticket) for ticket in tickets]))
 
     def end(self) -> None:
         """Have the workers end their command when no ticket is left."""
@@ -286,7 +272,7 @@ class Dispatcher:
 
     def take_back(self) -> list[Ticket]:
         """The tickets that nobody has drawn, and nobody will."""
-        return [Ticket(*each[:3]) for each in _TICKET.iter_unpack(_all_in(self._tickets))]
+        return [Ticket(*each) for each in _TICKET.iter_unpack(_all_in(self._tickets))]
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
@@ -302,23 +288,30 @@ class Dispatcher:
             at = 0
             while len(data) - at >= size:
                 slot, first, count, place, nbytes, way = _RESULT.unpack_from(data, at)
-                begin = at + size
-                if place != _INSIDE:
-                    pickles = _read(self._file, place, nbytes, way)
-                    found.append(Given(slot, first, count, place // PART - 1, pickles))
-                    at = begin
-                    continue
-                if begin + nbytes > len(data):
-                    break
-                inside = memoryview(data)[begin : begin + nbytes]
-                found.append(Given(slot, first, count, -1, _apart(inside, way)))
-                at = begin + nbytes
+                start = stop = at + size
+                if place == _INSIDE:
+                    stop += nbytes
+                    if stop > len(data):
+                        break
+                    rank, pickles = -1, _apart(memoryview(data)[start:stop], way)
+                else:
+                    rank, pickles = place // PART - 1, _read(self._file, place, nbytes, way)
+                found.append(Given(slot, first, count, rank, pickles))
+                at = stop
             self._rest = data[at:]
             if not self._rest:  # else the rest of a record is there: it was written at once
                 return found
 
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
+    """The ends of a pipe, which *closing* closes."""
+    ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    for end in ends:
+        closing.callback(os.close, end)
+    return ends
 
 
 def _in_forked_child() -> None:
@@ -388,10 +381,9 @@ class Taker:
 
     def _draw(self) -> Ticket | None:
         try:
-            slot, start, stop, _ = _TICKET.unpack(os.read(self._tickets, _TICKET.size))
+            return Ticket(*_TICKET.unpack(os.read(self._tickets, _TICKET.size)))
         except BlockingIOError:
             return None
-        return Ticket(slot, start, stop)
 
     def batch(self, ticket: Ticket) -> Batch:
         """The batch that a ticket is for; the same object if it is the one of the last ticket."""
@@ -405,7 +397,7 @@ class Taker:
     def put_back(self, ticket: Ticket) -> bool:
         """Let others draw *ticket*, of which nothing has begun; False if there is no room for it."""
         try:
-            os.write(self._put, _TICKET.pack(*ticket, 0))
+            os.write(self._put, _TICKET.pack(*ticket))
         except BlockingIOError:
             return False
         return True

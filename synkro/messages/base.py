@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
 from ..plan.call import Access
 from ..plan.extents import Extent, Partial, PickedRows, View
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform  # Python 3.10 has none
+else:
 
+    def dataclass_transform(**_: Any) -> Any:
+        """Tells type checkers alone that all subclasses are dataclasses."""
+        return lambda base: base
+
+
+@dataclass_transform(eq_default=False)
 class Message:
-    """A record that is equal to those of its class with equal contents.
+    """A record that is equal to those of its class with equal contents; each class is a dataclass.
 
-    This is written once: a frozen dataclass, which makes six methods, takes each process 0.4 ms.
+    Equality is written once: a frozen dataclass, which makes six methods, takes each process 0.4 ms.
     """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(eq=False, repr=False)(cls)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -69,17 +82,14 @@ class Phase(IntEnum):
     TASK = 10
 
 
-@dataclass(eq=False, repr=False)
 class Ack(Reply):
     """The command is done."""
 
 
-@dataclass(eq=False, repr=False)
 class TooLong(Reply):
     nbytes: int
 
 
-@dataclass(eq=False, repr=False)
 class Failed(Reply):
     """An exception in a worker, as far as it can travel.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from ..values.arrays import Code
 from .base import Command, Message, Reply, TooLong
 
 
-@dataclass(eq=False, repr=False)
 class FunctionSpec(Message):
     """What a worker knows of a function.
 
@@ -32,7 +30,6 @@ class FunctionSpec(Message):
     finish: Any = None
 
 
-@dataclass(eq=False, repr=False)
 class Call(Command):
     plan: CallPlan
 
@@ -46,7 +43,6 @@ class Call(Command):
         return outputs_of(replies, view)
 
 
-@dataclass(eq=False, repr=False)
 class Work(Command):
     """Take items of a queue, and run a function on each.
 
@@ -83,7 +79,6 @@ class Leaf(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-@dataclass(eq=False, repr=False)
 class Done(Reply):
     """The outputs of a call; ``leaves`` is None for a rank that had no rows."""
 
@@ -103,7 +98,6 @@ class KeptOutput(NamedTuple):
     dtype: Code
 
 
-@dataclass(eq=False, repr=False)
 class Keep(Command):
     outputs: tuple[KeptOutput, ...]
 
@@ -120,7 +114,6 @@ class StoredPiece(NamedTuple):
     staged: bool
 
 
-@dataclass(eq=False, repr=False)
 class Store(Command):
     """Put pieces of outputs where *placements* say, a tuple for each rank."""
 
@@ -169,7 +162,6 @@ class Reduction(NamedTuple):
                 yield from extents.rows_between(flat, start, stop - 1)
 
 
-@dataclass(eq=False, repr=False)
 class Reduce(Command):
     """Do *reductions*, *ranks* together: where they are of leaves, those that have them."""
 
@@ -186,7 +178,6 @@ class Reduce(Command):
             yield from extents.numbers(reduction.written(self.ranks, replies))
 
 
-@dataclass(eq=False, repr=False)
 class Export(Command):
     """Write rows of *source* to the zarr array *path* of a *store*: rank r those of ``spans[r]``.
 
@@ -203,7 +194,6 @@ class Export(Command):
         yield self.source.segment, Access.WRITE
 
 
-@dataclass(eq=False, repr=False)
 class Exported(Reply):
     """Rows of the span are written up to *done*, and not touched from *reached* on.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..plan.call import Access, Region
@@ -22,7 +21,6 @@ class Gpus(NamedTuple):
     preallocate: float | None
 
 
-@dataclass(eq=False, repr=False)
 class Start(Command):
     """Who runs where: for each rank the core to stay on (None: any), and its GPU, if they have any.
 
@@ -50,37 +48,31 @@ class Start(Command):
             yield self.versions.segment, Access.READ
 
 
-@dataclass(eq=False, repr=False)
 class Started(Reply):
     """*problem* says why NCCL, if it should, does not connect the ranks, or is empty."""
 
     problem: str
 
 
-@dataclass(eq=False, repr=False)
 class Reseed(Command):
     """Seed all random generators anew; *seed* is the entropy of all ranks'."""
 
     seed: int
 
 
-@dataclass(eq=False, repr=False)
 class Generator(Command):
     """New states of the ranks' generators, one a rank; None to leave them."""
 
     states: tuple[Any, ...] | None
 
 
-@dataclass(eq=False, repr=False)
 class GeneratorState(Reply):
     generator: Any
 
 
-@dataclass(eq=False, repr=False)
 class Release(Command):
     """Do the housekeeping, and nothing else."""
 
 
-@dataclass(eq=False, repr=False)
 class Exit(Command):
     """End."""

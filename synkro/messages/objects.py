@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..plan.call import Access
@@ -39,7 +38,6 @@ class Parcelled(Command):
         return self.parcel.extents()
 
 
-@dataclass(eq=False, repr=False)
 class Distribute(Parcelled):
     """Load the functions of a parcel, each with its number and a ``FunctionSpec``.
 
@@ -49,17 +47,12 @@ class Distribute(Parcelled):
     sys_path: tuple[str, ...]
     cwd: str
     settings: dict[str, dict[str, Any]]
-    parcel: Parcel
 
 
-@dataclass(eq=False, repr=False)
 class Renew(Parcelled):
     """Take over a parcel without functions."""
 
-    parcel: Parcel
 
-
-@dataclass(eq=False, repr=False)
 class Assign(Command):
     """Put numbers and strings into objects, and do the command *then*, which is pickled.
 
@@ -82,21 +75,16 @@ class Assign(Command):
         return command
 
 
-@dataclass(eq=False, repr=False)
 class Compare(Parcelled):
     """The parcel lists objects: their numbers, what they held when they came, what they are to hold."""
 
-    parcel: Parcel
 
-
-@dataclass(eq=False, repr=False)
 class Compared(Reply):
     """For each object, whether it is neither what it was nor what it is to be."""
 
     differs: tuple[bool, ...]
 
 
-@dataclass(eq=False, repr=False)
 class Fetch(Command):
     """Object *number*, from *rank*."""
 
@@ -104,14 +92,12 @@ class Fetch(Command):
     rank: int
 
 
-@dataclass(eq=False, repr=False)
 class Copied(Reply):
     """The object, pickled; of other ranks empty."""
 
     pickle: bytes
 
 
-@dataclass(eq=False, repr=False)
 class Preserve(Command):
     """Put back what was kept, if *restore*; if *keep*, keep *objects*, all variables and generators.
 

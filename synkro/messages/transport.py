@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..plan import extents
@@ -35,7 +34,6 @@ class Housekeeping(NamedTuple):
     drop: tuple[int, ...] = ()
 
 
-@dataclass(eq=False, repr=False)
 class Deliver(Command):
     region: Region
 
@@ -47,7 +45,6 @@ class Deliver(Command):
             yield from extents.rows_between(self.region, rank, rank)
 
 
-@dataclass(eq=False, repr=False)
 class Indirect(Command):
     region: Region
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..plan import extents
@@ -14,7 +13,6 @@ from .base import Command, Reply
 from .calls import outputs_of
 
 
-@dataclass(eq=False, repr=False)
 class Create(Command):
     """Variable *number* with the contents of *value*, a copy on every rank."""
 
@@ -29,7 +27,6 @@ class Create(Command):
         return extents.numbers(extents.whole(self.value))
 
 
-@dataclass(eq=False, repr=False)
 class Move(Command):
     """Variable *number* on rank *target* with the contents that *variable* has on rank *source*."""
 
@@ -60,7 +57,6 @@ class Fill(NamedTuple):
             yield from extents.numbers(extents.whole(self.source))
 
 
-@dataclass(eq=False, repr=False)
 class Write(Command):
     fills: tuple[Fill, ...]
 
@@ -75,7 +71,6 @@ class Write(Command):
             yield from fill.extents(ranks, view)
 
 
-@dataclass(eq=False, repr=False)
 class Read(Command):
     """The replicas on *ranks*, each with a new first dimension if *raised*, reduced by *mode*."""
 
@@ -88,27 +83,22 @@ class Read(Command):
         return outputs_of(replies, view)
 
 
-@dataclass(eq=False, repr=False)
 class Inspect(Command):
     variables: tuple[int, ...]
 
 
-@dataclass(eq=False, repr=False)
 class Shapes(Reply):
     shapes: tuple[tuple[int, ...], ...]
 
 
-@dataclass(eq=False, repr=False)
 class Identify(Command):
     variable: int
 
 
-@dataclass(eq=False, repr=False)
 class Identity(Reply):
     digest: bytes
 
 
-@dataclass(eq=False, repr=False)
 class Exchange(Command):
     """A collective over replicas, in place: all_reduce, reduce, broadcast or all_gather.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ..ipc.process import hold_on_to, spelled
+import json
+
+from ..ipc.process import hold_on_to
 
 
 def main(argument: str) -> None:
     """Be the worker that ``ipc.process`` has started with this *argument*."""
-    rank, size, hosts, lifeline, *fds = argument.split()
-    hold_on_to(int(lifeline))
+    rank, hosts, (lifeline, *fds) = json.loads(argument)
+    hold_on_to(lifeline)
     from .loop import run  # noqa: PLC0415  it imports NumPy, which takes long on a busy machine
 
-    run(int(rank), int(size), spelled(hosts), [*map(int, fds)])
+    run(rank, [range(*ranks) for ranks in hosts], fds)

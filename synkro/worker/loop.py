@@ -48,25 +48,27 @@ from .terminal import end_lines, refuse_questions, write_lines
 from .workspace import end_as_child
 
 
-def run(rank: int, size: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
-    """Be the worker of *rank*, one of *size*, which are distributed over *hosts*.
+def run(rank: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
+    """Be the worker of *rank*, which is one of those on *hosts*.
 
     *fds* are its socket, and what it has ``Inherited``.
     """
+    size = sum(map(len, hosts))
     sock, *listed = fds
-    block, arena, wake_workers, wakes_main, wakes, wake_relay = Inherited.of(listed)
+    inherited = Inherited.of(listed)
     if sys.version_info >= (3, 14):  # a stack in C would push all else out of WorkerDied's last lines
         faulthandler.enable(c_stack=False)
     else:
         faulthandler.enable()
     write_lines()
     refuse_questions()
-    memory = memoryview(mmap.mmap(block, os.fstat(block).st_size))
-    os.close(block)
-    listener = Listener(memory, rank, size, wakes_main, wake_workers)
+    memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
+    os.close(inherited.block)
+    listener = Listener(memory, rank, size, inherited)
     descriptors = Descriptors(socket.socket(fileno=sock))
-    end = rank, size, arena, wakes, listener.answered
-    comm = HostsCommunicator(*end, hosts, wake_relay) if len(hosts) > 1 else ShmCommunicator(*end)
+    end = rank, size, inherited.arena, inherited.wakes, listener.answered
+    several = len(hosts) > 1
+    comm = HostsCommunicator(*end, hosts, inherited.wake_relay) if several else ShmCommunicator(*end)
     Worker(Rank(rank, size, hosts, listener, descriptors, comm), listener).serve()
     descriptors.close()
 

@@ -18,6 +18,7 @@ import numpy as np
 from synkro.cluster.relay import Relay
 from synkro.comms.board import board_bytes
 from synkro.comms.journal import Journal, reserve_journals
+from synkro.ipc.descriptors import Inherited
 from synkro.memory.arena import arena_file
 
 _LATE = 2e-3  # seconds that a batch may be held back
@@ -66,7 +67,10 @@ class Mirrors:
                 reserve_journals(file, behind, ranks, self.size)
             self._closer = stack.pop_all()
         ends = zip(self.files, range(len(self.hosts)), self.wakes, self.beds, strict=True)
-        self.relays = [Relay(file, self.size, self.hosts, *rest) for file, *rest in ends]
+        self.relays = [
+            Relay(self.hosts, host, Inherited(-1, file, -1, (), tuple(wakes), bed))
+            for file, host, wakes, bed in ends
+        ]
         self._threads = [
             threading.Thread(target=self._carry, args=each, daemon=True)
             for each in enumerate(self.relays if carry else ())
@@ -93,8 +97,8 @@ class Mirrors:
             for source in others:
                 moved = self._receive(self._links[source, here], relay) or moved
             if not moved:
-                bells = [relay.wake, self._bells[here]]
-                relay.sleeping(lambda: select.select(bells, [], [], _NAP))
+                bell = self._bells[here]
+                relay.sleeping(lambda wakes: select.select([*wakes, bell], [], [], _NAP))
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._bells[here])
 

@@ -66,7 +66,7 @@ class Distribution:
             bar = self.progress("distributing", totals, "function", Phase.LOADING, patience=_PATIENCE)
             with bar if shown else contextlib.nullcontext() as on_tick:
                 self._objects.send(
-                    waiting, lambda parcel: Distribute(path, folder, found, parcel), on_tick
+                    waiting, lambda parcel: Distribute(parcel, path, folder, found), on_tick
                 )
             self._settings = settings.changing()
             for number in waiting:
