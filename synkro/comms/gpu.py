@@ -12,8 +12,7 @@ the number of the rank's link, and where the numbers differ all ranks make a new
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from ..errors import CollectiveError
 from ..values.arrays import Array
 from .base import MESSAGE, Communicator
 from .direct import DirectCollectives, in_host_memory, on_gpu
-from .members import Members
 from .ops import OPERATIONS, Operation
 from .records import Record
 
@@ -126,31 +124,14 @@ class GpuCommunicator(Communicator):
     def __init__(self, host: Communicator, device: Device, gpu: int | None) -> None:
         """*host* is the communicator of arrays in host memory; *gpu* is the number of this rank's GPU,
         or None where NCCL cannot serve."""
+        super().__init__(host.agreement)
         self._host = host
         self._device = device
         self.links = Links(host, gpu)
         self._direct = DirectCollectives(host, device, self.links.agree)
-        self.place, self.count, self.agreement = host.place, host.count, host.agreement
-
-    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
-        self._host.begin(epoch, ranks)
-        self.place, self.count = self._host.place, self._host.count
 
     def end(self, failed: bool) -> None:
         self._host.end(failed)
-
-    @contextmanager
-    def among(self, members: Members) -> Iterator[None]:
-        before = self.place, self.count
-        with self._host.among(members):
-            self.place, self.count = self._host.place, self._host.count
-            try:
-                yield
-            finally:
-                self.place, self.count = before
-
-    def split(self, color: int | None) -> Members | None:
-        return self._host.split(color)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._device.empty(shape, dtype)
@@ -169,9 +150,6 @@ class GpuCommunicator(Communicator):
         targets: Sequence[Array],
     ) -> None:
         self._direct.reduce_out(operations, divisor, partials, targets)
-
-    def barrier(self) -> None:
-        self._host.barrier()
 
     def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
         if not in_host_memory(array):
