@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 from ..plan.split import Span, split
 from ..values.arrays import Array
-from ..values.cache import Cache
 from .board import board_bytes
 from .journal import Journal
 from .ops import OPERATIONS, Operation, reduce_share
@@ -60,7 +60,8 @@ class _Part(NamedTuple):
     stop: int
 
 
-def _by_host(ranks: tuple[int, ...], hosts: Sequence[range]) -> list[_Group]:
+@lru_cache(64)
+def _by_host(ranks: tuple[int, ...], hosts: tuple[range, ...]) -> list[_Group]:
     """*ranks*, which are in order, as those of each host."""
     found: list[_Group] = []
     for place, rank in enumerate(ranks):
@@ -108,16 +109,11 @@ class HostsCommunicator(ShmCommunicator):
         *hosts* are the ranks of each host, *wake_relay* is the eventfd of this host's relay.
         """
         self._journal = Journal(file, board_bytes(size), rank, hosts, wake_relay)
-        self._known: Cache[tuple[int, ...], list[_Group]] = Cache()
         super().__init__(rank, size, file, wakes, answered, self._journal)
 
     def _groups(self) -> list[_Group]:
         """The ranks that meet, by host."""
-        ranks = self._meeting.members.ranks
-        groups = self._known.get(ranks)
-        if groups is None:
-            groups = self._known[ranks] = _by_host(ranks, self._journal.hosts)
-        return groups
+        return _by_host(self._meeting.members.ranks, self._journal.hosts)
 
     def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
         if kind in _REDUCTIONS and sum(array.nbytes for array in arrays) > _WHOLE_UP_TO:

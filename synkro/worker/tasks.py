@@ -75,18 +75,6 @@ class _Run:
         cut: whether those that had not begun went back.
     """
 
-    __slots__ = (
-        "cut",
-        "first",
-        "given",
-        "nbytes",
-        "places",
-        "results",
-        "stop",
-        "ticket",
-        "together",
-    )
-
     def __init__(self, ticket: Ticket, batch: Batch, count: int, together: Together[Any]) -> None:
         self.ticket = ticket
         self.together = together
