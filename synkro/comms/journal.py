@@ -23,7 +23,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,13 +91,7 @@ class JournaledWords:
     def __init__(self, memory: memoryview, at: int, journal: Journal) -> None:
         self._memory, self._at, self._journal = memory, at, journal
 
-    @overload
-    def __getitem__(self, index: int, /) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice, /) -> memoryview: ...
-
-    def __getitem__(self, index: int | slice, /) -> int | memoryview:
+    def __getitem__(self, index: Any, /) -> Any:
         return self._memory[index]
 
     def __setitem__(self, index: int, value: int, /) -> None:

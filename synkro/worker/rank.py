@@ -12,6 +12,7 @@ import marshal
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from .. import messages
@@ -51,7 +52,7 @@ class Rank(Workspace):
         self._tasks: Tasks | None = None
         self._at_close = contextlib.ExitStack()
         self._handlers: dict[type, Callable[[Any], Reply]] = {
-            **variables.handlers(self),
+            **{kind: partial(handler, self) for kind, handler in variables.HANDLERS.items()},
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),
             messages.Compare: self._compare,

@@ -449,18 +449,14 @@ class _Shared:
     def keep(self, left: int) -> int:
         """Keep what the object holds, if a copy takes at most *left* bytes; returns how many are left
         then."""
-        if self.kind is GENERATOR:
-            self.kept = self.kind.kept(self.obj)
-            return left
-        if self.kind is not TENSOR and self.kind is not OPAQUE:
+        nbytes = 0
+        if self.kind is TENSOR:  # of sparse ones more than they have
+            nbytes = int(self.obj.numel() * self.obj.element_size())
+        elif self.kind is OPAQUE:
+            nbytes = int(self.first[WHOLE].nbytes)
+        elif self.kind is not GENERATOR:
             self.kept = self.first
             return left
-        if self.kind is TENSOR:
-            nbytes = int(
-                self.obj.numel() * self.obj.element_size()
-            )  # of sparse ones more than they have
-        else:
-            nbytes = int(self.first[WHOLE].nbytes)
         if nbytes > left:
             return left
         self.kept = self.kind.kept(self.obj)
