@@ -24,7 +24,7 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from ..plan.split import Span, split
+from ..plan.split import split
 from ..values.arrays import Array
 from .board import board_bytes
 from .journal import Journal
@@ -46,10 +46,6 @@ class _Group(NamedTuple):
     host: int
     start: int
     stop: int
-
-    def shares(self, size: int) -> tuple[Span, ...]:
-        """Which elements of a vector of this *size* each rank of the group reduces on its host."""
-        return split(0, size, self.stop - self.start)
 
 
 class _Part(NamedTuple):
@@ -166,17 +162,14 @@ class HostsCommunicator(ShmCommunicator):
         self._meeting.step()
         parts = _parts(record, self.count, self.place, self.place + 1)
         if record.kind == "reduce_scatter":
-            merged = [
-                self._new((part.stop - part.start,), sources[part.vector][0].dtype) for part in parts
-            ]
-            for part, values in zip(parts, merged, strict=True):
-                self._merge(operation, divisor, sources[part.vector], part, values)
-            return [
-                values.reshape(self.part_of(array).shape).astype(
-                    operation.result_dtype(array.dtype), copy=False
-                )
-                for values, array in zip(merged, arrays, strict=True)
-            ]
+            results = []
+            for part, array in zip(parts, arrays, strict=True):
+                stages = sources[part.vector]
+                values = self._new((part.stop - part.start,), stages[0].dtype)
+                self._merge(operation, divisor, stages, part, values)
+                rows = values.reshape(self.part_of(array).shape)
+                results.append(rows.astype(operation.result_dtype(array.dtype), copy=False))
+            return results
         # ranks of this host, and what is under way to others, may still read of this stage what other
         # ranks merge; what this rank merges is read by nobody else since the step
         for part in parts:
@@ -219,7 +212,8 @@ class HostsCommunicator(ShmCommunicator):
         *into* may be that part of this rank's stage.
         """
         groups, size = self._groups(), stages[0].size
-        starts = [[start for start, _ in group.shares(size)] for group in groups]
+        shares = [split(0, size, group.stop - group.start) for group in groups]  # of each on its host
+        starts = [[start for start, _ in each] for each in shares]
         within = {edge for each in starts for edge in each if part.start < edge < part.stop}
         for low, high in pairwise(sorted({part.start, part.stop, *within})):
             places = [

@@ -105,7 +105,7 @@ class Journal:
 
     Attributes:
         hosts: the ranks of each host of the session.
-        host: the number of this rank's host.
+        host, near: the number of this rank's host, and the ranks there.
     """
 
     def __init__(
@@ -114,17 +114,13 @@ class Journal:
         """The rings lie in *file* behind so many bytes; *wake_relay* is the eventfd of the relay."""
         self.hosts = tuple(hosts)
         self.host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
+        self.near = hosts[self.host]
         ring = _JournalRing(file, behind, rank)
         self._counts, self._entries = ring.counts, ring.entries.data
         self._written = self._counts[_HEAD]
         self._bed = bed(file, behind)
         self._wake_relay = wake_relay
         self._fence = new_fence()
-
-    @property
-    def near(self) -> range:
-        """The ranks of this host."""
-        return self.hosts[self.host]
 
     def words(self, memory: memoryview, at: int) -> JournaledWords:
         """*memory*, which lies *at* this offset, as words whose changes are written down."""

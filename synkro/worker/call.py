@@ -59,6 +59,7 @@ class PreparedCall:
             outputs = take_subset(plan.subset, outputs, "outputs=")
         self._ranks = plan.world if spec.finish else plan.participants
         self.name, self.in_parts = spec.name, plan.in_parts
+        self._called = f"an argument of the function {spec.name!r}"
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._number = 0  # of the piece that runs
         self._sliced = [rank.variables[number] for number in plan.sliced]
@@ -282,10 +283,6 @@ class PreparedCall:
         if argument.strings:
             return [item.decode("utf-8", "surrogatepass") for item in found]
         return [self._rank.objects.unpickled(self._called, item) for item in found]
-
-    @property
-    def _called(self) -> str:
-        return f"an argument of the function {self.name!r}"
 
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""

@@ -92,7 +92,7 @@ class Worker:
             if reply is None:
                 break
             self._listener.reply(self._encoded(reply), Phase.WAITING)
-        self._rank.close()
+        self._rank.at_close.close()
 
     def _answer(self, command: bytes, housekeeping: bytes) -> Reply | None:
         """Do the command; returns the reply, or None if this process is to end."""

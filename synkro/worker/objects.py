@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 
 from ..errors import InvalidType, reason
-from ..messages import Ack, Parcel, Preserve
+from ..messages import Parcel, Preserve
 from ..packing.code import used_by, uses
 from ..packing.imported import OwnModule
 from ..packing.kinds import (
@@ -204,7 +204,7 @@ class RankObjects:
             )
         return tuple(found)
 
-    def preserve(self, command: Preserve, variables: Iterable[Replica]) -> Ack:
+    def preserve(self, command: Preserve, variables: Iterable[Replica]) -> None:
         """Put back what was kept, or keep what objects, *variables* and random generators hold."""
         if command.restore:
             for kind, obj, contents in self._kept:
@@ -217,7 +217,6 @@ class RankObjects:
             pairs += [(generator, GENERATOR) for generator in global_generators()]
             self._kept = [(kind, obj, kind.kept(obj)) for obj, kind in pairs]
             self._values = [(variable, variable.whole.copy()) for variable in variables]
-        return Ack()
 
     def copy(self, number: int) -> bytes:
         """An object, pickled for the main process; of classes and functions that it has, their numbers.

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import InvalidValue, OutputError, reason, shortened
 from ..ipc.listener import Listener
 from ..ipc.queue import ALONE, EACH, TOGETHER, Batch, Pickles, Taker, Ticket, fits
-from ..messages import Ack, Phase, Work
+from ..messages import Phase, Work
 from ..packing.kinds import (
     ARRAY,
     CLASS,
@@ -136,7 +136,7 @@ class Tasks:
         self._looking = threading.Event()  # whether somebody looks at the run now and then
         self._looker: threading.Thread | None = None
 
-    def work(self, command: Work) -> Ack:
+    def work(self, command: Work) -> None:
         """Take items until there are no more."""
         rank = self._rank
         self._taker.begin(self._listener.blocks_read())
@@ -154,7 +154,6 @@ class Tasks:
         state.check(last=True)
         self._state = None
         state.settle()
-        return Ack()
 
     def _do(self, ticket: Ticket, batch: Batch, job: _Job) -> None:
         """Do the items of a ticket, run by run, unless others have nothing to do."""

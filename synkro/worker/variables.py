@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import messages
 from ..comms.ops import OPERATIONS
-from ..messages import Ack, Done, Phase, Reply
+from ..messages import Done, Phase, Reply
 from ..values.arrays import Array, digest
 from ..values.owners import sole_owner
 from .call import taken
@@ -20,15 +20,14 @@ from .replica import Replica
 from .workspace import Workspace
 
 
-def create(rank: Workspace, command: messages.Create) -> Ack:
+def create(rank: Workspace, command: messages.Create) -> None:
     value = rank.array(command.value)
     array = rank.comm.empty(value.shape, value.dtype)
     rank.device.assign(array, value)
     rank.variables[command.number] = Replica(command.name, array, rank.device, rank.comm)
-    return Ack()
 
 
-def move(rank: Workspace, command: messages.Move) -> Ack:
+def move(rank: Workspace, command: messages.Move) -> None:
     """Send the replica to another rank, or receive it, or copy it here."""
     source, target = command.source, command.target
     if source == target:
@@ -40,20 +39,18 @@ def move(rank: Workspace, command: messages.Move) -> Ack:
         rank.begin(ranks)
         if rank.number == source:
             rank.comm.send(rank.variables[command.variable].whole, ranks.index(target))
-            return Ack()
+            return
         array = rank.comm.recv(ranks.index(source))
     rank.variables[command.number] = Replica(None, array, rank.device, rank.comm, source == target)
-    return Ack()
 
 
-def keep_outputs(rank: Workspace, command: messages.Keep) -> Ack:
+def keep_outputs(rank: Workspace, command: messages.Keep) -> None:
     for kept in command.outputs:
         pieces = rank.handed_over(kept.leaf)
         # an array that nobody else refers to becomes the replica without a copy
         alone = len(pieces) == 1 and rank.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
         array = pieces[0] if alone else _joined(rank, pieces, kept)
         rank.variables[kept.number] = Replica(None, array, rank.device, rank.comm, not alone)
-    return Ack()
 
 
 def _joined(rank: Workspace, pieces: list[Array], kept: messages.KeptOutput) -> Array:
@@ -67,7 +64,7 @@ def _joined(rank: Workspace, pieces: list[Array], kept: messages.KeptOutput) -> 
     return array
 
 
-def write(rank: Workspace, command: messages.Write) -> Ack:
+def write(rank: Workspace, command: messages.Write) -> None:
     for fill in command.fills:
         rows = fill.rows[rank.number]
         if rows is None:
@@ -76,7 +73,6 @@ def write(rank: Workspace, command: messages.Write) -> Ack:
         if fill.selection is not None:
             source = taken(rank, source, fill.selection, rows)
         rank.variables[fill.variable].value = source
-    return Ack()
 
 
 def read(rank: Workspace, command: messages.Read) -> Done:
@@ -101,7 +97,7 @@ def identify(rank: Workspace, command: messages.Identify) -> messages.Identity:
     return messages.Identity(digest(rank.device.beside(whole, np.empty(0))))
 
 
-def exchange(rank: Workspace, command: messages.Exchange) -> Ack:
+def exchange(rank: Workspace, command: messages.Exchange) -> None:
     variables = [rank.variables[number] for number in command.variables]
     rank.begin(tuple(range(rank.size)))
     rank.report(Phase.REDUCING, 0)
@@ -126,10 +122,9 @@ def exchange(rank: Workspace, command: messages.Exchange) -> Ack:
             gathered = comm.all_gather(arrays, keep=True)
             for variable, array in zip(variables, gathered, strict=True):
                 variable.adopt(array)
-    return Ack()
 
 
-HANDLERS: dict[type, Callable[[Workspace, Any], Reply]] = {
+HANDLERS: dict[type, Callable[[Workspace, Any], Reply | None]] = {
     messages.Keep: keep_outputs,
     messages.Create: create,
     messages.Move: move,
@@ -139,4 +134,4 @@ HANDLERS: dict[type, Callable[[Workspace, Any], Reply]] = {
     messages.Identify: identify,
     messages.Exchange: exchange,
 }
-"""What a rank does for each command about variables."""
+"""What a rank does for each command about variables; None is returned where there is nothing to say."""
