@@ -44,8 +44,7 @@ class ThisRank(Protocol):
     @property
     def group(self) -> Ranks: ...
 
-    @property
-    def variables(self) -> Any: ...
+    def replica(self, number: int, name: str | None, ranks: tuple[int, ...]) -> Any: ...
 
 
 session: Any = None
@@ -68,4 +67,4 @@ def replica(number: int, token: str, name: str | None, ranks: tuple[int, ...]) -
             "a function uses a variable of another session: make the variable in this one, with "
             "shared()."
         )
-    return rank.variables.found(number, name, ranks)
+    return rank.replica(number, name, ranks)

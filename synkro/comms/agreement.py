@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 from ..errors import CollectiveError
 from ..values.arrays import Code
-from ..values.cache import Cache
+from ..values.cache import Unpickled
 from .board import KINDS
 from .meeting import Meeting
-from .members import Members
 from .ops import FOR_ANY_INT
 from .records import Entry, Record, described, listed, manner
 
@@ -33,7 +32,7 @@ class Agreement:
         self.meeting = meeting
         self.records: list[Record] = []
         self._noted: tuple[int, Entry | None] = (0, None)
-        self._decoded: Cache[bytes, Record] = Cache()
+        self._decoded: Unpickled[Record] = Unpickled()
         self._last: tuple[Record | None, bytes] = (None, b"")
 
     def note(self, tracked: int, backward: Entry | None) -> None:
@@ -47,7 +46,7 @@ class Agreement:
 
     def addressed(self, record: Record) -> Record:
         """*record* of a message, with what was noted, and with the ranks where they are not all."""
-        members = self.members
+        members = self.meeting.members
         return self.noted(record._replace(among=members.ranks) if members.at else record)
 
     def tracked(self) -> int:
@@ -56,15 +55,6 @@ class Agreement:
         for record in self.records:
             tracked |= record.tracked
         return tracked
-
-    @property
-    def members(self) -> Members:
-        """The ranks that agree."""
-        return self.meeting.members
-
-    def entry(self) -> Entry:
-        """The last collective of all ranks."""
-        return self.meeting.entry()
 
     def enter(self, record: Record) -> list[Record]:
         """Show *record*; returns those of all ranks, by place, if all are in the same collective.
@@ -77,9 +67,9 @@ class Agreement:
         mine = self._last[1]
         said = self.meeting.meet(_NUMBERS[record.kind], mine)
         records = self.records = [
-            record if payload == mine else self._record(payload) for payload in said
+            record if payload == mine else self._decoded[payload] for payload in said
         ]
-        own = self.members.place
+        own = self.meeting.members.place
         for place, other in enumerate(records):
             if other is not record and manner(other) != manner(record):
                 mixed = other.on_gpu != record.on_gpu
@@ -90,20 +80,15 @@ class Agreement:
                 )
         return records
 
-    def _record(self, payload: bytes) -> Record:
-        record = self._decoded.get(payload)
-        if record is None:
-            record = self._decoded[payload] = pickle.loads(payload)
-        return record
-
     def pair(self, mine: Record, theirs: Record, source: int) -> None:
         """A message has come: the records of the two, who have to do the same.
 
         Raises: CollectiveError.
         """
         if manner(mine) != manner(theirs):
+            own = self.meeting.members.place
             raise CollectiveError(
-                f"{self.meeting.where()}: rank {self.members.place} is in {described(mine)}, but "
+                f"{self.meeting.where()}: rank {own} is in {described(mine)}, but "
                 f"rank {source} was in {described(theirs)} when it sent the array."
             )
         self.records = [mine, theirs]

@@ -22,42 +22,52 @@ from .ops import Operation
 from .records import Record, given
 
 MESSAGE = Record("send or recv")
+_BARRIER = Record("barrier")
 
 
 class Communicator(ABC):
     """One rank's end of the collectives of a call.
 
-    Attributes, which ``begin`` and ``among`` set:
-        place: the index of this rank among those that take part; roots, sources and destinations are
-            such indices.
-        count: the number of ranks that take part.
-
-    Another one:
+    Attributes:
         agreement: where the ranks agree on a collective, and see each other's records.
     """
 
-    place: int
-    count: int
-    agreement: Agreement
+    def __init__(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+        self._meeting = agreement.meeting
 
-    @abstractmethod
+    @property
+    def place(self) -> int:
+        """The index of this rank among those that take part, as roots, sources and destinations are."""
+        return self._meeting.members.place
+
+    @property
+    def count(self) -> int:
+        """The number of ranks that take part."""
+        return len(self._meeting.members.ranks)
+
     def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
         """A call begins, in which *ranks* take part; *epoch* grows from call to call."""
+        self._meeting.begin(epoch, ranks)
 
     @abstractmethod
     def end(self, failed: bool) -> None:
         """End the call on this rank; *failed* says whether by an exception."""
 
-    @abstractmethod
     def among(self, members: Members) -> AbstractContextManager[None]:
         """Until the end of the block, only *members* take part, who have come out of ``split``.
 
         Raises: UsageError if that was in another call.
         """
+        return self._meeting.among(members)
 
-    @abstractmethod
     def split(self, color: int | None) -> Members | None:
         """A collective: the ranks with the same *color*; None for one without a color."""
+        at = self._meeting.offer()
+        said = self.agreement.enter(Record("split", at=(at,) if color is None else (at, color)))
+        alike = [place for place, record in enumerate(said) if record.at[1:] == (color,)]
+        ranks = tuple([self._meeting.members.ranks[place] for place in alike])
+        return self._meeting.join(ranks, said[alike[0]].at[0] if alike else 0)
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -86,9 +96,10 @@ class Communicator(ABC):
         start, stop = split(0, len(array), self.count)[self.place]
         return array[start:stop]
 
-    @abstractmethod
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
+        self.agreement.enter(_BARRIER)
+        self._meeting.pass_on()
 
     @abstractmethod
     def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:

@@ -31,6 +31,7 @@ import numpy as np
 from ..devices.base import Device
 from ..plan.split import Span, split
 from ..values.arrays import Array, code_of
+from .agreement import Agreement
 from .base import Communicator
 from .ops import OPERATIONS, Operation
 from .records import ArrayType, Record, given, layout_of, pack, unpack
@@ -54,19 +55,17 @@ REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": 
 without a name go through host memory."""
 
 
-class DirectCollectives:
-    """One rank's end of the collectives from GPU to GPU."""
+class DirectCollectives(Communicator):
+    """One rank's end of the collectives from GPU to GPU; a subclass goes through host memory else."""
 
-    def __init__(self, host: Communicator, device: Device, agree: Agree) -> None:
-        self._host = host
+    def __init__(self, agreement: Agreement, device: Device, agree: Agree) -> None:
+        super().__init__(agreement)
         self._device = device
         self._agree = agree
-        self._agreement = host.agreement
-        self._meeting = host.agreement.meeting
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array] | None:
+    def reduced_directly(self, record: Record, arrays: Sequence[Array]) -> list[Array] | None:
         """The reduction that *record* names, as one vector for each partial dtype."""
         operation = OPERATIONS[record.operation]
         if not _are_native(arrays, operation):
@@ -77,10 +76,10 @@ class DirectCollectives:
         pack(record, arrays, vectors)
         encoded = [encode(operation, vector) for vector in vectors]
         records, link, linked = self._agree(record)
-        self._agreement.check_alike(records)
+        self.agreement.check_alike(records)
         if record.kind == "reduce_scatter":
-            self._agreement.check_rows(records)
-        divisor = self._agreement.check_weights(records)
+            self.agreement.check_rows(records)
+        divisor = self.agreement.check_weights(records)
         if link is not None:
             self._reduce(record, link, encoded)
         self._meeting.pass_on()
@@ -91,7 +90,7 @@ class DirectCollectives:
             operation.finish(vectors[index], divisor, out=vectors[index])
         results = unpack(record, arrays, vectors)
         if record.kind == "reduce_scatter":
-            results = [self._host.part_of(result).copy() for result in results]
+            results = [self.part_of(result).copy() for result in results]
         return results
 
     def _reduce(self, record: Record, link: Link, encoded: Sequence[Array]) -> None:
@@ -107,7 +106,7 @@ class DirectCollectives:
                 (size,), _ = layout.vectors[vector]
                 elements = encoded[vector].size // max(1, size)  # two if complex
                 row = (stop - start) // max(1, shape[0])
-                for root, (low, high) in enumerate(split(0, shape[0], self._host.count)):
+                for root, (low, high) in enumerate(split(0, shape[0], self.count)):
                     part = slice((start + low * row) * elements, (start + high * row) * elements)
                     jobs.append((encoded[vector][part], root))
             link.reduce(jobs, name)
@@ -118,12 +117,12 @@ class DirectCollectives:
             return False
         record = Record("all_reduce", operation.name, in_place=True, given=given(arrays), on_gpu=True)
         records, link, linked = self._agree(record)
-        self._agreement.check_alike(records)
+        self.agreement.check_alike(records)
         if link is not None:
             link.all_reduce(arrays, REDUCTIONS[operation.name])
         self._meeting.pass_on()
         for array in arrays if linked else ():
-            operation.finish(array, self._host.count, out=array)
+            operation.finish(array, self.count, out=array)
         return linked
 
     def reduce_out(
@@ -139,16 +138,16 @@ class DirectCollectives:
         """
         sent, parts = [], []
         for operation, partial in zip(operations, partials, strict=True):
-            length = -(-partial.size // self._host.count)
-            vector = self._device.empty((length * self._host.count,), partial.dtype)
+            length = -(-partial.size // self.count)
+            vector = self._device.empty((length * self.count,), partial.dtype)
             self._device.assign(vector[: partial.size].reshape(partial.shape), partial)
             sent.append(encode(operation, vector))
-            parts.append(self._device.empty((sent[-1].size // self._host.count,), sent[-1].dtype))
+            parts.append(self._device.empty((sent[-1].size // self.count,), sent[-1].dtype))
         names = ",".join(operation.name for operation in operations)
         record = Record("reduce_scatter", names, in_place=True, given=given(partials), on_gpu=True)
         _, link, linked = self._agree(record)
         if not linked:
-            self._agreement.refuse("NCCL cannot connect the GPUs any more")
+            self.agreement.refuse("NCCL cannot connect the GPUs any more")
         if link is not None:
             reductions = [REDUCTIONS[operation.name] for operation in operations]
             jobs = list(zip(sent, parts, strict=True))
@@ -160,14 +159,14 @@ class DirectCollectives:
         ):
             reduced = decode(operation, source, partial.dtype)
             operation.finish(reduced, divisor, out=reduced)
-            start = min(self._host.place * reduced.size, target.size)
+            start = min(self.place * reduced.size, target.size)
             stop = min(start + reduced.size, target.size)
             pairs.append((target.reshape(-1)[start:stop], reduced[: stop - start]))
         self._device.copy_out(pairs)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
-    def rooted(
+    def rooted_directly(
         self, kind: str, arrays: Sequence[Array] | None, root: int
     ) -> tuple[list[Array] | None, bool]:
         """What this rank gets of *root*'s arrays, if they lie on its GPU; also, whether they do."""
@@ -181,9 +180,9 @@ class DirectCollectives:
             return None, origin.on_gpu
         if kind == "broadcast":
             return self._broadcast(link, arrays, origin), True
-        self._agreement.check_rows([origin])
+        self.agreement.check_rows([origin])
         nothing = [((0, *shape[1:]), dtype) for shape, dtype in origin.given]
-        everyone = [origin.given if place == root else nothing for place in range(self._host.count)]
+        everyone = [origin.given if place == root else nothing for place in range(self.count)]
         mine = [self._contiguous(array) for array in arrays or ()]
         return self._exchange(link, mine, everyone, self._rows_of), True
 
@@ -200,7 +199,7 @@ class DirectCollectives:
         self._meeting.pass_on()
         return results
 
-    def exchanged(self, kind: str, arrays: Sequence[Array], root: int) -> list[Array] | None:
+    def exchanged_directly(self, kind: str, arrays: Sequence[Array], root: int) -> list[Array] | None:
         """Rows of every rank's arrays, on *root* or, if it is -1, on all ranks."""
 
         def rows_for(rows: int, place: int) -> Span:
@@ -212,7 +211,7 @@ class DirectCollectives:
         arrays = [self._contiguous(array if array.ndim or split_up else array[None]) for array in arrays]
         record = Record(kind, root=root, given=given(arrays), on_gpu=True)
         records, link, linked = self._agree(record)
-        self._agreement.check_fit(records)
+        self.agreement.check_fit(records)
         if not linked:
             self._meeting.pass_on()
             return None
@@ -221,7 +220,7 @@ class DirectCollectives:
 
     def _rows_of(self, rows: int, place: int) -> Span:
         """The part of so many rows that goes to rank *place* when they are split."""
-        return split(0, rows, self._host.count)[place]
+        return split(0, rows, self.count)[place]
 
     def _exchange(
         self,
@@ -235,7 +234,7 @@ class DirectCollectives:
         ``shapes[r]`` are the shapes and dtypes of rank r's arrays.  ``rows_for(rows, place)`` says which
         rows of an array go to a rank.  *arrays*, contiguous, are this rank's; empty if it has no rows.
         """
-        place = self._host.place
+        place = self.place
         results, sent, received = [], [], []
         for index, (shape, dtype) in enumerate(shapes[place]):
             spans = [rows_for(theirs[index][0][0], place) for theirs in shapes]

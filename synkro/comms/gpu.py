@@ -12,8 +12,7 @@ the number of the rank's link, and where the numbers differ all ranks make a new
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from ..errors import CollectiveError
 from ..values.arrays import Array
 from .base import MESSAGE, Communicator
 from .direct import DirectCollectives, in_host_memory, on_gpu
-from .members import Members
 from .ops import OPERATIONS, Operation
 from .records import Record
 
@@ -116,7 +114,7 @@ class Links:
         return next(filter(None, problems.split("\0")), "")
 
 
-class GpuCommunicator(Communicator):
+class GpuCommunicator(DirectCollectives):
     """The communicator of one rank on a GPU.
 
     Attributes:
@@ -126,31 +124,12 @@ class GpuCommunicator(Communicator):
     def __init__(self, host: Communicator, device: Device, gpu: int | None) -> None:
         """*host* is the communicator of arrays in host memory; *gpu* is the number of this rank's GPU,
         or None where NCCL cannot serve."""
-        self._host = host
-        self._device = device
         self.links = Links(host, gpu)
-        self._direct = DirectCollectives(host, device, self.links.agree)
-        self.place, self.count, self.agreement = host.place, host.count, host.agreement
-
-    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
-        self._host.begin(epoch, ranks)
-        self.place, self.count = self._host.place, self._host.count
+        super().__init__(host.agreement, device, self.links.agree)
+        self._host = host
 
     def end(self, failed: bool) -> None:
         self._host.end(failed)
-
-    @contextmanager
-    def among(self, members: Members) -> Iterator[None]:
-        before = self.place, self.count
-        with self._host.among(members):
-            self.place, self.count = self._host.place, self._host.count
-            try:
-                yield
-            finally:
-                self.place, self.count = before
-
-    def split(self, color: int | None) -> Members | None:
-        return self._host.split(color)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._device.empty(shape, dtype)
@@ -160,18 +139,6 @@ class GpuCommunicator(Communicator):
 
     def tidy(self) -> None:
         self._host.tidy()
-
-    def reduce_out(
-        self,
-        operations: Sequence[Operation],
-        divisor: float,
-        partials: Sequence[Any],
-        targets: Sequence[Array],
-    ) -> None:
-        self._direct.reduce_out(operations, divisor, partials, targets)
-
-    def barrier(self) -> None:
-        self._host.barrier()
 
     def send(self, array: Array, to: int, record: Record = MESSAGE) -> None:
         if not in_host_memory(array):
@@ -197,19 +164,16 @@ class GpuCommunicator(Communicator):
         return [next(first if in_host_memory(array) else second) for array in arrays]
 
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
-        results = self._direct.reduced(record, arrays)
+        results = self.reduced_directly(record, arrays)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.reduced(record, hosted), on_gpu(arrays))
         return results
 
-    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
-        return self._direct.reduced_in_place(arrays, operation)
-
     def rooted(
         self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False
     ) -> list[Array]:
-        results, from_gpu = self._direct.rooted(kind, arrays, root)
+        results, from_gpu = self.rooted_directly(kind, arrays, root)
         if results is None:
             hosted = None if arrays is None else [self._to_host(array) for array in arrays]
             results = self._back(self._host.rooted(kind, hosted, root), from_gpu)
@@ -218,7 +182,7 @@ class GpuCommunicator(Communicator):
     def exchanged(
         self, kind: str, arrays: Sequence[Array], root: int = -1, keep: bool = False
     ) -> list[Array]:
-        results = self._direct.exchanged(kind, arrays, root)
+        results = self.exchanged_directly(kind, arrays, root)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.exchanged(kind, hosted, root), on_gpu(arrays))

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from ..plan.split import Span, split
+from ..plan.split import split
 from ..values.arrays import Array
-from ..values.cache import Cache
 from .board import board_bytes
 from .journal import Journal
 from .ops import OPERATIONS, Operation, reduce_share
@@ -47,10 +47,6 @@ class _Group(NamedTuple):
     start: int
     stop: int
 
-    def shares(self, size: int) -> tuple[Span, ...]:
-        """Which elements of a vector of this *size* each rank of the group reduces on its host."""
-        return split(0, size, self.stop - self.start)
-
 
 class _Part(NamedTuple):
     """Some elements of a vector."""
@@ -60,7 +56,8 @@ class _Part(NamedTuple):
     stop: int
 
 
-def _by_host(ranks: tuple[int, ...], hosts: Sequence[range]) -> list[_Group]:
+@lru_cache(64)
+def _by_host(ranks: tuple[int, ...], hosts: tuple[range, ...]) -> list[_Group]:
     """*ranks*, which are in order, as those of each host."""
     found: list[_Group] = []
     for place, rank in enumerate(ranks):
@@ -108,16 +105,11 @@ class HostsCommunicator(ShmCommunicator):
         *hosts* are the ranks of each host, *wake_relay* is the eventfd of this host's relay.
         """
         self._journal = Journal(file, board_bytes(size), rank, hosts, wake_relay)
-        self._known: Cache[tuple[int, ...], list[_Group]] = Cache()
         super().__init__(rank, size, file, wakes, answered, self._journal)
 
     def _groups(self) -> list[_Group]:
         """The ranks that meet, by host."""
-        ranks = self._meeting.members.ranks
-        groups = self._known.get(ranks)
-        if groups is None:
-            groups = self._known[ranks] = _by_host(ranks, self._journal.hosts)
-        return groups
+        return _by_host(self._meeting.members.ranks, self._journal.hosts)
 
     def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
         if kind in _REDUCTIONS and sum(array.nbytes for array in arrays) > _WHOLE_UP_TO:
@@ -170,17 +162,14 @@ class HostsCommunicator(ShmCommunicator):
         self._meeting.step()
         parts = _parts(record, self.count, self.place, self.place + 1)
         if record.kind == "reduce_scatter":
-            merged = [
-                self._new((part.stop - part.start,), sources[part.vector][0].dtype) for part in parts
-            ]
-            for part, values in zip(parts, merged, strict=True):
-                self._merge(operation, divisor, sources[part.vector], part, values)
-            return [
-                values.reshape(self.part_of(array).shape).astype(
-                    operation.result_dtype(array.dtype), copy=False
-                )
-                for values, array in zip(merged, arrays, strict=True)
-            ]
+            results = []
+            for part, array in zip(parts, arrays, strict=True):
+                stages = sources[part.vector]
+                values = self._new((part.stop - part.start,), stages[0].dtype)
+                self._merge(operation, divisor, stages, part, values)
+                rows = values.reshape(self.part_of(array).shape)
+                results.append(rows.astype(operation.result_dtype(array.dtype), copy=False))
+            return results
         # ranks of this host, and what is under way to others, may still read of this stage what other
         # ranks merge; what this rank merges is read by nobody else since the step
         for part in parts:
@@ -223,7 +212,8 @@ class HostsCommunicator(ShmCommunicator):
         *into* may be that part of this rank's stage.
         """
         groups, size = self._groups(), stages[0].size
-        starts = [[start for start, _ in group.shares(size)] for group in groups]
+        shares = [split(0, size, group.stop - group.start) for group in groups]  # of each on its host
+        starts = [[start for start, _ in each] for each in shares]
         within = {edge for each in starts for edge in each if part.start < edge < part.stop}
         for low, high in pairwise(sorted({part.start, part.stop, *within})):
             places = [

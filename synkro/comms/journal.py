@@ -23,7 +23,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,13 +89,7 @@ class JournaledWords:
     def __init__(self, memory: memoryview, at: int, journal: Journal) -> None:
         self._memory, self._at, self._journal = memory, at, journal
 
-    @overload
-    def __getitem__(self, index: int, /) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice, /) -> memoryview: ...
-
-    def __getitem__(self, index: int | slice, /) -> int | memoryview:
+    def __getitem__(self, index: Any, /) -> Any:
         return self._memory[index]
 
     def __setitem__(self, index: int, value: int, /) -> None:
@@ -109,7 +103,7 @@ class Journal:
 
     Attributes:
         hosts: the ranks of each host of the session.
-        host: the number of this rank's host.
+        host, near: the number of this rank's host, and the ranks there.
     """
 
     def __init__(
@@ -118,17 +112,13 @@ class Journal:
         """The rings lie in *file* behind so many bytes; *wake_relay* is the eventfd of the relay."""
         self.hosts = tuple(hosts)
         self.host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
+        self.near = hosts[self.host]
         ring = _JournalRing(file, behind, rank)
         self._counts, self._entries = ring.counts, ring.entries.data
         self._written = self._counts[_HEAD]
         self._bed = bed(file, behind)
         self._wake_relay = wake_relay
         self._fence = new_fence()
-
-    @property
-    def near(self) -> range:
-        """The ranks of this host."""
-        return self.hosts[self.host]
 
     def words(self, memory: memoryview, at: int) -> JournaledWords:
         """*memory*, which lies *at* this offset, as words whose changes are written down."""

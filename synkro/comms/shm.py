@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -34,7 +33,6 @@ from .base import MESSAGE, Communicator
 from .board import board_bytes
 from .journal import Journal
 from .meeting import Meeting
-from .members import Members
 from .ops import OPERATIONS, Operation, reduce_share
 from .records import Record, as_vector, given, layout_of, pack, unpack
 
@@ -44,8 +42,6 @@ _IN_PLACE_FROM = 1 << 14
 _RECYCLED_FROM = 1 << 20
 """Bytes from which results are made in the arena, whose blocks are used again: fresh pages cost more
 than the reduction."""
-
-_BARRIER = Record("barrier")
 
 
 class ShmCommunicator(Communicator):
@@ -65,42 +61,16 @@ class ShmCommunicator(Communicator):
         *answered* tells whether a rank has ended the call of an epoch; None: ``end`` tells the others.
         A *journal* is for sessions on several hosts (``hosts``).
         """
-        self.rank = self.place = rank
-        self.size = self.count = size
         self._arena = Arena(file, rank, None if journal is None else journal.forget)
         board = map_file(file, board_bytes(size), Access.WRITE)
-        self._meeting = Meeting(board.data, rank, size, self._arena, wakes, answered, journal)
-        self.agreement = Agreement(self._meeting)
+        meeting = Meeting(board.data, rank, size, self._arena, wakes, answered, journal)
+        super().__init__(Agreement(meeting))
         self._stage: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._sent: dict[int, deque[tuple[int, Array]]] = {}  # by receiver: messages it may still read
-
-    def begin(self, epoch: int, ranks: tuple[int, ...]) -> None:
-        self._meeting.begin(epoch, ranks)
-        self._count_members()
 
     def end(self, failed: bool) -> None:
         self._meeting.end(failed)
         self._sent.clear()
-
-    @contextmanager
-    def among(self, members: Members) -> Iterator[None]:
-        try:
-            with self._meeting.among(members):
-                self._count_members()
-                yield
-        finally:
-            self._count_members()
-
-    def _count_members(self) -> None:
-        members = self._meeting.members
-        self.place, self.count = members.place, len(members.ranks)
-
-    def split(self, color: int | None) -> Members | None:
-        at = self._meeting.offer()
-        said = self.agreement.enter(Record("split", at=(at,) if color is None else (at, color)))
-        alike = [place for place, record in enumerate(said) if record.at[1:] == (color,)]
-        ranks = tuple([self._meeting.members.ranks[place] for place in alike])
-        return self._meeting.join(ranks, said[alike[0]].at[0] if alike else 0)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._arena.empty(shape, dtype)
@@ -117,18 +87,18 @@ class ShmCommunicator(Communicator):
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
     def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
-        operation = OPERATIONS[record.operation]
-        share = None if record.kind == "reduce_scatter" else (self.place, self.count)
+        operation, place, count = OPERATIONS[record.operation], self.place, self.count
+        share = None if record.kind == "reduce_scatter" else (place, count)
         divisor, sources, alone = self._entered(record, arrays, share)
         results = []
         if record.kind == "reduce_scatter":
             results = self._rows_reduced(record, divisor, sources)
         else:
             for stages in sources:
-                partials, into = self._with_own(stages, alone), [stages[self.place]]
-                reduce_share(operation, divisor, partials, into, self.place, self.count)
+                partials = self._with_own(stages, alone)
+                reduce_share(operation, divisor, partials, [stages[place]], place, count)
             self._meeting.step()
-            if record.root in (-1, self.place):
+            if record.root in (-1, place):
                 results = unpack(record, arrays, [self._collected(stages) for stages in sources])
         self._meeting.part()
         return results
@@ -202,10 +172,6 @@ class ShmCommunicator(Communicator):
         return vector
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
-
-    def barrier(self) -> None:
-        self.agreement.enter(_BARRIER)
-        self._meeting.pass_on()
 
     def rooted(
         self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False

@@ -12,33 +12,32 @@ from types import FrameType
 class Atomic:
     """Steps of a worker that belong together: an interrupt among them is deferred until after them.
 
-    The worker's handler of SIGINT reads ``depth`` and sets ``pending``.
+    The worker's handler of SIGINT reads ``depth``, and calls ``interrupt``.
+
+    Attributes:
+        depth: how many blocks of such steps are under way, one within the other.
+        due: whether an interrupt waits for the end of the steps.
     """
 
     def __init__(self) -> None:
         self.depth = 0
-        self._pending = False
-
-    @property
-    def due(self) -> bool:
-        """Whether an interrupt waits for the end of the steps."""
-        return self._pending
+        self.due = False
 
     def interrupt(self) -> None:
         """An interrupt has come among the steps: it is due after them."""
-        self._pending = True
+        self.due = True
 
     def forget(self) -> None:
         """No interrupt is due any more."""
-        self._pending = False
+        self.due = False
 
     def __enter__(self) -> None:
         self.depth += 1
 
     def __exit__(self, *error: object) -> None:
         self.depth -= 1
-        if self._pending and not self.depth:
-            self._pending = False
+        if self.due and not self.depth:
+            self.due = False
             raise KeyboardInterrupt
 
 

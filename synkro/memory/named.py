@@ -64,14 +64,9 @@ _FIELDS: tuple[tuple[str, str, int], ...] = (
     ("read", "<u8", 2112),
 )
 
-HEADER = np.dtype(
-    {
-        "names": [name for name, _, _ in _FIELDS],
-        "formats": [form for _, form, _ in _FIELDS],
-        "offsets": [offset for _, _, offset in _FIELDS],
-        "itemsize": HEADER_BYTES,
-    }
-)
+_NAMES, _FORMATS, _OFFSETS = map(list, zip(*_FIELDS, strict=True))
+
+HEADER = np.dtype({"names": _NAMES, "formats": _FORMATS, "offsets": _OFFSETS, "itemsize": HEADER_BYTES})
 """The header, little-endian.  What the writer and the reader of a ring count are 64 bytes apart."""
 
 WRITER_BYTE = 1

@@ -94,9 +94,10 @@ class _Signals:
     def add(self, field: str) -> None:
         self.header[field] += 1
 
-    def post(self, semaphore: Any) -> None:
-        """Wake who waits for a *semaphore*; a count that is full, which nothing here makes, wakes as
-        well."""
+    def post(self, field: str, semaphore: Any) -> None:
+        """Count one more in a *field*, and wake who waits for a *semaphore*; a count of that which is
+        full, which nothing here makes, wakes as well."""
+        self.add(field)
         with contextlib.suppress(OSError):
             semaphore.release()
 
@@ -228,8 +229,7 @@ class RingReader:
     def hand_back(self) -> None:
         """The frame that was taken last is not needed any more."""
         with self._signals.held():
-            self._signals.add("read")
-            self._signals.post(self._signals.free)
+            self._signals.post("read", self._signals.free)
 
     def close(self) -> None:
         """Remove the names; the writer finds the ring's lock free."""
@@ -323,8 +323,7 @@ class RingWriter:
         signals.wait(signals.free, 0)
         slot = count % self.slots
         self._segment.array(self._layout.region(0, slot))[...] = frame
-        signals.add("writes")
-        signals.post(signals.full)
+        signals.post("writes", signals.full)
         return slot
 
     def close(self) -> None:
@@ -336,8 +335,7 @@ class RingWriter:
             return
         with self._signals.closing():
             if ended:
-                self._signals.add("ended")
-                self._signals.post(self._signals.full)
+                self._signals.post("ended", self._signals.full)
             _writers.discard(self)
             self._close_fd()
 

@@ -79,15 +79,19 @@ class Segment:
 
     def array(self, region: Region) -> NDArray[np.generic]:
         """The array that *region* describes, as a view."""
-        view: NDArray[np.generic] = np.ndarray(
-            region.shape, region.dtype, buffer=self.base, offset=region.offset, strides=region.strides
-        )
-        return view
+        return array_in(self.base, region)
 
     def close(self) -> None:
         if call_off(self._closing):
             os.close(self.fd)
         self.fd = -1
+
+
+def array_in(memory: NDArray[np.uint8], region: Region) -> NDArray[np.generic]:
+    """The array that *region* describes in the *memory* of its segment, as a view."""
+    place = region.offset, region.strides
+    array: NDArray[np.generic] = np.ndarray(region.shape, region.dtype, memory, *place)
+    return array
 
 
 def _reserve(nbytes: int) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..plan.call import Region
 from .interrupts import uninterrupted
+from .segment import array_in
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -70,8 +71,4 @@ class SegmentTable(Generic[T]):
 
     def array(self, region: Region) -> NDArray[np.generic]:
         """The array that *region* describes, as a view."""
-        memory = self.memory(region.segment)
-        array: NDArray[np.generic] = np.ndarray(
-            region.shape, region.dtype, memory, region.offset, region.strides
-        )
-        return array
+        return array_in(self.memory(region.segment), region)

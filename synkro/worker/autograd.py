@@ -139,7 +139,7 @@ def with_history(
     inputs = [values[index] for index in chosen if isinstance(values[index], torch.Tensor)]
     forms = [(each.shape, each.dtype, each.device) for each in inputs]
     outputs = [_tensor(results[index]) for index in chosen]
-    entered = Entered(group, group.comm.agreement.members, records, entry, op, other, forms)
+    entered = Entered(group, group.comm.agreement.meeting.members, records, entry, op, other, forms)
     anchor = torch.empty(0, device="cpu", requires_grad=True)  # so that every rank gets a node
     nodes: Any = Collective.apply(entered, outputs, anchor, *inputs)
     found = list(results)

@@ -59,6 +59,7 @@ class PreparedCall:
             outputs = take_subset(plan.subset, outputs, "outputs=")
         self._ranks = plan.world if spec.finish else plan.participants
         self.name, self.in_parts = spec.name, plan.in_parts
+        self._called = f"an argument of the function {spec.name!r}"
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._number = 0  # of the piece that runs
         self._sliced = [rank.variables[number] for number in plan.sliced]
@@ -197,10 +198,7 @@ class PreparedCall:
         pieces = self._sources() if self._pieces is None else self._pieces
         with contextlib.closing(self._feed(pieces)) as feeding:
             for span, fed in zip(self._spans, feeding, strict=True):
-                values = [
-                    self._argument(argument, library, value, span)
-                    for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
-                ]
+                values = self._values(fed, span)
                 if plan.form is not None:
                     values = plan.form.build(values)
                 weight = (span[1] - span[0]) // plan.unit
@@ -237,10 +235,7 @@ class PreparedCall:
         sources = self._sources() if self._pieces is None else self._pieces
         with contextlib.closing(self._rank.device.feed(sources)) as feeding:
             fed = next(feeding)
-            values = [
-                self._argument(argument, library, value, self._spans[0])
-                for argument, library, value in zip(plan.inputs, self._libraries, fed, strict=True)
-            ]
+            values = self._values(fed, self._spans[0])
             pickled = [(n, a) for n, a in enumerate(plan.inputs) if isinstance(a, plans.Pickled)]
             if not plan.inputs:
                 yield from repeat({})
@@ -249,6 +244,13 @@ class PreparedCall:
                 yield dict(zip(plan.keywords, built, strict=True))
                 for number, argument in pickled:
                     values[number] = self._value_of(argument)
+
+    def _values(self, fed: list[Any], span: Span) -> list[Any]:
+        """The arguments of one piece, before they are built into containers; *fed* are its inputs."""
+        return [
+            self._argument(argument, library, value, span)
+            for argument, library, value in zip(self._plan.inputs, self._libraries, fed, strict=True)
+        ]
 
     def _argument(self, argument: plans.Argument, library: str | None, value: Any, span: Span) -> Any:
         """The argument of one piece; *value* is what the device has made of its source."""
@@ -282,22 +284,16 @@ class PreparedCall:
             return [item.decode("utf-8", "surrogatepass") for item in found]
         return [self._rank.objects.unpickled(self._called, item) for item in found]
 
-    @property
-    def _called(self) -> str:
-        return f"an argument of the function {self.name!r}"
-
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""
-        whole: dict[plans.Argument, Source] = {
-            argument: Source(
-                self._rank.array(argument.region), version=self._rank.version(argument.region)
-            )
-            for argument in self._plan.inputs
-            if isinstance(argument, plans.Broadcast)
-        }
+        rank = self._rank
+        whole: dict[plans.Argument, Source] = {}
         for argument in self._plan.inputs:
-            if isinstance(argument, plans.BroadcastFile):
-                whole[argument] = self._rank.files.whole(argument.stored)
+            match argument:
+                case plans.Broadcast(region):
+                    whole[argument] = Source(rank.array(region), version=rank.version(region))
+                case plans.BroadcastFile(stored):
+                    whole[argument] = rank.files.whole(stored)
         return [
             [
                 self._rows(argument, span)

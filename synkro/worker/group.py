@@ -108,7 +108,6 @@ class Group:
         rng: this rank's random generator, made when it is first asked for.
         in_call: this rank's place among those of the call, and their number: also while another thread
             is in a collective of a world.
-        master: the place of the default root.
         checking: whether the call is one of ``Function.check``.
         turn: held in a collective: PyTorch's backward may enter some from threads of its own.
         within: the collective whose gradient is computed, if one is.
@@ -128,16 +127,14 @@ class Group:
         self.comm = comm
         self.mark = mark
         self.device = device or CpuDevice()
+        self._meeting = comm.agreement.meeting
         self.in_call = comm.place, comm.count
-        self.master = 0
         self.checking = False
         self.turn = threading.RLock()
         self.within: Entry | None = None
         self._exchanged: Counter[tuple[int, ...]] = Counter()  # by two ranks: how often in this call
         self._rng = rng
         self._master_rank = master_rank
-        self._ranks: tuple[int, ...] = ()
-        self._called = "this call"  # they, in words
         self._task: Task | None = None
         self._task_rng: tuple[Any, np.random.Generator] | None = None
         self._running: Running | None = None
@@ -146,15 +143,10 @@ class Group:
     def begin(self, epoch: int, ranks: tuple[int, ...], running: Running | None = None) -> None:
         """A call begins, in which *ranks* take part; *running*, if a function runs in it."""
         self.comm.begin(epoch, ranks)
-        self.in_call = self.comm.place, self.comm.count
+        members = self._meeting.members
+        self.in_call = members.place, len(members.ranks)
         self._running = running
         self._exchanged.clear()
-        if ranks is not self._ranks:
-            self._meet(ranks)
-
-    def _meet(self, ranks: tuple[int, ...]) -> None:
-        self._ranks = ranks
-        self.master = ranks.index(self._master_rank) if self._master_rank in ranks else 0
 
     @contextmanager
     def among(self, members: Members) -> Iterator[None]:
@@ -163,14 +155,7 @@ class Group:
         Raises: UsageError if that was in another call.
         """
         with self.turn, self.comm.among(members):
-            before = self._ranks, self._called
-            self._meet(members.ranks)
-            self._called = members.called()
-            try:
-                yield
-            finally:
-                ranks, self._called = before
-                self._meet(ranks)
+            yield
 
     @_collective
     def split(self, color: Any) -> Members | None:
@@ -247,9 +232,10 @@ class Group:
         return self.stand_ins[id(variable)][-1]
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """The numbers in the session of the ranks that take part."""
-        return self._ranks
+    def master(self) -> int:
+        """The place of the default root."""
+        ranks = self._meeting.members.ranks
+        return ranks.index(self._master_rank) if self._master_rank in ranks else 0
 
     @property
     def rank(self) -> int:
@@ -389,10 +375,11 @@ class Group:
         """The array that another rank gives, which gets *value*; both call it, without a deadlock."""
         place = self._place(with_rank, "with_rank")
         result = self.comm.exchange(self._given([value])[0], place)
-        first, second = pair = tuple(sorted((self.ranks[place], self.ranks[self.rank])))
+        ranks = self._meeting.members.ranks
+        first, second = pair = tuple(sorted((ranks[place], ranks[self.rank])))
         self._exchanged[pair] += 1
         name = f"exchange {self._exchanged[pair]} of ranks {first} and {second}"
-        entry = self.comm.agreement.entry()[0], name
+        entry = self._meeting.entry()[0], name
         return self._results([value], [result], entry=entry, other=place)[0]
 
     @_collective
@@ -442,10 +429,11 @@ class Group:
     @_collective
     def backward(self, entry: Entry, members: Members, work: Callable[[], Any]) -> Any:
         """Do *work*, whose collectives compute the gradient of the collective *entry* of *members*."""
-        if not members.at and members.ranks != self._ranks:
+        ranks = self._meeting.members.ranks
+        if not members.at and members.ranks != ranks:
             raise UsageError(
                 f"backward() came to a collective of the ranks {members.ranks} in a call of the ranks "
-                f"{self._ranks}: call it in a call of the same ranks."
+                f"{ranks}: call it in a call of the same ranks."
             )
         with self.among(members):
             return self._go_back(entry, work)
@@ -489,7 +477,7 @@ class Group:
         if agreement.tracked():
             from .autograd import with_history  # noqa: PLC0415  whoever has tensors has imported PyTorch
 
-            return with_history(self, values, results, op, entry or agreement.entry(), other)
+            return with_history(self, values, results, op, entry or self._meeting.entry(), other)
         return results
 
     def _array(self, value: Any, operation: Operation | None = None) -> Array:
@@ -519,9 +507,9 @@ class Group:
         except TypeError:
             raise InvalidType(f"{name} must be a rank, an int; got {shown(rank)}.") from None
         if not 0 <= place < self.size:
+            take = f"{counted(self.size, 'rank')} {'takes' if self.size == 1 else 'take'} part"
             raise InvalidValue(
-                f"{name}={place}, but {counted(self.size, 'rank')} "
-                f"{'takes' if self.size == 1 else 'take'} part in {self._called}: give one from 0 to "
+                f"{name}={place}, but {take} in {self._meeting.members.called()}: give one from 0 to "
                 f"{self.size - 1}."
             )
         return place

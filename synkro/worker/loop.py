@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from .. import here
+from .. import here, messages
 from ..comms.hosts import HostsCommunicator
 from ..comms.shm import ShmCommunicator
 from ..devices.hints import shorten
@@ -25,20 +25,7 @@ from ..ipc.listener import Listener
 from ..ipc.process import give_up
 from ..machine import importing
 from ..memory.interrupts import atomic
-from ..messages import (
-    Ack,
-    Assign,
-    Call,
-    Deliver,
-    Exit,
-    Failed,
-    Indirect,
-    Phase,
-    Reduce,
-    Reply,
-    Store,
-    TooLong,
-)
+from ..messages import Ack, Failed, Phase, Reply
 from ..packing.exceptions import kinds, pickled
 from ..packing.pickles import dumped
 from ..packing.tracebacks import sent
@@ -94,7 +81,7 @@ class Worker:
             if reply is None:
                 break
             self._listener.reply(self._encoded(reply), Phase.WAITING)
-        self._rank.close()
+        self._rank.at_close.close()
 
     def _answer(self, command: bytes, housekeeping: bytes) -> Reply | None:
         """Do the command; returns the reply, or None if this process is to end."""
@@ -154,20 +141,20 @@ class Worker:
     def _first_time(self, payload: bytes) -> Reply | None:
         command = pickle.loads(payload)
         match command:
-            case Assign():
+            case messages.Assign():
                 self._rank.objects.assign(command.entries, command.caching)
                 return self._do(command.then)
-            case Indirect():
+            case messages.Indirect():
                 return self._first_time(self._rank.array(command.region).tobytes())
-            case Deliver():
+            case messages.Deliver():
                 _, last = self._last
                 row = self._rank.array(command.region)[self._rank.number]
                 row[: len(last)] = memoryview(last)
                 return Ack()
-            case Exit():
+            case messages.Exit():
                 return None
         action = self._rank.action(command)
-        if isinstance(command, Call | Store | Reduce):
+        if isinstance(command, messages.Call | messages.Store | messages.Reduce):
             self._prepared[payload] = action
         return action()
 
@@ -178,7 +165,7 @@ class Worker:
             except Exception as error:
                 self._last = (reply, dumped(self._failure(self._unsendable(error))))
         payload = self._last[1]
-        return payload if len(payload) <= AREA else pickle.dumps(TooLong(len(payload)))
+        return payload if len(payload) <= AREA else pickle.dumps(messages.TooLong(len(payload)))
 
     def _failure(self, error: BaseException) -> Failed:
         rank = self._rank

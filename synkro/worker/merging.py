@@ -253,9 +253,7 @@ class Layout:
 
     def __init__(self) -> None:
         self.keeps = False
-        self._tree: Tree = None
-        self._seen: list[tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # of each piece
-        self._counts: list[int] = []  # pieces of each leaf
+        self._seen: Any = None  # how outputs are nested, how many pieces each has, and their forms
         self.done = Done(None, None)
         self._slots: list[tuple[int, Array]] = []  # pieces that fit, by their number, and where
         self._slot: Array | None = None  # where the only output lies, if ``take`` may put it there
@@ -287,23 +285,14 @@ class Layout:
     def place(self, merger: Merger, outbox: NDArray[np.uint8], device: Device) -> Done:
         """Copy what fits into the outbox, and say what lies where."""
         pieces = [piece for leaf in merger.leaves for piece in leaf]
-        if not self._fits(merger, pieces):
+        forms = [(piece.shape, piece.dtype) for piece in pieces]
+        seen = merger.tree, [*map(len, merger.leaves)], forms
+        if seen != self._seen:
             self._seen = None  # an interrupt may leave the arrangement half-done
             self._arrange(merger, outbox)
-            self._tree, self._counts = merger.tree, [len(leaf) for leaf in merger.leaves]
-            self._seen = [(piece.shape, piece.dtype) for piece in pieces]
+            self._seen = seen
         device.copy_out([(slot, pieces[number]) for number, slot in self._slots])
         return self.done
-
-    def _fits(self, merger: Merger, pieces: list[Array]) -> bool:
-        """Whether the outputs are like the last ones."""
-        seen = self._seen
-        if seen is None or len(seen) != len(pieces) or merger.tree != self._tree:
-            return False
-        for piece, (shape, dtype) in zip(pieces, seen, strict=True):
-            if piece.shape != shape or piece.dtype != dtype:
-                return False
-        return len(pieces) == len(merger.leaves) or self._counts == [len(n) for n in merger.leaves]
 
     def _arrange(self, merger: Merger, outbox: NDArray[np.uint8]) -> None:
         pieces = [

@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 
 from ..errors import InvalidType, reason
-from ..messages import Ack, Parcel, Preserve
+from ..messages import Parcel, Preserve
 from ..packing.code import used_by, uses
 from ..packing.imported import OwnModule
 from ..packing.kinds import (
@@ -204,7 +204,7 @@ class RankObjects:
             )
         return tuple(found)
 
-    def preserve(self, command: Preserve, variables: Iterable[Replica]) -> Ack:
+    def preserve(self, command: Preserve, variables: Iterable[Replica]) -> None:
         """Put back what was kept, or keep what objects, *variables* and random generators hold."""
         if command.restore:
             for kind, obj, contents in self._kept:
@@ -213,16 +213,17 @@ class RankObjects:
                 variable.value = value
         self._kept, self._values = [], []
         if command.keep:
-            objects = [self._objects[number] for number in command.objects] + global_generators()
-            kinds = [self._kinds[number] for number in command.objects] + [GENERATOR] * len(objects)
-            pairs = zip(kinds, objects, strict=False)
-            self._kept = [(kind, obj, kind.kept(obj)) for kind, obj in pairs]
+            pairs = [self.found(number) for number in command.objects]
+            pairs += [(generator, GENERATOR) for generator in global_generators()]
+            self._kept = [(kind, obj, kind.kept(obj)) for obj, kind in pairs]
             self._values = [(variable, variable.whole.copy()) for variable in variables]
-        return Ack()
 
     def copy(self, number: int) -> bytes:
-        """An object, pickled; its arrays are in host memory."""
-        return self._pickled(self._objects[number])
+        """An object, pickled for the main process; of classes and functions that it has, their numbers.
+
+        Arrays are in host memory.
+        """
+        return _Copier(self._by_id, sys.maxsize).pickled(self._objects[number])[0]
 
     def found(self, number: int) -> tuple[Any, Kind]:
         """An object, and its kind."""
@@ -264,10 +265,6 @@ class RankObjects:
         head = len(buffers).to_bytes(HEAD, "little") + pickled
         head += bytes(len(head) % 2)  # elements have two bytes; the pickle knows where it ends
         return [np.frombuffer(head, PICKLED), *(np.frombuffer(buffer, np.uint8) for buffer in buffers)]
-
-    def _pickled(self, value: Any) -> bytes:
-        """*value*, pickled for the main process; of classes and functions that it has, their numbers."""
-        return _Copier(self._by_id, sys.maxsize).pickled(value)[0]
 
     def drop(self, number: int) -> None:
         """No function uses object *number* any more."""
@@ -320,9 +317,7 @@ class RankObjects:
                 for package, folders in packages:
                     _in_place(package, folders)
                 sys.modules[name] = module
-                for each in [
-                    each for each in sys.modules if each == name or each.startswith(f"{name}.")
-                ]:
+                for each in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
                     head, _, last = each.rpartition(".")
                     if head in sys.modules:  # as an import has it, whichever came first
                         setattr(sys.modules[head], last, sys.modules[each])

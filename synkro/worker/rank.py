@@ -7,21 +7,18 @@ Large outputs of a call wait here.  ``Store`` copies them to a segment that all 
 
 from __future__ import annotations
 
-import contextlib
 import marshal
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 from .. import messages
-from ..comms.base import Communicator
 from ..comms.gpu import GpuCommunicator
 from ..comms.ops import OPERATIONS, Operation, reduce_share
 from ..devices import context
 from ..errors import InternalError
-from ..ipc.descriptors import Descriptors
-from ..ipc.listener import Listener
 from ..machine import unlinked
 from ..memory.interrupts import uninterrupted
 from ..messages import Ack, Command, Phase, Reply
@@ -37,21 +34,14 @@ from .workspace import Workspace
 class Rank(Workspace):
     """One rank of a session: a workspace, and a handler for each command."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        hosts: Sequence[range],
-        listener: Listener,
-        descriptors: Descriptors,
-        comm: Communicator,
-    ) -> None:
-        super().__init__(rank, size, hosts, listener, descriptors, comm)
-        self._listener = listener
-        self._tasks: Tasks | None = None
-        self._at_close = contextlib.ExitStack()
-        self._handlers: dict[type, Callable[[Any], Reply]] = {
-            **variables.handlers(self),
+    _tasks: Tasks | None = None  # from the first map on
+
+    @cached_property
+    def _handlers(self) -> dict[type, Callable[[Any], Reply | None]]:
+        """What is done for each command; None is returned where there is nothing to say."""
+        return {
+            **{kind: partial(handler, self) for kind, handler in variables.HANDLERS.items()},
+            messages.Release: lambda command: None,
             messages.Distribute: self._load,
             messages.Renew: lambda command: self._take(command.parcel),
             messages.Compare: self._compare,
@@ -59,7 +49,7 @@ class Rank(Workspace):
             messages.Preserve: self._preserve,
             messages.Start: self._start,
             messages.Generator: self._generator,
-            messages.Reseed: self._reseed,
+            messages.Reseed: lambda command: self.reseed(command.seed),
             messages.Work: self._work,
             messages.Export: self._export,
         }
@@ -71,10 +61,6 @@ class Rank(Workspace):
             self.group.take(None)
             self._tasks.end()
 
-    def close(self) -> None:
-        """Before the process ends: write the profile, and let go of NCCL."""
-        self._at_close.close()
-
     def action(self, command: Command) -> Callable[[], Reply]:
         """A callable that does *command* and returns the reply."""
         self.function = None
@@ -85,13 +71,11 @@ class Rank(Workspace):
                 return self._storing(command)
             case messages.Reduce():
                 return self._reducing(command)
-            case messages.Release():
-                return Ack
         handler = self._handlers.get(type(command))
         if handler is None:
             raise InternalError(f"rank {self.number} does not know the command {command!r}.")
         self.function = None  # what fails from here on is no function's fault
-        return lambda: handler(command)
+        return lambda: handler(command) or Ack()
 
     def _start(self, start: messages.Start) -> messages.Started:
         if (core := start.cores[self.number]) is not None:
@@ -111,7 +95,7 @@ class Rank(Workspace):
             import cProfile  # noqa: PLC0415  it takes a while
 
             profile = cProfile.Profile()
-            self._at_close.callback(_write_profile, profile, start.profiles[self.number])
+            self.at_close.callback(_write_profile, profile, start.profiles[self.number])
             profile.enable()
         return messages.Started(problem)
 
@@ -123,34 +107,33 @@ class Rank(Workspace):
 
         self.device = CudaDevice(index, gpus.preallocate)
         self.comm = comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
-        self._at_close.callback(comm.links.close)
+        self.at_close.callback(comm.links.close)
         self.group = self._new_group(None)
         self.begin(tuple(range(self.size)))
         return comm.links.connect()
 
-    def _load(self, command: messages.Distribute) -> Ack:
+    def _load(self, command: messages.Distribute) -> None:
         self.report(Phase.LOADING, 0)
         place.enter(command.sys_path, command.cwd)
         settings.apply(command.settings)
-        return self._take(command.parcel)
+        self._take(command.parcel)
 
-    def _take(self, parcel: messages.Parcel) -> Ack:
+    def _take(self, parcel: messages.Parcel) -> None:
         functions, movable = self.objects.load(
             parcel, self._memory(parcel), lambda done: self.report(Phase.LOADING, done)
         )
         self.device.welcome(movable)
         self.functions |= functions
         self._seed_torch()
-        return Ack()
 
-    def _work(self, command: messages.Work) -> Ack:
+    def _work(self, command: messages.Work) -> None:
         if self._tasks is None:
             with uninterrupted():  # the descriptors come once
                 queue = [os.dup(self._descriptors.descriptor(number)) for number in command.queue]
                 self._tasks = Tasks(self, self._listener, queue)
                 for number in command.queue:
                     self._descriptors.release(number)
-        return self._tasks.work(command)
+        self._tasks.work(command)
 
     def _compare(self, command: messages.Compare) -> messages.Compared:
         parcel = command.parcel
@@ -160,9 +143,9 @@ class Rank(Workspace):
         mine = self.number == command.rank
         return messages.Copied(self.objects.copy(command.number) if mine else b"")
 
-    def _preserve(self, command: messages.Preserve) -> Ack:
+    def _preserve(self, command: messages.Preserve) -> None:
         self.group.check(command.keep)
-        return self.objects.preserve(command, self.variables.values())
+        self.objects.preserve(command, self.variables.values())
 
     def _memory(self, parcel: messages.Parcel) -> memoryview:
         return memoryview(b"") if parcel.segment is None else self.segments.memory(parcel.segment).data
@@ -227,10 +210,6 @@ class Rank(Workspace):
             )
             for reduction in command.reductions:
                 self._kept[reduction.leaf] = []
-        return Ack()
-
-    def _reseed(self, command: messages.Reseed) -> Ack:
-        self.reseed(command.seed)
         return Ack()
 
     def _generator(self, command: messages.Generator) -> messages.GeneratorState:

@@ -16,7 +16,11 @@ from ..values.variable import Variable
 
 
 class Replica(Variable):
-    """One rank's replica of a variable: what functions see in place of a ``Shared`` or a kept output."""
+    """One rank's replica of a variable: what functions see in place of a ``Shared`` or a kept output.
+
+    Attributes:
+        whole: the replica, with all its rows.
+    """
 
     def __init__(
         self, name: str | None, array: Array, device: Device, comm: Communicator, shared: bool = True
@@ -27,7 +31,7 @@ class Replica(Variable):
         self.ndim = array.ndim
         self._device = device
         self._comm = comm
-        self._array = array
+        self.whole = array
         self._shared = shared
         self._rows: Array | None = None
         self._select: Callable[[Array], Array] | None = None
@@ -36,11 +40,11 @@ class Replica(Variable):
     @property
     def value(self) -> Array:
         """This rank's replica; if the call slices it or selects its rows, those of the running slice."""
-        return self._array if self._rows is None else self._rows
+        return self.whole if self._rows is None else self._rows
 
     @value.setter
     def value(self, value: Any) -> None:
-        if value is self._array or value is self._rows:
+        if value is self.whole or value is self._rows:
             return
         array = self.checked(value)
         if self._rows is not None:
@@ -82,21 +86,16 @@ class Replica(Variable):
         """Lets libraries for GPUs take the replica as an array, if it lies on a GPU."""
         return self.value.__cuda_array_interface__  # type: ignore[attr-defined]
 
-    @property
-    def whole(self) -> Array:
-        """The replica, with all its rows."""
-        return self._array
-
     def in_place(self) -> Array | None:
         if self._rows is not None:
             return None
         if not self._shared:
-            self.value = self._array.view()  # a copy in memory that all ranks see
-        return self._array
+            self.value = self.whole.view()  # a copy in memory that all ranks see
+        return self.whole
 
     def adopt(self, array: Array) -> None:
         """Become *array*, which the communicator has made."""
-        self._array = array
+        self.whole = array
         self._shared = True
 
     def show(self, select: Callable[[Array], Array] | None) -> None:
@@ -105,7 +104,7 @@ class Replica(Variable):
         Rows that are copies (selected by index) are read-only: what is assigned goes through ``value``.
         """
         self._select = select
-        self._rows = None if select is None else select(self._array)
+        self._rows = None if select is None else select(self.whole)
         self._apart = self._rows is not None and self._rows.base is None
         if self._rows is not None and self._apart:
             read_only(self._rows)
@@ -140,8 +139,8 @@ class Replica(Variable):
         if not self._apart:
             self._device.assign(self._rows, array)
             return
-        places = self._select(np.arange(len(self._array)))
-        self._array[self._device.xp.asarray(places)] = self._device.xp.asarray(array)
+        places = self._select(np.arange(len(self.whole)))
+        self.whole[self._device.xp.asarray(places)] = self._device.xp.asarray(array)
         self.show(self._select)
 
     def __reduce__(self) -> Any:
@@ -185,15 +184,3 @@ class Elsewhere(Variable):
             f"{self._here}, too: make the function with target={target}, or give it a copy, by "
             f"transfer({self._here})."
         )
-
-
-class Replicas(dict[int, Replica]):
-    """The replicas of one rank, by the number of the variable."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self._own = rank
-
-    def found(self, number: int, name: str | None, ranks: tuple[int, ...]) -> Variable:
-        """The replica, or what stands here for a variable that only other *ranks* have."""
-        return self[number] if self._own in ranks else Elsewhere(name, ranks, self._own)

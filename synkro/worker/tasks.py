@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import InvalidValue, OutputError, reason, shortened
 from ..ipc.listener import Listener
 from ..ipc.queue import ALONE, EACH, TOGETHER, Batch, Pickles, Taker, Ticket, fits
-from ..messages import Ack, Phase, Work
+from ..messages import Phase, Work
 from ..packing.kinds import (
     ARRAY,
     CLASS,
@@ -74,18 +74,6 @@ class _Run:
         stop: the place after the last of these items.
         cut: whether those that had not begun went back.
     """
-
-    __slots__ = (
-        "cut",
-        "first",
-        "given",
-        "nbytes",
-        "places",
-        "results",
-        "stop",
-        "ticket",
-        "together",
-    )
 
     def __init__(self, ticket: Ticket, batch: Batch, count: int, together: Together[Any]) -> None:
         self.ticket = ticket
@@ -148,7 +136,7 @@ class Tasks:
         self._looking = threading.Event()  # whether somebody looks at the run now and then
         self._looker: threading.Thread | None = None
 
-    def work(self, command: Work) -> Ack:
+    def work(self, command: Work) -> None:
         """Take items until there are no more."""
         rank = self._rank
         self._taker.begin(self._listener.blocks_read())
@@ -166,7 +154,6 @@ class Tasks:
         state.check(last=True)
         self._state = None
         state.settle()
-        return Ack()
 
     def _do(self, ticket: Ticket, batch: Batch, job: _Job) -> None:
         """Do the items of a ticket, run by run, unless others have nothing to do."""
@@ -461,18 +448,14 @@ class _Shared:
     def keep(self, left: int) -> int:
         """Keep what the object holds, if a copy takes at most *left* bytes; returns how many are left
         then."""
-        if self.kind is GENERATOR:
-            self.kept = self.kind.kept(self.obj)
-            return left
-        if self.kind is not TENSOR and self.kind is not OPAQUE:
+        nbytes = 0
+        if self.kind is TENSOR:  # of sparse ones more than they have
+            nbytes = int(self.obj.numel() * self.obj.element_size())
+        elif self.kind is OPAQUE:
+            nbytes = int(self.first[WHOLE].nbytes)
+        elif self.kind is not GENERATOR:
             self.kept = self.first
             return left
-        if self.kind is TENSOR:
-            nbytes = int(
-                self.obj.numel() * self.obj.element_size()
-            )  # of sparse ones more than they have
-        else:
-            nbytes = int(self.first[WHOLE].nbytes)
         if nbytes > left:
             return left
         self.kept = self.kind.kept(self.obj)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import messages
 from ..comms.ops import OPERATIONS
-from ..messages import Ack, Done, Phase, Reply
+from ..messages import Done, Phase, Reply
 from ..values.arrays import Array, digest
 from ..values.owners import sole_owner
 from .call import taken
@@ -20,130 +20,118 @@ from .replica import Replica
 from .workspace import Workspace
 
 
-def handlers(rank: Workspace) -> dict[type, Callable[[Any], Reply]]:
-    """A handler for each command about variables."""
-    own = _Handlers(rank)
-    return {
-        messages.Keep: own.keep_outputs,
-        messages.Create: own.create,
-        messages.Move: own.move,
-        messages.Write: own.write,
-        messages.Read: own.read,
-        messages.Inspect: own.inspect,
-        messages.Identify: own.digest,
-        messages.Exchange: own.exchange,
-    }
+def create(rank: Workspace, command: messages.Create) -> None:
+    value = rank.array(command.value)
+    array = rank.comm.empty(value.shape, value.dtype)
+    rank.device.assign(array, value)
+    rank.variables[command.number] = Replica(command.name, array, rank.device, rank.comm)
 
 
-class _Handlers:
-    def __init__(self, rank: Workspace) -> None:
-        self._rank = rank
-        self._variables = rank.variables
+def move(rank: Workspace, command: messages.Move) -> None:
+    """Send the replica to another rank, or receive it, or copy it here."""
+    source, target = command.source, command.target
+    if source == target:
+        whole = rank.variables[command.variable].whole
+        array = rank.comm.empty(whole.shape, whole.dtype)
+        rank.device.assign(array, whole)
+    else:
+        ranks = (min(source, target), max(source, target))
+        rank.begin(ranks)
+        if rank.number == source:
+            rank.comm.send(rank.variables[command.variable].whole, ranks.index(target))
+            return
+        array = rank.comm.recv(ranks.index(source))
+    rank.variables[command.number] = Replica(None, array, rank.device, rank.comm, source == target)
 
-    def create(self, command: messages.Create) -> Ack:
-        rank = self._rank
-        value = rank.array(command.value)
-        array = rank.comm.empty(value.shape, value.dtype)
-        rank.device.assign(array, value)
-        self._variables[command.number] = Replica(command.name, array, rank.device, rank.comm)
-        return Ack()
 
-    def move(self, command: messages.Move) -> Ack:
-        """Send the replica to another rank, or receive it, or copy it here."""
-        rank, source, target = self._rank, command.source, command.target
-        if source == target:
-            whole = self._variables[command.variable].whole
-            array = rank.comm.empty(whole.shape, whole.dtype)
-            rank.device.assign(array, whole)
-        else:
-            ranks = (min(source, target), max(source, target))
-            rank.begin(ranks)
-            if rank.number == source:
-                rank.comm.send(self._variables[command.variable].whole, ranks.index(target))
-                return Ack()
-            array = rank.comm.recv(ranks.index(source))
-        self._variables[command.number] = Replica(None, array, rank.device, rank.comm, source == target)
-        return Ack()
+def keep_outputs(rank: Workspace, command: messages.Keep) -> None:
+    for kept in command.outputs:
+        pieces = rank.handed_over(kept.leaf)
+        # an array that nobody else refers to becomes the replica without a copy
+        alone = len(pieces) == 1 and rank.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
+        array = pieces[0] if alone else _joined(rank, pieces, kept)
+        rank.variables[kept.number] = Replica(None, array, rank.device, rank.comm, not alone)
 
-    def keep_outputs(self, command: messages.Keep) -> Ack:
-        rank = self._rank
-        for kept in command.outputs:
-            pieces = rank.handed_over(kept.leaf)
-            # an array that nobody else refers to becomes the replica without a copy
-            alone = len(pieces) == 1 and rank.device.owns(pieces[0]) and sole_owner(getitem, pieces, 0)
-            array = pieces[0] if alone else self._joined(pieces, kept)
-            self._variables[kept.number] = Replica(None, array, rank.device, rank.comm, not alone)
-        return Ack()
 
-    def _joined(self, pieces: list[Array], kept: messages.KeptOutput) -> Array:
-        """The pieces of an output, copied into one array."""
-        rank = self._rank
-        rows = sum(len(piece) for piece in pieces)
-        array = rank.comm.empty((rows, *kept.tail), kept.dtype)
-        start = 0
-        for piece in pieces:
-            rank.device.assign(array[start : start + len(piece)], piece)
-            start += len(piece)
-        return array
+def _joined(rank: Workspace, pieces: list[Array], kept: messages.KeptOutput) -> Array:
+    """The pieces of an output, copied into one array."""
+    rows = sum(len(piece) for piece in pieces)
+    array = rank.comm.empty((rows, *kept.tail), kept.dtype)
+    start = 0
+    for piece in pieces:
+        rank.device.assign(array[start : start + len(piece)], piece)
+        start += len(piece)
+    return array
 
-    def write(self, command: messages.Write) -> Ack:
-        rank = self._rank
-        for fill in command.fills:
-            rows = fill.rows[rank.number]
-            if rows is None:
-                continue
-            source: Array = rank.array(fill.source)
-            if fill.selection is not None:
-                source = taken(rank, source, fill.selection, rows)
-            self._variables[fill.variable].value = source
-        return Ack()
 
-    def read(self, command: messages.Read) -> Done:
-        rank = self._rank
-        if rank.number not in command.ranks:
-            return Done(None, None)
-        values = [self._variables[number].whole for number in command.variables]
-        shown = tuple(value[None] if command.raised else value for value in values)
-        merger = Merger("get_value", (command.mode,) * len(shown), several=False)
-        merger.add(shown, 1, rank.device)
-        layout = Layout()
-        done = layout.place(merger, rank.outbox, rank.device)
-        rank.keep(merger.leaves if layout.keeps else [])
-        return done
+def write(rank: Workspace, command: messages.Write) -> None:
+    for fill in command.fills:
+        rows = fill.rows[rank.number]
+        if rows is None:
+            continue
+        source: Array = rank.array(fill.source)
+        if fill.selection is not None:
+            source = taken(rank, source, fill.selection, rows)
+        rank.variables[fill.variable].value = source
 
-    def inspect(self, command: messages.Inspect) -> messages.Shapes:
-        return messages.Shapes(
-            tuple(self._variables[number].whole.shape for number in command.variables)
-        )
 
-    def digest(self, command: messages.Identify) -> messages.Identity:
-        whole = self._variables[command.variable].whole
-        return messages.Identity(digest(self._rank.device.beside(whole, np.empty(0))))
+def read(rank: Workspace, command: messages.Read) -> Done:
+    if rank.number not in command.ranks:
+        return Done(None, None)
+    values = [rank.variables[number].whole for number in command.variables]
+    shown = tuple(value[None] if command.raised else value for value in values)
+    merger = Merger("get_value", (command.mode,) * len(shown), several=False)
+    merger.add(shown, 1, rank.device)
+    layout = Layout()
+    done = layout.place(merger, rank.outbox, rank.device)
+    rank.keep(merger.leaves if layout.keeps else [])
+    return done
 
-    def exchange(self, command: messages.Exchange) -> Ack:
-        rank = self._rank
-        variables = [self._variables[number] for number in command.variables]
-        rank.begin(tuple(range(rank.size)))
-        rank.report(Phase.REDUCING, 0)
-        arrays = [variable.whole for variable in variables]
-        comm = rank.comm if command.nccl else rank.comm.by_host()
-        match command.kind:
-            case "all_reduce":
-                rank.group.reduce_in_place(variables, OPERATIONS[command.op], comm)
-            case "reduce":
-                operation = OPERATIONS[command.op]
-                results = comm.reduce(arrays, operation, 1, command.root) or []
-                values = [fitted(r, v, operation) for v, r in zip(variables, results, strict=False)]
-                for variable, value in zip(variables, values, strict=False):
-                    variable.value = value
-            case "broadcast":
-                mine = arrays if rank.number == command.root else None
-                copies = comm.broadcast(mine, command.root, keep=True)
-                if mine is None:
-                    for variable, array in zip(variables, copies, strict=True):
-                        variable.adopt(array)
-            case "all_gather":
-                gathered = comm.all_gather(arrays, keep=True)
-                for variable, array in zip(variables, gathered, strict=True):
+
+def inspect(rank: Workspace, command: messages.Inspect) -> messages.Shapes:
+    return messages.Shapes(tuple(rank.variables[number].whole.shape for number in command.variables))
+
+
+def identify(rank: Workspace, command: messages.Identify) -> messages.Identity:
+    whole = rank.variables[command.variable].whole
+    return messages.Identity(digest(rank.device.beside(whole, np.empty(0))))
+
+
+def exchange(rank: Workspace, command: messages.Exchange) -> None:
+    variables = [rank.variables[number] for number in command.variables]
+    rank.begin(tuple(range(rank.size)))
+    rank.report(Phase.REDUCING, 0)
+    arrays = [variable.whole for variable in variables]
+    comm = rank.comm if command.nccl else rank.comm.by_host()
+    match command.kind:
+        case "all_reduce":
+            rank.group.reduce_in_place(variables, OPERATIONS[command.op], comm)
+        case "reduce":
+            operation = OPERATIONS[command.op]
+            results = comm.reduce(arrays, operation, 1, command.root) or []
+            values = [fitted(r, v, operation) for v, r in zip(variables, results, strict=False)]
+            for variable, value in zip(variables, values, strict=False):
+                variable.value = value
+        case "broadcast":
+            mine = arrays if rank.number == command.root else None
+            copies = comm.broadcast(mine, command.root, keep=True)
+            if mine is None:
+                for variable, array in zip(variables, copies, strict=True):
                     variable.adopt(array)
-        return Ack()
+        case "all_gather":
+            gathered = comm.all_gather(arrays, keep=True)
+            for variable, array in zip(variables, gathered, strict=True):
+                variable.adopt(array)
+
+
+HANDLERS: dict[type, Callable[[Workspace, Any], Reply | None]] = {
+    messages.Keep: keep_outputs,
+    messages.Create: create,
+    messages.Move: move,
+    messages.Write: write,
+    messages.Read: read,
+    messages.Inspect: inspect,
+    messages.Identify: identify,
+    messages.Exchange: exchange,
+}
+"""What a rank does for each command about variables; None is returned where there is nothing to say."""

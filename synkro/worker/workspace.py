@@ -5,6 +5,7 @@ A call works with these, and so does each command; what the commands are is in `
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -27,10 +28,11 @@ from ..messages import FunctionSpec
 from ..plan.call import Access, Region
 from ..values.arrays import Array
 from ..values.random import generator, seed_globals, seed_torch
+from ..values.variable import Variable
 from .group import Group, Running, Task
 from .objects import RankObjects
 from .reading import WholeFiles
-from .replica import Replicas
+from .replica import Elsewhere, Replica
 
 
 class Workspace:
@@ -49,6 +51,7 @@ class Workspace:
         group: the ranks of the running call, as functions see them.
         token: the name of this session, by which its variables are recognized.
         verbose: whether status lines are shown.
+        at_close: what is done before the process ends: writing the profile, letting go of NCCL.
         forked: whether the function has forked, and this is the child, which is no rank.
     """
 
@@ -70,7 +73,7 @@ class Workspace:
         self.device: Device = CpuDevice()
         self.comm = comm
         self.functions: dict[int, FunctionSpec] = {}
-        self.variables = Replicas(rank)
+        self.variables: dict[int, Replica] = {}
         self.objects = RankObjects()
         self.files = WholeFiles()
         self.function: str | None = None
@@ -84,6 +87,8 @@ class Workspace:
         self.verbose = False
         self.forked = False
         os.register_at_fork(after_in_child=self._on_fork)
+        self.at_close = contextlib.ExitStack()
+        self._listener = listener
         self._descriptors = descriptors
         self.segments = SegmentTable(self._mapped, descriptors.release)
         self._kept: list[list[Array]] = []
@@ -112,6 +117,10 @@ class Workspace:
     def array(self, region: Region) -> Array:
         """The array that *region* describes."""
         return self.segments.array(region)
+
+    def replica(self, number: int, name: str | None, ranks: tuple[int, ...]) -> Variable:
+        """The replica of a variable, or what stands here for one that only other *ranks* have."""
+        return self.variables[number] if self.number in ranks else Elsewhere(name, ranks, self.number)
 
     def version(self, region: Region) -> tuple[int, int] | None:
         """The segment of *region*, and the version of its contents; None if that is not known."""
