@@ -38,7 +38,6 @@ from ...packing.kinds import (
     attributes_of,
     is_plain,
     is_scalar,
-    same_contents,
     slots_of,
 )
 from ...values.foreign import is_table
@@ -264,10 +263,10 @@ class Comparison:
         """What is not as the workers have it."""
         found: Snapshot = []
         for known, contents, _ in self._looked_at():
-            if known.contents is None or not same_contents(known.kind, known.contents, contents):
-                found.append((known, contents, None))
-            else:
+            if known.has(contents):
                 known.assign(contents)  # equal, but perhaps other objects
+            else:
+                found.append((known, contents, None))
         return found + list(self._changed_arrays())
 
     def _changed_scalars(self) -> Iterator[Known]:
@@ -447,8 +446,7 @@ def _entries(known: Known) -> list[tuple[Any, Any]]:
 
 def _is_agreed(known: Known) -> bool:
     """Whether the workers have an object as it is."""
-    contents = known.contents
-    return contents is not None and same_contents(known.kind, contents, known.kind.look(known.obj))
+    return known.contents is not None and known.has(known.kind.look(known.obj))
 
 
 def _items(held: dict[Any, Any]) -> Iterator[Any]:

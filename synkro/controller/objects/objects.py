@@ -45,7 +45,6 @@ from ...packing.kinds import (
     cached_names,
     is_plain,
     kind_of,
-    same_contents,
     same_entries,
 )
 from ...packing.pickles import Loader, Writer, numbered
@@ -163,7 +162,7 @@ class Objects:
             changed += [(k, k.kind.look(k.obj), None) for k in defined if k not in looked_at]
             there = reached(function.roots, {known: contents for known, contents, _ in changed})
             walk = Walk(self._registry)
-            news = {known for known, contents, _ in changed if not _is_as_known(known, contents)}
+            news = {known for known, contents, _ in changed if not known.has(contents)}
             walk.revisit(changed, (there & news) | set(defined))
             self._deliver(walk, Renew, aside=aside)
             if watch.refresh() and not defined:
@@ -601,11 +600,6 @@ def _held(walk: Walk, ident: int) -> Iterable[int]:
     """The ids of what an object holds."""
     found = walk.found.get(ident)
     return () if found is None else chain.from_iterable(found.inner.values())
-
-
-def _is_as_known(known: Known, contents: Contents) -> bool:
-    """Whether the workers have these contents."""
-    return known.contents is not None and same_contents(known.kind, known.contents, contents)
 
 
 def _was_written_to(found: Found) -> bool:
