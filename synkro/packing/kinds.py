@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
@@ -569,6 +570,7 @@ class _Generator(_Fixed):
             put_state(obj, contents[WHOLE])
 
 
+@dataclass(eq=False)
 class Name:
     """A global: the dict of a module's names, and one of these.
 
@@ -578,12 +580,9 @@ class Name:
         home: what has to live as long as this.
     """
 
-    __slots__ = ("__weakref__", "home", "name", "names")
-
-    def __init__(self, names: dict[str, Any], name: str, home: object = None) -> None:
-        self.names = names
-        self.name = name
-        self.home = home
+    names: dict[str, Any]
+    name: str
+    home: object = None
 
 
 DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE = _Dict(), _Sequence(), _Array(), _Tensor(), _Instance()
@@ -985,14 +984,7 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
 
 def slots_of(obj: Any) -> tuple[str, ...]:
     """The attributes of *obj* that have places of their own (``__slots__``)."""
-    cls: Any = type(obj)
-    found = _SLOTS.get(cls)
-    if found is None:
-        found = _SLOTS[cls] = tuple(chain.from_iterable(map(own_slots, cls.__mro__)))
-    return found
-
-
-_SLOTS: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
+    return tuple(copyreg._slotnames(type(obj)))  # type: ignore[attr-defined]
 
 
 def own_slots(cls: type) -> list[str]:
