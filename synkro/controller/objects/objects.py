@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import pickle
-import sys
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -40,18 +38,17 @@ from ...packing.kinds import (
     STATEFUL,
     WHOLE,
     Contents,
-    Digest,
     alike,
     cached_names,
     is_plain,
     kind_of,
     same_entries,
 )
-from ...packing.pickles import Loader, Writer, numbered
+from ...packing.pickles import Loader, Writer
 from ...plan.call import aligned
 from ...values.arrays import checked_int
 from ..engine.engine import Engine
-from .comparison import Assigned
+from .comparison import Assigned, is_flat
 from .explain import explain, explain_loading
 from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
@@ -321,7 +318,7 @@ class Objects:
 
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""
-        return _Copy(stream, buffers, self._registry.named).load()
+        return Loader(stream, buffers, self._registry.named).load()
 
     def _require_known(self, obj: Any, verb: str) -> Known:
         if kind_of(obj) is None or (verb == "fetch" and kind_of(obj) in (CLASS, FUNCTION, FIXED)):
@@ -493,22 +490,6 @@ def _parcel(engine: Engine, writer: Writer) -> tuple[Parcel, Segment | None]:
     return Parcel(writer.stream, segment.number, tuple(spans)), segment
 
 
-class _Copy(Loader):
-    """Loads a copy from a worker."""
-
-    def __init__(self, stream: bytes, buffers: Iterable[Any], objects: Mapping[int, Any]) -> None:
-        super().__init__(io.BytesIO(stream), buffers=buffers)
-        self._objects = objects
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == numbered.__module__:
-            if name == "numbered":
-                return self._objects.__getitem__
-            if name == "space":
-                return sys.modules.__getitem__
-        return super().find_class(module, name)
-
-
 def _set_aside(contradicted: Sequence[Change], changes: list[Change], walk: Walk) -> None:
     """Leave out of *changes* what has a life of its own on the workers, and goes on with it."""
     for change in contradicted:
@@ -649,23 +630,15 @@ def _asked(change: Change) -> list[Any]:
 
 def _comparable(change: Change) -> Contents | None:
     """The new contents, for a worker to see whether it has them already; None if they hold objects."""
-    flat = all(map(_is_flat, change.contents.values()))
+    flat = all(map(is_flat, change.contents.values()))
     return change.contents if flat else None
 
 
 def _digested(change: Change) -> Contents:
     """The new contents, of what holds objects the digests: both sides may have made the same."""
-    return {k: v if _is_flat(v) else OPAQUE.look(v)[WHOLE] for k, v in change.contents.items()}
+    return {k: v if is_flat(v) else OPAQUE.look(v)[WHOLE] for k, v in change.contents.items()}
 
 
 def _known_keys(change: Change) -> list[Any]:
     """The entries of which the workers have what they were given."""
     return [key for key in _asked(change) if change.before.get(key) is not UNKNOWN]
-
-
-def _is_flat(value: Any) -> bool:
-    return (
-        is_plain(value)
-        or isinstance(value, Digest)
-        or (isinstance(value, tuple) and all(map(is_plain, value)))
-    )
