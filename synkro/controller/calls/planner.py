@@ -226,25 +226,13 @@ class Planner:
         listed = None in flatten(self._spec.outputs)[0]
         if listed or (self._spec.updates and self._spec.finish is None) or self._engine.on_gpus:
             return 1
-        arrays = [
-            each.placed.segment.array(each.placed.region)
-            for each in inputs
-            if each.placed is not None and isinstance(each.argument, Scattered)
-        ]
-        row_bytes = sum(array[:1].nbytes for array in arrays)
-        held = [
-            each.variable
-            for each in inputs
-            if isinstance(each.argument, Held) and each.variable is not None
-        ]
-        for variable in (*held, *self._sliced):
-            row_bytes += prod(variable.shape[1:]) * variable.dtype.itemsize
-        chunk = 1
-        for each in inputs:
-            if isinstance(each.argument, ScatteredFile):
-                stored = each.argument.stored
-                row_bytes += prod(stored.shape[1:]) * np.dtype(stored.dtype).itemsize
-                chunk = max(chunk, stored.chunk)
+        arguments = [each.argument for each in inputs]
+        files = [each.stored for each in arguments if isinstance(each, ScatteredFile)]
+        arrays: list[Any] = [each.region for each in arguments if isinstance(each, Scattered)]
+        arrays += [*files, *self._sliced]
+        arrays += [each.variable for each in inputs if isinstance(each.argument, Held)]
+        row_bytes = sum(prod(each.shape[1:]) * np.dtype(each.dtype).itemsize for each in arrays)
+        chunk = max([1, *(stored.chunk for stored in files)])
         return fitting_slices(spans, row_bytes, chunk)
 
     def _spans(
@@ -302,29 +290,23 @@ class Planner:
 
     def _select(self, inputs: list[Input], batch: Any) -> Selection | None:
         """The rows of the call, after the lengths of the scattered inputs have been compared."""
-        shapes = {
-            each.name: each.argument.shape
-            for each in inputs
-            if isinstance(each.argument, Scattered | ScatteredFile)
-        }
-        if not shapes:
+        kinds = Scattered | ScatteredFile
+        by_rows = {each.name: each.argument for each in inputs if isinstance(each.argument, kinds)}
+        if not by_rows:
             if batch is not None:
                 raise InvalidValue(
                     f"batch= selects rows of scattered inputs, but the function {self._name!r} got none "
                     f"(batch_s= selects rows of what the workers hold)."
                 )
             return None
-        for name, shape in shapes.items():
-            if not shape:
+        for name, argument in by_rows.items():
+            if not argument.shape:
                 raise InvalidValue(
                     f"the argument {name!r} of the function {self._name!r} is scattered by rows, but "
                     f"has no dimensions: name it in bcast_inputs to give it to every rank whole."
                 )
-        arguments = [(each.name, each.argument) for each in inputs]
-        by_rows = Scattered | ScatteredFile
-        of_batch = {name for name, a in arguments if isinstance(a, by_rows) and a.of_batch}
-        minibatches = of_batch if batch is not None else set()
-        whole = {name: shape[0] for name, shape in shapes.items() if name not in minibatches}
+        minibatches = {n for n, a in by_rows.items() if a.of_batch and batch is not None}
+        whole = {name: a.shape[0] for name, a in by_rows.items() if name not in minibatches}
         if len(set(whole.values())) > 1:
             listed = ", ".join(f"{name} has {rows}" for name, rows in whole.items())
             raise InvalidValue(
@@ -335,7 +317,7 @@ class Planner:
         rows = next(iter(whole.values())) if whole else _unknown_rows(batch)
         selection = select(batch, rows)
         for name in minibatches:
-            rows = shapes[name][0]
+            rows = by_rows[name].shape[0]
             if rows < selection.count:
                 raise InvalidValue(
                     f"the minibatch {name!r} of the function {self._name!r} has "

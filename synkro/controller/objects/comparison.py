@@ -63,6 +63,7 @@ _parts = attrgetter(*FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
 _form = attrgetter("shape", "dtype")
 _version = attrgetter("_version", "requires_grad")
+_PARTS_OF_VERSION = attrgetter("_version"), attrgetter("requires_grad")  # quicker one by one
 
 
 class EntryGroup(NamedTuple):
@@ -411,7 +412,9 @@ class Comparison:
             yield _equals(_form, arrays, [*map(_form, arrays)])
         self._versions = [_version(known.obj) for known in self._tensors]
         if self._tensors:
-            yield _equals(_version, [known.obj for known in self._tensors], self._versions)
+            tensors = [known.obj for known in self._tensors]
+            for look, now in zip(_PARTS_OF_VERSION, zip(*self._versions, strict=True), strict=True):
+                yield _equals(look, tensors, [*now])
 
 
 def _group(
