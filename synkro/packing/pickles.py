@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from itertools import accumulate, chain
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -37,10 +37,10 @@ from .kinds import (
     INSTANCE,
     SIMPLE,
     Contents,
+    NumberOf,
     is_for_program,
     is_named,
     is_sent_by_value,
-    is_sent_module,
     own_slots,
     singleton,
     stays_here,
@@ -115,12 +115,6 @@ def _folders(package: str) -> list[str]:
 
 
 _HOME = ("__package__", "__file__", "__path__")
-
-
-class NumberOf(Protocol):
-    """The numbers of objects, by id."""
-
-    def get(self, ident: int, /) -> int | None: ...
 
 
 def is_small(value: Any) -> bool:
@@ -242,7 +236,7 @@ class _ForWorkers(Stream):
         if isinstance(obj, CodeType):  # from cloudpickle 3.1.3 on it comes without its file
             return _code, (obj.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](obj))
         if isinstance(obj, ModuleType):
-            return (_module, (self._space_of(vars(obj)),)) if is_sent_module(obj) else NotImplemented
+            return (_module, (self._space_of(vars(obj)),)) if is_own(obj) else NotImplemented
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
             if not obj.flags.writeable:
                 return _read_only, (np.array(obj),)  # in memory that new contents can be put into

@@ -29,7 +29,7 @@ from ..messages import Done, FunctionSpec, Phase
 from ..plan import call as plans
 from ..plan.batch import Indexed, Selection, Strided
 from ..plan.call import aligned
-from ..plan.outputs import pair_of, take_subset
+from ..plan.outputs import modes_of, pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
 from ..values.foreign import handed, host_array, library_instead
@@ -54,9 +54,7 @@ class PreparedCall:
         self._rank = rank
         self._plan = plan
         self._spec = spec = rank.functions[plan.function]
-        outputs = spec.outputs
-        if plan.subset is not None and isinstance(outputs, tuple | list | dict):
-            outputs = take_subset(plan.subset, outputs, "outputs=")
+        outputs = modes_of(plan.subset, spec.outputs)
         self._ranks = plan.world if spec.finish else plan.participants
         self.name, self.in_parts = spec.name, plan.in_parts
         self._spans = slices_of(plan.spans[rank.number], plan.slices)

@@ -23,7 +23,7 @@ from ...packing.pickles import check_cause, dumped
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
 from ...plan.call import CallPlan, Form, Held, Picked, Region, Scattered, ScatteredFile
-from ...plan.outputs import check_subset, flatten, take_subset
+from ...plan.outputs import check_subset, flatten, modes_of
 from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split_over, weight_unit
 from ...values.arrays import checked_int
 from ...values.cache import Cache
@@ -154,8 +154,7 @@ class Planner:
         opened, form = self.arguments.opened(self._binder.bind(args, kwargs))
         inputs = [self.arguments.input(index, bound) for index, bound in enumerate(opened)]
         subset = check_subset(request.output_subset)
-        if subset is not None and isinstance(self._spec.outputs, tuple | list | dict):
-            take_subset(subset, self._spec.outputs, "outputs=")
+        modes_of(subset, self._spec.outputs)  # they are there
         planned = self._plan(request, inputs, form, slices, subset)
         nested = form is not None and any(form.trees)
         reusable = simple and not nested and not self._sliced

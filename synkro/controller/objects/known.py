@@ -25,9 +25,8 @@ from ...packing.kinds import (
     Digest,
     Kind,
     alike,
-    inside,
     is_plain,
-    kind_of,
+    parts_of,
     same_contents,
 )
 from ...packing.pickles import Space
@@ -150,7 +149,7 @@ def _weak(value: Any, kept: Kept) -> Any:
         itself: Any = weakref.ref(value)
     except TypeError:
         itself = _ById(id(value))
-    parts = _parts_of(value)
+    parts = parts_of(value)
     if parts is None:
         return itself
     names = tuple(name for name, _ in parts)
@@ -161,20 +160,10 @@ _EQUAL = {tuple, staticmethod, classmethod, property, functools.partial, types.M
 """Types of which an object with the same parts is the same."""
 
 
-def _parts_of(value: Any) -> list[tuple[str, Any]] | None:
-    """The parts of what never changes itself, each with its name; None for what has none."""
-    if type(value) is property:
-        return [("get", value.fget), ("set", value.fset), ("del", value.fdel)]
-    if kind_of(value) is not None:
-        return None
-    found = inside(value)
-    return None if found is None else list(found)
-
-
 def _is_same(stands: Any, value: Any, kept: Kept, has: Has) -> bool:
     """Whether *stands* is for this *value*, which the workers have."""
     if isinstance(stands, _Parts):
-        parts = _parts_of(value) if type(value) is stands.cls else None
+        parts = parts_of(value) if type(value) is stands.cls else None
         if parts is None or tuple(name for name, _ in parts) != stands.names:
             return False
         pairs = zip(stands.parts, parts, strict=True)

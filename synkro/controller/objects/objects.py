@@ -112,12 +112,9 @@ class Objects:
         WorkerError if a worker cannot load them; SharedMemoryError.
         """
         walk = Walk(self._registry)
-        roots = {}
         specs = {number: function.spec for number, function in functions.items()}
         with descriptors_for("what functions use cannot be sent to the workers"):
-            for number, function in functions.items():
-                roots[number] = walk.visit(function.spec.fn, function.name)
-                roots[number] += walk.visit(function.spec.finish, function.name)
+            roots = {number: walk.visit_function(function) for number, function in functions.items()}
         known = self._deliver(walk, command, specs, on_tick)
         for number, function in functions.items():
             function.hold([known[each] for each in roots[number] if each in known])
@@ -129,7 +126,7 @@ class Objects:
         Raises: as ``send``.
         """
         walk = Walk(self._registry)
-        roots = walk.visit(function.spec.fn, function.name)
+        roots = walk.visit_function(function)
         known = self._deliver(walk, Renew)
         function.hold([known[each] for each in roots if each in known])
 
@@ -225,8 +222,7 @@ class Objects:
         compared at each call."""
         start = time.monotonic()
         walk = Walk(self._registry, most=_LOOKED_AT)
-        walk.visit(function.spec.fn, function.name)
-        walk.visit(function.spec.finish, function.name)
+        walk.visit_function(function)
         changes = _changes(walk, False, self._registry.parts)
         unseen = [
             change.known
@@ -307,7 +303,7 @@ class Objects:
         try:
             for number, relied in zip(specs, new.values(), strict=True):
                 directory.watch(relied, number)  # by which the workers hold it
-                walk.visit(relied.spec.fn, relied.name)
+                walk.visit_function(relied)
             known = self._deliver(walk, Renew, specs)
         except (UsageError, WorkerError):  # they go with each value, as far as they can
             self._by_value.update(classes.values())

@@ -66,11 +66,6 @@ class NumbersById:
             self._tidy()
         return self._numbers.get(ident)
 
-    def __contains__(self, ident: object) -> bool:
-        if self._ended:
-            self._tidy()
-        return ident in self._numbers
-
     def _tidy(self) -> None:
         for entry in list(self._ended):
             ident, number = entry

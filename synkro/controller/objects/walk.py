@@ -164,6 +164,11 @@ class Walk:
         self._walk([(root, path, outermost, True)], light=False)
         return outermost
 
+    def visit_function(self, function: Any) -> list[int]:
+        """Look at all that a *function* holds; returns the ids of the outermost objects."""
+        spec = function.spec
+        return self.visit(spec.fn, function.name) + self.visit(spec.finish, function.name)
+
     def revisit(self, seen: Snapshot, wanted: set[Known]) -> None:
         """Look again at what the workers have, at those *wanted*: *seen* is what the objects hold, or
         held when a call was submitted.
