@@ -15,7 +15,7 @@ out::
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -63,10 +63,10 @@ class PreparedCall:
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
-        self._files = [a for a in plan.inputs if isinstance(a, plans.ScatteredFile)]
-        files = self._files or any(isinstance(a, plans.BroadcastFile) for a in plan.inputs)
-        fed = any(isinstance(a, plans.Broadcast | plans.Scattered) for a in plan.inputs)
-        copied = fed and rank.device.pins
+        arrays = [a for a in plan.inputs if isinstance(a, plans.Broadcast | plans.Scattered)]
+        files = [a for a in arrays if isinstance(a.array, plans.FileArray)]
+        self._files: list[Any] = [a for a in files if isinstance(a, plans.Scattered)]
+        copied = bool(arrays) and rank.device.pins
         changing = isinstance(plan.selection, plans.Picked) or copied or bool(files)
         self._pieces = None if changing else self._sources()
         # whether every run has the same arguments, except for numbers and pickles
@@ -214,11 +214,11 @@ class PreparedCall:
         device, files = self._rank.device, self._files
         if not files:
             return device.feed(pieces)
-        wanted = [[(f.stored, self._selection(f, span)) for f in files] for span in self._spans]
-        columns = [n for n, a in enumerate(self._plan.inputs) if isinstance(a, plans.ScatteredFile)]
+        wanted = [[(f.array, self._selection(f, span)) for f in files] for span in self._spans]
+        columns = [n for n, argument in enumerate(self._plan.inputs) if argument in files]
         return fed_from_files(device, pieces, wanted, columns)
 
-    def _selection(self, argument: plans.ScatteredFile, span: Span) -> Selection:
+    def _selection(self, argument: plans.Scattered, span: Span) -> Selection:
         """The rows *span* of the call, as rows of an array in a file."""
         start, stop = span
         selection = self._plan.selection
@@ -286,28 +286,25 @@ class PreparedCall:
 
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""
-        whole: dict[plans.Argument, Source] = {
-            argument: Source(
-                self._rank.array(argument.region), version=self._rank.version(argument.region)
-            )
-            for argument in self._plan.inputs
-            if isinstance(argument, plans.Broadcast)
-        }
-        for argument in self._plan.inputs:
-            if isinstance(argument, plans.BroadcastFile):
-                whole[argument] = self._rank.files.whole(argument.stored)
+        inputs: Sequence[Any] = self._plan.inputs
+        whole = {each: self._whole(each.array) for each in inputs if isinstance(each, plans.Broadcast)}
         return [
             [
-                self._rows(argument, span)
-                if isinstance(argument, plans.Scattered)
-                else whole.get(argument)
-                for argument in self._plan.inputs
+                self._rows(each, span)
+                if isinstance(each, plans.Scattered) and each not in self._files
+                else whole.get(each)
+                for each in inputs
             ]
             for span in self._spans
         ]
 
-    def _rows(self, argument: plans.Scattered, span: Span) -> Source:
-        array = self._rank.array(argument.region)
+    def _whole(self, array: plans.Region | plans.FileArray) -> Source:
+        if isinstance(array, plans.FileArray):
+            return self._rank.files.whole(array)
+        return Source(self._rank.array(array), version=self._rank.version(array))
+
+    def _rows(self, argument: Any, span: Span) -> Source:
+        array = self._rank.array(argument.array)
         if argument.of_batch:
             return Source(array[slice(*span)])
         assert self._plan.selection is not None
