@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
 from typing import Any
 
@@ -22,7 +21,7 @@ def pickled(error: BaseException) -> bytes | None:
     for form in (_Outcome(error),) if is_outcome(error) else (error, Parts(error)):
         try:
             data: bytes = dumped(form, there=True)
-            again = _Familiar(io.BytesIO(data)).load()
+            again = _Familiar(data).load()
         except BaseException:
             continue
         if type(again) is type(error) and len(data) <= _LIMIT:
@@ -62,7 +61,7 @@ def kinds(error: BaseException) -> tuple[bytes, ...]:
 def unpickled(data: bytes) -> Any:
     """The exception, or the class, in *data*; None if its modules are not imported here."""
     with contextlib.suppress(Exception):
-        return _Familiar(io.BytesIO(data)).load()
+        return _Familiar(data).load()
     return None
 
 

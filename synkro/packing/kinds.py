@@ -22,11 +22,12 @@ import types
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import chain
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import numpy as np
@@ -41,7 +42,7 @@ from ..values.foreign import (
 )
 from ..values.random import put_state, state_of
 from ..values.variable import Variable
-from .code import is_own, is_own_name
+from .code import is_own_name
 from .refused import stays
 
 Contents = dict[Any, Any]
@@ -76,6 +77,12 @@ class Digest(NamedTuple):
     form: Any
     bits: bytes
     nbytes: int = 0
+
+
+class NumberOf(Protocol):
+    """The numbers of objects, by id."""
+
+    def get(self, ident: int, /) -> int | None: ...
 
 
 class Kind(ABC):
@@ -528,7 +535,7 @@ class _Summer(pickle.Pickler):
         parts: these, and what is *known*, by id.
     """
 
-    def __init__(self, total: _Sum, known: Container[int]) -> None:
+    def __init__(self, total: _Sum, known: NumberOf) -> None:
         super().__init__(total, protocol=5, buffer_callback=total.keep)
         self.dispatch_table = dict(_CLOUDPICKLE)  # which looks up faster than a chain
         self._known = known
@@ -542,7 +549,7 @@ class _Summer(pickle.Pickler):
         if cls is type or isinstance(obj, type | types.FunctionType):
             self.parts[ident] = obj
             return ident
-        if ident in self._known:
+        if self._known.get(ident) is not None:
             self.parts[ident] = obj
         return None
 
@@ -569,6 +576,7 @@ class _Generator(_Fixed):
             put_state(obj, contents[WHOLE])
 
 
+@dataclass(eq=False)
 class Name:
     """A global: the dict of a module's names, and one of these.
 
@@ -578,12 +586,9 @@ class Name:
         home: what has to live as long as this.
     """
 
-    __slots__ = ("__weakref__", "home", "name", "names")
-
-    def __init__(self, names: dict[str, Any], name: str, home: object = None) -> None:
-        self.names = names
-        self.name = name
-        self.home = home
+    names: dict[str, Any]
+    name: str
+    home: object = None
 
 
 DICT, SEQUENCE, ARRAY, TENSOR, INSTANCE = _Dict(), _Sequence(), _Array(), _Tensor(), _Instance()
@@ -790,6 +795,16 @@ def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
     return None
 
 
+def parts_of(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of what never changes itself, each with its name; None for what has none."""
+    if isinstance(value, property):
+        return [("get", value.fget), ("set", value.fset), ("del", value.fdel)]
+    if kind_of(value) is not None:
+        return None
+    found = inside(value)
+    return None if found is None else list(found)
+
+
 _HEAP = 1 << 9  # a flag of types that are made by a class statement, say, and not in C
 
 
@@ -849,7 +864,7 @@ def _is_plain_type(cls: type) -> bool:
     return plain or _BY_TYPE.get(cls) == (None,)
 
 
-def look_through(obj: Any, known: Container[int]) -> tuple[Contents, list[Any]]:
+def look_through(obj: Any, known: NumberOf) -> tuple[Contents, list[Any]]:
     """The contents of a crowd; and those of its members that are objects of their own: those whose ids
     are *known*, classes and functions."""
     total = _Sum()
@@ -885,11 +900,6 @@ def stays_here(obj: Any) -> str:
     return "" if imported else what
 
 
-def is_sent_module(module: Any) -> bool:
-    """Whether a module is the user's own, whose names travel."""
-    return isinstance(module, types.ModuleType) and is_own(module)
-
-
 # ── alike ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -906,6 +916,8 @@ def alike(one: Any, other: Any) -> bool:
                 attributes_of(one) or {}, attributes_of(other) or {}
             )
             return bool(same(one, other)) and same_attributes
+    if isinstance(one, _OF_PARTS):
+        return same_entries(dict(parts_of(one) or ()), dict(parts_of(other) or ()))
     plain = is_plain(one) and not isinstance(one, Variable | np.ufunc)
     return plain and repr(one) == repr(other)  # which tells NaN, -0.0 and Decimal("1.00"), too
 
@@ -915,10 +927,6 @@ def _token(value: Any) -> Any:
     if isinstance(value, tuple | frozenset) and not attributes_of(value):
         return type(value), (tuple if isinstance(value, tuple) else frozenset)(map(_token, value))
     return (type(value), repr(value)) if is_plain(value) else id(value)
-
-
-def _alike_parts(*names: str) -> Callable[[Any, Any], bool]:
-    return lambda one, other: all(getattr(one, name) is getattr(other, name) for name in names)
 
 
 def _alike_tuples(one: Any, other: Any) -> bool:
@@ -937,18 +945,10 @@ _ALIKE: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (  # whatever subcla
     (tuple, _alike_tuples),
     (frozenset, lambda one, other: _token(one) == _token(other)),
     (re.Pattern, lambda one, other: (one.pattern, one.flags) == (other.pattern, other.flags)),
-    (staticmethod, _alike_parts("__func__")),
-    (classmethod, _alike_parts("__func__")),
-    (property, _alike_parts("fget", "fset", "fdel")),
-    (types.MethodType, _alike_parts("__self__", "__func__")),
-    (
-        functools.partial,
-        lambda one, other: (
-            alike((one.func, one.args), (other.func, other.args))
-            and same_entries(one.keywords, other.keywords)
-        ),
-    ),
 )
+
+_OF_PARTS = (staticmethod, classmethod, property, types.MethodType, functools.partial)
+"""Types of which two objects with the same parts are the same."""
 
 
 def same_contents(kind: Kind, one: Contents, other: Contents) -> bool:
@@ -985,14 +985,7 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
 
 def slots_of(obj: Any) -> tuple[str, ...]:
     """The attributes of *obj* that have places of their own (``__slots__``)."""
-    cls: Any = type(obj)
-    found = _SLOTS.get(cls)
-    if found is None:
-        found = _SLOTS[cls] = tuple(chain.from_iterable(map(own_slots, cls.__mro__)))
-    return found
-
-
-_SLOTS: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
+    return tuple(copyreg._slotnames(type(obj)))  # type: ignore[attr-defined]
 
 
 def own_slots(cls: type) -> list[str]:

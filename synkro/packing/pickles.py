@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from itertools import accumulate, chain
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -37,10 +37,10 @@ from .kinds import (
     INSTANCE,
     SIMPLE,
     Contents,
+    NumberOf,
     is_for_program,
     is_named,
     is_sent_by_value,
-    is_sent_module,
     own_slots,
     singleton,
     stays_here,
@@ -115,12 +115,6 @@ def _folders(package: str) -> list[str]:
 
 
 _HOME = ("__package__", "__file__", "__path__")
-
-
-class NumberOf(Protocol):
-    """The numbers of objects, by id."""
-
-    def get(self, ident: int, /) -> int | None: ...
 
 
 def is_small(value: Any) -> bool:
@@ -242,7 +236,7 @@ class _ForWorkers(Stream):
         if isinstance(obj, CodeType):  # from cloudpickle 3.1.3 on it comes without its file
             return _code, (obj.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](obj))
         if isinstance(obj, ModuleType):
-            return (_module, (self._space_of(vars(obj)),)) if is_sent_module(obj) else NotImplemented
+            return (_module, (self._space_of(vars(obj)),)) if is_own(obj) else NotImplemented
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
             if not obj.flags.writeable:
                 return _read_only, (np.array(obj),)  # in memory that new contents can be put into
@@ -537,7 +531,28 @@ _DESCRIBING = ("__name__", "__qualname__", "__module__", "__doc__")
 # ── on a worker ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class Loader(pickle.Unpickler):
+class _Finder(pickle.Unpickler):
+    """Reads one stream, in which ``numbered`` and ``space`` stand for what this process has."""
+
+    def __init__(
+        self,
+        stream: bytes,
+        buffers: Iterable[Any] = (),
+        objects: Mapping[int, Any] = types.MappingProxyType({}),
+        space: Callable[..., Any] = sys.modules.__getitem__,
+    ) -> None:
+        """*objects* are those that this process has, by number; *space* makes the space of a record."""
+        super().__init__(io.BytesIO(stream), buffers=buffers)
+        self._objects = objects
+        self._space = space
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name in ("numbered", "space"):
+            return self._space if name == "space" else self._objects.__getitem__
+        return super().find_class(module, name)
+
+
+class Loader(_Finder):
     """Loads what has come back, and leaves the classes that this process has as they are: their methods
     would become copies of the other's."""
 
@@ -555,33 +570,16 @@ class Loader(pickle.Unpickler):
 
 def loads(data: bytes) -> Any:
     """What ``dumped`` has made of a value that comes back."""
-    return Loader(io.BytesIO(data)).load() if b"_class_setstate" in data else pickle.loads(data)
+    return Loader(data).load() if b"_class_setstate" in data else pickle.loads(data)
 
 
-class Reader(pickle.Unpickler):
-    """Reads one stream."""
-
-    def __init__(
-        self,
-        stream: bytes,
-        buffers: Iterable[memoryview],
-        objects: Mapping[int, Any],
-        space: Callable[..., Any],
-    ) -> None:
-        """*objects* are those that this worker has, by number; *space* makes the space of a record."""
-        super().__init__(io.BytesIO(stream), buffers=buffers)
-        self._objects = objects
-        self._space = space
+class Reader(_Finder):
+    """Reads one stream on a worker."""
 
     def persistent_load(self, pid: Any) -> Any:
         return self._objects[pid] if isinstance(pid, int) else self._space(*pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__:
-            if name == "numbered":
-                return self._objects.__getitem__
-            if name == "space":
-                return self._space
         found = super().find_class(module, name)
         if (module, name) == ("cloudpickle.cloudpickle", "_make_skeleton_class"):
             return functools.partial(_without_hooks, found)

@@ -63,46 +63,21 @@ class FileArray:
 
 @dataclass(frozen=True)
 class Scattered:
-    """An input whose rows are split over the ranks.
+    """An input whose rows are split over the ranks; of an array in a file each rank reads its own.
 
     Row i of the call is row i of it where it holds the rows *of the batch* and no others, else the
     i-th that the call selects.
     """
 
-    region: Region
+    array: Region | FileArray
     of_batch: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of all its rows."""
-        return self.region.shape
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """An input that every rank sees whole."""
+    """An input that every rank sees whole; an array in a file it reads, and keeps."""
 
-    region: Region
-
-
-@dataclass(frozen=True)
-class ScatteredFile:
-    """An input in a file, as ``Scattered``: each rank reads its rows."""
-
-    stored: FileArray
-    of_batch: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of all its rows."""
-        return self.stored.shape
-
-
-@dataclass(frozen=True)
-class BroadcastFile:
-    """An input in a file that every rank reads whole, and keeps."""
-
-    stored: FileArray
+    array: Region | FileArray
 
 
 @dataclass(frozen=True)
@@ -148,7 +123,7 @@ class Pickled:
 
 @dataclass(frozen=True)
 class Items(Scattered):
-    """A list that is no array, split by rows: its region says where in *items* each one begins and ends.
+    """A list that is no array, split by rows: its array says where in *items* each one begins and ends.
 
     They are strings, in UTF-8, or pickles.
     """
@@ -157,7 +132,7 @@ class Items(Scattered):
     strings: bool = True
 
 
-Argument = Scattered | Broadcast | ScatteredFile | BroadcastFile | Held | Replicated | Number | Pickled
+Argument = Scattered | Broadcast | Held | Replicated | Number | Pickled
 
 
 @dataclass(frozen=True)
@@ -215,8 +190,10 @@ class CallPlan:
     def regions(self) -> Iterator[Region]:
         """The arrays in shared memory that ranks read."""
         for argument in self.inputs:
-            if isinstance(argument, Scattered | Broadcast | Number | Pickled):
+            if isinstance(argument, Number | Pickled):
                 yield argument.region
+            elif isinstance(argument, Scattered | Broadcast) and isinstance(argument.array, Region):
+                yield argument.array
             if isinstance(argument, Items):
                 yield argument.items
         for rows in (self.selection, *(self.held or ())):

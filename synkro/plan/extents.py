@@ -116,18 +116,18 @@ def inputs(plan: CallPlan, ranks: Sequence[int], view: View) -> Iterator[Extent 
             yield from picks(plan.held[rank], [(0, stop - start)])
     for argument in plan.inputs:
         match argument:
-            case plans.Scattered():
+            case plans.Scattered(array=Region() as region):
                 selection = None if argument.of_batch else plan.selection
-                found = rows(argument.region, selection, spans, view)
+                found = rows(region, selection, spans, view)
                 if isinstance(argument, plans.Items):
                     yield from found  # which say where pickles lie
-                    yield from _items(argument, selection, spans, view)
+                    yield from _items(view.array(region), argument.items, selection, spans, view)
                 else:
                     yield from numbers(found)
-            case plans.Broadcast() | plans.Number():
-                yield from numbers(whole(argument.region))
-            case plans.Pickled():
-                yield from _pickled(argument.region, view)
+            case plans.Broadcast(Region() as region) | plans.Number(region):
+                yield from numbers(whole(region))
+            case plans.Pickled(region):
+                yield from _pickled(region, view)
 
 
 def numbers(pieces: Iterable[Any]) -> Iterator[Any]:
@@ -163,10 +163,9 @@ def _indices(selection: plans.Rows, start: int, stop: int, view: View) -> NDArra
 
 
 def _items(
-    argument: plans.Items, selection: plans.Rows | None, spans: Iterable[Span], view: View
+    places: Array, base: Region, selection: plans.Rows | None, spans: Iterable[Span], view: View
 ) -> Iterator[Extent]:
-    """The bytes of the items of these rows, and what lies between them."""
-    places, base = view.array(argument.region), argument.items
+    """The bytes of the items of these rows, at *places* from *base* on, and what is between."""
     for start, stop in _joined(spans):
         chosen = slice(start, stop) if selection is None else _indices(selection, start, stop, view)
         first, last = int(places[chosen].min()), int(places[chosen].max())

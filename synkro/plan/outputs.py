@@ -34,6 +34,8 @@ from ..errors import (
 MODES = ("mean", "sum", "prod", "max", "min", "gather", "keep", None)
 ALIASES = {"avg": "mean"}
 
+_KNOWN = ", ".join(map(repr, MODES))
+
 MERGE = "merge"
 """Stands on the workers for a function ``op(a, b)`` of the user's, which runs in the main process."""
 
@@ -236,22 +238,22 @@ def _check_mode(spec: Any) -> Any:
     if spec is not None and not isinstance(spec, str):
         hint = suggested(getattr(spec, "__name__", ""), MODES)
         of_two = getattr(spec, "nin", 0) == 2 or getattr(spec, "__module__", "") == "_operator"
-        if of_two or (isinstance(spec, FunctionType) and _takes_two(spec)):
-            return spec
-        if callable(spec) and not hint and not isinstance(spec, type) and _takes_two(spec):
+        named = isinstance(spec, type) or hint  # which may take two, and means something else
+        own = isinstance(spec, FunctionType) or (callable(spec) and not named)
+        if of_two or (own and _takes_two(spec)):
             return spec
         for builtin, operation in _OF_TWO.items():
             if spec is builtin:
                 hint += f" To merge values of any kind by it, tuples say, give {operation}."
         raise InvalidType(
-            f"outputs= takes {_known()}, a function op(a, b) that merges two values, or a tuple, list "
+            f"outputs= takes {_KNOWN}, a function op(a, b) that merges two values, or a tuple, list "
             f"or dict of these; got {shortened(spec)}.{hint}"
         )
     mode = ALIASES.get(spec, spec) if spec is not None else None
     if mode not in MODES:
         raise InvalidValue(
             f"outputs= has the unknown operation {shown(spec)}: expected "
-            f"{_known()}.{suggested(spec, MODES)}"
+            f"{_KNOWN}.{suggested(spec, MODES)}"
         )
     return mode
 
@@ -284,10 +286,6 @@ def suggested(name: Any, known: Sequence[str | None]) -> str:
     return f" Did you mean {meant!r}?" if meant != "" and meant in known else ""
 
 
-def _known() -> str:
-    return ", ".join(repr(mode) for mode in MODES)
-
-
 def leaf_modes(spec: Any, tree: Tree, path: str = "") -> list[str | None]:
     """The operation for each leaf of *tree*; *spec* has gone through ``check_modes``.
 
@@ -299,10 +297,6 @@ def leaf_modes(spec: Any, tree: Tree, path: str = "") -> list[str | None]:
     for entry, child, below in zip(*_matched(spec, tree, path), strict=True):
         modes += leaf_modes(entry, child, below)
     return modes
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
 
 
 def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, ...], list[str]]:
@@ -317,8 +311,9 @@ def _matched(spec: Any, tree: Tree, path: str) -> tuple[list[Any], tuple[Tree, .
         entries = [spec[key] for key in tree.keys]
     else:
         if tree is None or tree.kind is dict or len(tree.children) != len(spec):
+            count = "1 entry" if len(spec) == 1 else f"{len(spec)} entries"
             raise OutputError(
-                f"outputs= has {_entries(len(spec))}, but {where} is {describe(tree)}: give one "
+                f"outputs= has {count}, but {where} is {describe(tree)}: give one "
                 f"operation for all, or one for each."
             )
         entries = list(spec)
@@ -369,7 +364,7 @@ def assemble(spec: Any, tree: Tree, leaves: Iterator[Any]) -> Any:
     if spec is None:
         columns = [next(leaves) for _ in leaf_paths(tree)]
         return [unflatten(tree, iter(row)) for row in zip(*columns, strict=True)]
-    if not isinstance(spec, tuple | list | dict):
+    if not isinstance(spec, _CONTAINERS):
         return unflatten(tree, leaves)
     assert tree is not None  # leaf_modes has checked that spec and tree match
     entries, children, _ = _matched(spec, tree, "")
@@ -395,7 +390,7 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
 
     Raises: OutputError if *value* has no children, InvalidIndex for a child that does not exist.
     """
-    if not isinstance(value, tuple | list | dict):
+    if not isinstance(value, _CONTAINERS):
         raise OutputError(
             f"output_subset={shown(list(subset))} chooses among outputs, but {noun} is one."
         )
@@ -409,6 +404,13 @@ def take_subset(subset: tuple[Any, ...], value: Any, noun: str) -> Any:
             f"output_subset={shown(list(subset))} names an output that is not there: {noun} has "
             f"{_keys(value) if isinstance(value, dict) else len(value)}."
         ) from None
+
+
+def modes_of(subset: Sequence[Any] | None, modes: Any) -> Any:
+    """The *modes* of the outputs in a *subset*, if it is one: one mode for all stays as it is."""
+    if subset is None or not isinstance(modes, _CONTAINERS):
+        return modes
+    return take_subset(tuple(subset), modes, "outputs=")
 
 
 def pair_of(value: Any, count: int, name: str) -> tuple[Any, tuple[Any, ...]]:

@@ -15,7 +15,7 @@ out::
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..messages import Done, FunctionSpec, Phase
 from ..plan import call as plans
 from ..plan.batch import Indexed, Selection, Strided
 from ..plan.call import aligned
-from ..plan.outputs import pair_of, take_subset
+from ..plan.outputs import modes_of, pair_of, take_subset
 from ..plan.split import Span, slices_of
 from ..values.arrays import Array
 from ..values.foreign import handed, host_array, library_instead
@@ -54,9 +54,7 @@ class PreparedCall:
         self._rank = rank
         self._plan = plan
         self._spec = spec = rank.functions[plan.function]
-        outputs = spec.outputs
-        if plan.subset is not None and isinstance(outputs, tuple | list | dict):
-            outputs = take_subset(plan.subset, outputs, "outputs=")
+        outputs = modes_of(plan.subset, spec.outputs)
         self._ranks = plan.world if spec.finish else plan.participants
         self.name, self.in_parts = spec.name, plan.in_parts
         self._called = f"an argument of the function {spec.name!r}"
@@ -66,10 +64,10 @@ class PreparedCall:
         libraries = plan.form.libraries if plan.form else (None,) * len(plan.inputs)
         instead = None if rank.device.xp is np else library_instead(spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
-        self._files = [a for a in plan.inputs if isinstance(a, plans.ScatteredFile)]
-        files = self._files or any(isinstance(a, plans.BroadcastFile) for a in plan.inputs)
-        fed = any(isinstance(a, plans.Broadcast | plans.Scattered) for a in plan.inputs)
-        copied = fed and rank.device.pins
+        arrays = [a for a in plan.inputs if isinstance(a, plans.Broadcast | plans.Scattered)]
+        files = [a for a in arrays if isinstance(a.array, plans.FileArray)]
+        self._files: list[Any] = [a for a in files if isinstance(a, plans.Scattered)]
+        copied = bool(arrays) and rank.device.pins
         changing = isinstance(plan.selection, plans.Picked) or copied or bool(files)
         self._pieces = None if changing else self._sources()
         # whether every run has the same arguments, except for numbers and pickles
@@ -214,11 +212,11 @@ class PreparedCall:
         device, files = self._rank.device, self._files
         if not files:
             return device.feed(pieces)
-        wanted = [[(f.stored, self._selection(f, span)) for f in files] for span in self._spans]
-        columns = [n for n, a in enumerate(self._plan.inputs) if isinstance(a, plans.ScatteredFile)]
+        wanted = [[(f.array, self._selection(f, span)) for f in files] for span in self._spans]
+        columns = [n for n, argument in enumerate(self._plan.inputs) if argument in files]
         return fed_from_files(device, pieces, wanted, columns)
 
-    def _selection(self, argument: plans.ScatteredFile, span: Span) -> Selection:
+    def _selection(self, argument: plans.Scattered, span: Span) -> Selection:
         """The rows *span* of the call, as rows of an array in a file."""
         start, stop = span
         selection = self._plan.selection
@@ -286,26 +284,25 @@ class PreparedCall:
 
     def _sources(self) -> list[list[Source | None]]:
         """For each piece, the sources of its arguments; None for what lies in no shared memory."""
-        rank = self._rank
-        whole: dict[plans.Argument, Source] = {}
-        for argument in self._plan.inputs:
-            match argument:
-                case plans.Broadcast(region):
-                    whole[argument] = Source(rank.array(region), version=rank.version(region))
-                case plans.BroadcastFile(stored):
-                    whole[argument] = rank.files.whole(stored)
+        inputs: Sequence[Any] = self._plan.inputs
+        whole = {each: self._whole(each.array) for each in inputs if isinstance(each, plans.Broadcast)}
         return [
             [
-                self._rows(argument, span)
-                if isinstance(argument, plans.Scattered)
-                else whole.get(argument)
-                for argument in self._plan.inputs
+                self._rows(each, span)
+                if isinstance(each, plans.Scattered) and each not in self._files
+                else whole.get(each)
+                for each in inputs
             ]
             for span in self._spans
         ]
 
-    def _rows(self, argument: plans.Scattered, span: Span) -> Source:
-        array = self._rank.array(argument.region)
+    def _whole(self, array: plans.Region | plans.FileArray) -> Source:
+        if isinstance(array, plans.FileArray):
+            return self._rank.files.whole(array)
+        return Source(self._rank.array(array), version=self._rank.version(array))
+
+    def _rows(self, argument: Any, span: Span) -> Source:
+        array = self._rank.array(argument.array)
         if argument.of_batch:
             return Source(array[slice(*span)])
         assert self._plan.selection is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -21,7 +21,7 @@ from ...plan.call import (
     LENGTH,
     Argument,
     Broadcast,
-    BroadcastFile,
+    FileArray,
     Form,
     Held,
     Items,
@@ -30,7 +30,6 @@ from ...plan.call import (
     Region,
     Replicated,
     Scattered,
-    ScatteredFile,
     aligned,
 )
 from ...plan.outputs import Tree, flatten, leaf_paths
@@ -61,10 +60,9 @@ from ..data.data import Data, make_data
 from ..data.outgoing import Outgoing, Placed
 from ..data.stored import StoredData, make_stored
 from ..engine.engine import Engine
-from ..objects.values import Values
 from ..objects.walk import refused_generator
-from ..variables.registry import Variables
 from ..variables.shared import Shared, check_there, check_whole
+from .distribution import Services
 
 SCALARS = (bool, int, float, complex, np.number, np.bool_)
 
@@ -194,20 +192,11 @@ _DATA = Reusable()
 class Arguments:
     """The arguments of one function's calls; a buffer for each of its inputs that is no ``Data``."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        variables: Variables,
-        spec: FunctionSpec,
-        values: Callable[[int], Values],
-        world: tuple[int, ...],
-    ) -> None:
-        """*values* gives what pickles what is no array, beside buffers of so many bytes; *world* are the
-        ranks on which the function runs."""
-        self._engine = engine
+    def __init__(self, services: Services, spec: FunctionSpec, world: tuple[int, ...]) -> None:
+        """*world* are the ranks on which the function of *spec* runs."""
+        engine = services.engine
+        self._engine, self._objects, self._variables = engine, services.objects, services.variables
         self._world = world
-        self._values_of = values
-        self._variables = variables
         self._function = spec.name
         self._types: Mapping[str, Any] = getattr(spec.fn, "input_types", {})  # of a graph, by name
         self._buffers: dict[int, Outgoing] = {}  # by the argument's number
@@ -288,7 +277,9 @@ class Arguments:
             value, reusable = self._mapped(index, bound.name, value), None
         if isinstance(value, Data):
             placed = value.input(self._engine, called)
-            return Input(bound.name, _by_rows(bound, placed, value.minibatch), placed, reusable=reusable)
+            return Input(
+                bound.name, _by_rows(bound, placed.region, value.minibatch), placed, reusable=reusable
+            )
         try:
             if bound.broadcast and (self._stays(value) or not _is_array(value)):
                 raise InvalidType  # it arrives as it is
@@ -304,7 +295,7 @@ class Arguments:
             array = native(array)
         buffer, placed = self._put(index, array, called)
         reusable = ReusableArray(buffer, placed) if array is bound.value else None
-        return Input(bound.name, _by_rows(bound, placed), placed, reusable=reusable)
+        return Input(bound.name, _by_rows(bound, placed.region), placed, reusable=reusable)
 
     def _stays(self, value: Any) -> bool:
         """Whether *value* is no number, and either one element, or an array for GPUs, which have no
@@ -316,8 +307,7 @@ class Arguments:
         """What the workers have, or read from a file by themselves."""
         if isinstance(value, StoredData):
             stored = value.input(self._engine, called)
-            way = BroadcastFile(stored) if bound.broadcast else ScatteredFile(stored, value.minibatch)
-            return Input(bound.name, way)
+            return Input(bound.name, _by_rows(bound, stored, value.minibatch))
         variable = self._variables.check(value, called)
         check_there(variable, called, self._world)
         check_whole(variable, called, self._world)
@@ -402,7 +392,7 @@ class Arguments:
     def _dump(self, value: Any, called: str, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
         """*value*, pickled, beside buffers of *least* bytes."""
         try:
-            values = self._values_of(least)
+            values = self._objects.values(least)
             stream, buffers, _ = values.pickled(value)
             values.settle()
             return stream, buffers
@@ -492,9 +482,9 @@ def _fits(number: Any) -> bool:
     return type(number) in (bool, float, complex) or (type(number) is int and number in _LONG)
 
 
-def _by_rows(bound: Bound, placed: Placed, of_batch: bool = False) -> Broadcast | Scattered:
-    """An argument that lies at *placed*: split by rows, unless it is broadcast."""
-    return Broadcast(placed.region) if bound.broadcast else Scattered(placed.region, of_batch)
+def _by_rows(bound: Bound, array: Region | FileArray, of_batch: bool = False) -> Broadcast | Scattered:
+    """An argument that lies in *array*: split by rows, unless it is broadcast."""
+    return Broadcast(array) if bound.broadcast else Scattered(array, of_batch)
 
 
 def _typed(value: Any, wanted: Any, called: str) -> Any:

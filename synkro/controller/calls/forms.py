@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from ...errors import InvalidType, NotAvailable, cut
 from ...plan.outputs import DEFAULT
@@ -14,6 +14,9 @@ from .distribution import Services
 from .function import Definition, Function
 from .graphs import check_no_options, graph_definition
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Find = Callable[[str], Services]
 
 P = ParamSpec("P")
@@ -22,6 +25,22 @@ R = TypeVar("R")
 Names = str | Sequence[str] | None
 Merged = Literal["mean", "sum", "prod", "max", "min", "gather"] | Callable[[Any, Any], Any]
 Nested = list[Any] | tuple[Any, ...] | dict[Any, Any]
+
+
+class _Options(TypedDict, total=False):
+    """Keywords of ``function()`` that say nothing of what it returns."""
+
+    bcast_inputs: Names
+    updates: Any
+    sliceable_shareds: Any
+    name: str | None
+    target: Any
+
+
+class _WithInputs(_Options, total=False):
+    """The keywords of a decorator."""
+
+    inputs: Names
 
 
 class _Decorator(Protocol):
@@ -61,17 +80,7 @@ class MakesFunctions(Protocol):
 
     @overload
     def __call__(
-        self,
-        fn: Callable[P, R],
-        /,
-        inputs: Names = ...,
-        *,
-        outputs: None,
-        bcast_inputs: Names = ...,
-        updates: Any = ...,
-        sliceable_shareds: Any = ...,
-        name: str | None = ...,
-        target: Any = ...,
+        self, fn: Callable[P, R], /, inputs: Names = ..., *, outputs: None, **options: Unpack[_Options]
     ) -> Function[P, list[R]]: ...
 
     @overload
@@ -82,11 +91,7 @@ class MakesFunctions(Protocol):
         inputs: Names = ...,
         *,
         outputs: Literal["keep"],
-        bcast_inputs: Names = ...,
-        updates: Any = ...,
-        sliceable_shareds: Any = ...,
-        name: str | None = ...,
-        target: Any = ...,
+        **options: Unpack[_Options],
     ) -> Function[P, Kept]: ...
 
     @overload
@@ -97,67 +102,27 @@ class MakesFunctions(Protocol):
         inputs: Names = ...,
         *,
         outputs: Nested,
-        bcast_inputs: Names = ...,
-        updates: Any = ...,
-        sliceable_shareds: Any = ...,
-        name: str | None = ...,
-        target: Any = ...,
+        **options: Unpack[_Options],
     ) -> Function[P, Any]: ...
 
     @overload
     def __call__(
-        self,
-        fn: None = ...,
-        *,
-        inputs: Names = ...,
-        outputs: Merged = ...,
-        bcast_inputs: Names = ...,
-        updates: Any = ...,
-        sliceable_shareds: Any = ...,
-        name: str | None = ...,
-        target: Any = ...,
+        self, fn: None = ..., *, outputs: Merged = ..., **options: Unpack[_WithInputs]
     ) -> _Decorator: ...
 
     @overload
     def __call__(
-        self,
-        fn: None = ...,
-        *,
-        inputs: Names = ...,
-        outputs: None,
-        bcast_inputs: Names = ...,
-        updates: Any = ...,
-        sliceable_shareds: Any = ...,
-        name: str | None = ...,
-        target: Any = ...,
+        self, fn: None = ..., *, outputs: None, **options: Unpack[_WithInputs]
     ) -> _ListDecorator: ...
 
     @overload
     def __call__(
-        self,
-        fn: None = ...,
-        *,
-        inputs: Names = ...,
-        outputs: Literal["keep"],
-        bcast_inputs: Names = ...,
-        updates: Any = ...,
-        sliceable_shareds: Any = ...,
-        name: str | None = ...,
-        target: Any = ...,
+        self, fn: None = ..., *, outputs: Literal["keep"], **options: Unpack[_WithInputs]
     ) -> _KeepDecorator: ...
 
     @overload
     def __call__(
-        self,
-        fn: None = ...,
-        *,
-        inputs: Names = ...,
-        outputs: Nested,
-        bcast_inputs: Names = ...,
-        updates: Any = ...,
-        sliceable_shareds: Any = ...,
-        name: str | None = ...,
-        target: Any = ...,
+        self, fn: None = ..., *, outputs: Nested, **options: Unpack[_WithInputs]
     ) -> _AnyDecorator: ...
 
     @overload
@@ -240,19 +205,10 @@ def of_graph(
     if not has_graph_variables(inputs, outputs, bcast_inputs, updates, givens):
         raise _no_graph()
 
+    given = (inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, name)
+
     def define(services: Services) -> Definition:
-        return graph_definition(
-            services,
-            inputs,
-            outputs,
-            bcast_inputs,
-            updates,
-            givens,
-            sliceable_shareds,
-            name,
-            kwargs,
-            target=target,
-        )
+        return graph_definition(services, *given, kwargs, target=target)
 
     return Function(find, define)
 

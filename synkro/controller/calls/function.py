@@ -37,6 +37,7 @@ from ...plan.outputs import (
     DEFAULT,
     check_modes,
     for_workers,
+    modes_of,
     only_one,
     take_subset,
 )
@@ -164,7 +165,7 @@ class Function(SentFunction, Generic[P, R]):
         self._engine, self._variables, self._services = engine, variables, services
         self._bridge, self._warned = definition.bridge, False
         self.lane = None if ranks is None else engine.channel.lane(ranks)
-        self._planner = Planner(services, self._binder, self.spec, self.number, sliced, self.lane)
+        self._planner = Planner(services, self._binder.bind, self.spec, self.number, sliced, self.lane)
 
     def _settled(self) -> Engine:
         """The engine of the session that the function belongs to."""
@@ -455,9 +456,7 @@ class Function(SentFunction, Generic[P, R]):
                     raise
                 put_back()
                 result: R = self.call_as(request)
-        modes, subset = self.output_modes, request.output_subset
-        if subset is not None and isinstance(modes, tuple | list | dict):
-            modes = take_subset(tuple(subset), modes, "outputs=")
+        modes = modes_of(request.output_subset, self.output_modes)
         compare(self.name, modes, result, plain)
         return result
 

@@ -8,11 +8,11 @@ plan     split the rows over ranks and slices; pickle the plan
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from ...messages import Call, FunctionSpec
 from ...packing.pickles import check_cause, dumped
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
-from ...plan.call import CallPlan, Form, Held, Picked, Region, Scattered, ScatteredFile
-from ...plan.outputs import check_subset, flatten, take_subset
+from ...plan.call import CallPlan, FileArray, Form, Held, Picked, Region, Scattered
+from ...plan.outputs import check_subset, flatten, modes_of
 from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split_over, weight_unit
 from ...values.arrays import checked_int
 from ...values.cache import Cache
@@ -38,12 +38,6 @@ from .request import Request
 
 _region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
 _are_data = {Data}.issuperset
-
-
-class Binds(Protocol):
-    """Gives arguments their parameters, as ``Binder`` does."""
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> list[Bound]: ...
 
 
 def _with_form(call: Call, name: str) -> bytes:
@@ -98,21 +92,21 @@ class Planner:
     def __init__(
         self,
         services: Services,
-        binder: Binds,
+        bind: Callable[[tuple[Any, ...], dict[str, Any]], list[Bound]],
         spec: FunctionSpec,
         number: int,
         sliced: Sequence[Shared],
         lane: Lane | None = None,
     ) -> None:
-        """*lane* is that of the ranks which the function of *spec* and *number* runs on, if not all."""
+        """*bind* gives arguments their parameters.
+
+        *lane* is that of the ranks which the function of *spec* and *number* runs on, if not all."""
         engine = services.engine
         self.lane = lane
         self._world = engine.everyone.ranks if lane is None else lane.ranks
-        self.arguments = Arguments(
-            engine, services.variables, spec, services.objects.values, self._world
-        )
+        self.arguments = Arguments(services, spec, self._world)
         self._engine, self._variables = engine, services.variables
-        self._binder = binder
+        self._bind = bind
         self._spec = spec
         self._name = spec.name
         self._number = number
@@ -151,11 +145,10 @@ class Planner:
         self._engine.settle()
         if not (type(slices) is str and slices == AUTO):
             slices = checked_int(slices, "num_slices", 1, instead=', or "auto"')
-        opened, form = self.arguments.opened(self._binder.bind(args, kwargs))
+        opened, form = self.arguments.opened(self._bind(args, kwargs))
         inputs = [self.arguments.input(index, bound) for index, bound in enumerate(opened)]
         subset = check_subset(request.output_subset)
-        if subset is not None and isinstance(self._spec.outputs, tuple | list | dict):
-            take_subset(subset, self._spec.outputs, "outputs=")
+        modes_of(subset, self._spec.outputs)  # they are there
         planned = self._plan(request, inputs, form, slices, subset)
         nested = form is not None and any(form.trees)
         reusable = simple and not nested and not self._sliced
@@ -226,25 +219,11 @@ class Planner:
         listed = None in flatten(self._spec.outputs)[0]
         if listed or (self._spec.updates and self._spec.finish is None) or self._engine.on_gpus:
             return 1
-        arrays = [
-            each.placed.segment.array(each.placed.region)
-            for each in inputs
-            if each.placed is not None and isinstance(each.argument, Scattered)
-        ]
-        row_bytes = sum(array[:1].nbytes for array in arrays)
-        held = [
-            each.variable
-            for each in inputs
-            if isinstance(each.argument, Held) and each.variable is not None
-        ]
-        for variable in (*held, *self._sliced):
-            row_bytes += prod(variable.shape[1:]) * variable.dtype.itemsize
-        chunk = 1
-        for each in inputs:
-            if isinstance(each.argument, ScatteredFile):
-                stored = each.argument.stored
-                row_bytes += prod(stored.shape[1:]) * np.dtype(stored.dtype).itemsize
-                chunk = max(chunk, stored.chunk)
+        arrays = [each.argument.array for each in inputs if isinstance(each.argument, Scattered)]
+        rows: list[Any] = [*arrays, *self._sliced]
+        rows += [each.variable for each in inputs if isinstance(each.argument, Held)]
+        row_bytes = sum(prod(each.shape[1:]) * np.dtype(each.dtype).itemsize for each in rows)
+        chunk = max([1, *(array.chunk for array in arrays if isinstance(array, FileArray))])
         return fitting_slices(spans, row_bytes, chunk)
 
     def _spans(
@@ -302,29 +281,22 @@ class Planner:
 
     def _select(self, inputs: list[Input], batch: Any) -> Selection | None:
         """The rows of the call, after the lengths of the scattered inputs have been compared."""
-        shapes = {
-            each.name: each.argument.shape
-            for each in inputs
-            if isinstance(each.argument, Scattered | ScatteredFile)
-        }
-        if not shapes:
+        by_rows = {each.name: each.argument for each in inputs if isinstance(each.argument, Scattered)}
+        if not by_rows:
             if batch is not None:
                 raise InvalidValue(
                     f"batch= selects rows of scattered inputs, but the function {self._name!r} got none "
                     f"(batch_s= selects rows of what the workers hold)."
                 )
             return None
-        for name, shape in shapes.items():
-            if not shape:
+        for name, argument in by_rows.items():
+            if not argument.array.shape:
                 raise InvalidValue(
                     f"the argument {name!r} of the function {self._name!r} is scattered by rows, but "
                     f"has no dimensions: name it in bcast_inputs to give it to every rank whole."
                 )
-        arguments = [(each.name, each.argument) for each in inputs]
-        by_rows = Scattered | ScatteredFile
-        of_batch = {name for name, a in arguments if isinstance(a, by_rows) and a.of_batch}
-        minibatches = of_batch if batch is not None else set()
-        whole = {name: shape[0] for name, shape in shapes.items() if name not in minibatches}
+        minibatches = {n for n, a in by_rows.items() if a.of_batch and batch is not None}
+        whole = {name: a.array.shape[0] for name, a in by_rows.items() if name not in minibatches}
         if len(set(whole.values())) > 1:
             listed = ", ".join(f"{name} has {rows}" for name, rows in whole.items())
             raise InvalidValue(
@@ -335,7 +307,7 @@ class Planner:
         rows = next(iter(whole.values())) if whole else _unknown_rows(batch)
         selection = select(batch, rows)
         for name in minibatches:
-            rows = shapes[name][0]
+            rows = by_rows[name].array.shape[0]
             if rows < selection.count:
                 raise InvalidValue(
                     f"the minibatch {name!r} of the function {self._name!r} has "

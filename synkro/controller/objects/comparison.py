@@ -35,10 +35,11 @@ from ...packing.kinds import (
     TENSOR,
     WHOLE,
     Contents,
+    Digest,
+    Kind,
     attributes_of,
     is_plain,
     is_scalar,
-    same_contents,
     slots_of,
 )
 from ...values.foreign import is_table
@@ -62,7 +63,7 @@ _parts = attrgetter(*FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
 _form = attrgetter("shape", "dtype")
 _version = attrgetter("_version", "requires_grad")
-_VERSION = attrgetter("_version"), attrgetter("requires_grad")
+_PARTS_OF_VERSION = attrgetter("_version"), attrgetter("requires_grad")  # quicker one by one
 
 
 class EntryGroup(NamedTuple):
@@ -181,6 +182,10 @@ class CompiledComparison:
         return f"{self._name(held)}[{key!r}]" if type(held) is dict and type(key) is str else None
 
 
+_APART = (FUNCTION, SEQUENCE, CLASS, CONTEXT, ARRAY, TENSOR)
+"""Kinds of which all objects are compared in one way."""
+
+
 class Comparison:
     """The objects that a function's calls compare.
 
@@ -191,20 +196,12 @@ class Comparison:
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[dict[str, Any], list[Known]]] = {}
-        self.functions: list[Known] = []
+        self._of: dict[Kind, list[Known]] = {kind: [] for kind in _APART}
+        self.functions, self._tensors = self._of[FUNCTION], self._of[TENSOR]
         self.dicts: list[Known] = []
-        self._sequences: list[Known] = []
         self._ordered: list[Known] = []
-        self._classes: list[Known] = []
-        self._contexts: list[Known] = []
         self._slotted: list[Known] = []
         self._wholes: list[Known] = []  # arrays of classes of their own, and small tables
-        self._arrays: list[Known] = []
-        self._tensors: list[Known] = []
-        self._by_kind = {
-            **{FUNCTION: self.functions, SEQUENCE: self._sequences, CLASS: self._classes},
-            **{CONTEXT: self._contexts, ARRAY: self._arrays, TENSOR: self._tensors},
-        }
         self._scalars: dict[Known, tuple[Any, ...]] = {}  # with the keys of numbers and strings
 
     def add_scalars(self, known: Known) -> None:
@@ -220,8 +217,8 @@ class Comparison:
         if known.kind is NAME:
             self._names.setdefault(id(obj.names), (obj.names, []))[1].append(known)
             return
-        if known.kind in self._by_kind:
-            self._by_kind[known.kind].append(known)
+        if known.kind in self._of:
+            self._of[known.kind].append(known)
         elif known.kind is DICT and isinstance(obj, OrderedDict):  # dict.values sees no order
             self._ordered.append(known)
         elif _dict_of(known) is not None:
@@ -241,7 +238,7 @@ class Comparison:
         """Whether an object is compared at each call, with all that it holds."""
         if known.kind is OPAQUE:
             return known in self._wholes
-        lists = (*self._by_kind.values(), self.dicts, self._ordered, self._slotted)
+        lists = (*self._of.values(), self.dicts, self._ordered, self._slotted)
         return known.kind is NAME or any(known in some for some in lists)
 
     def notices(self, known: Known, changed: Container[Any]) -> bool:
@@ -257,17 +254,17 @@ class Comparison:
 
     def look(self) -> Snapshot:
         """What the objects hold now."""
-        arrays = [(known, known.kind.look(known.obj), _copied(known)) for known in self._arrays]
+        arrays = [(known, known.kind.look(known.obj), _copied(known)) for known in self._of[ARRAY]]
         return [*self._looked_at(), *arrays, *self._looked_at_tensors()]
 
     def changed(self) -> Snapshot:
         """What is not as the workers have it."""
         found: Snapshot = []
         for known, contents, _ in self._looked_at():
-            if known.contents is None or not same_contents(known.kind, known.contents, contents):
-                found.append((known, contents, None))
-            else:
+            if known.has(contents):
                 known.assign(contents)  # equal, but perhaps other objects
+            else:
+                found.append((known, contents, None))
         return found + list(self._changed_arrays())
 
     def _changed_scalars(self) -> Iterator[Known]:
@@ -281,8 +278,8 @@ class Comparison:
 
     def _looked_at(self) -> Iterator[tuple[Known, Contents, None]]:
         named = chain.from_iterable(knowns for _, knowns in self._names.values())
-        lists = (self.functions, self.dicts, self._sequences, self._ordered, self._classes)
-        others = (self._contexts, self._slotted, self._wholes, self._changed_scalars())
+        lists = (self._of[kind] for kind in (FUNCTION, SEQUENCE, CLASS, CONTEXT))
+        others = (self.dicts, self._ordered, self._slotted, self._wholes, self._changed_scalars())
         knowns = dict.fromkeys(chain(named, *lists, *others))
         return ((known, known.kind.look(known.obj), None) for known in knowns)
 
@@ -296,7 +293,7 @@ class Comparison:
     def _changed_arrays(self) -> Iterator[tuple[Known, Contents, None]]:
         versions = zip(self._tensors, self._versions, strict=True)
         tensors = (known for known, last in versions if _version(known.obj) != last)
-        for known in chain(self._arrays, tensors):
+        for known in chain(self._of[ARRAY], tensors):
             contents = known.kind.look(known.obj)
             if contents != known.contents:
                 yield known, contents, None
@@ -366,15 +363,15 @@ class Comparison:
             yield EntryGroup(lengths, dicts, [len(each) for each in held])
             yield EntryGroup(elements, dicts, [key for each in held for key, _ in each])
             yield EntryGroup(_values, dicts, [value for each in held for _, value in each], places)
-        if self._sequences:
-            sequences = [known.obj for known in self._sequences]
-            values = [tuple(_entry(known, WHOLE, ())) for known in self._sequences]
+        if self._of[SEQUENCE]:
+            sequences = [known.obj for known in self._of[SEQUENCE]]
+            values = [tuple(_entry(known, WHOLE, ())) for known in self._of[SEQUENCE]]
             yield EntryGroup(lengths, sequences, [len(each) for each in values])
             yield EntryGroup(elements, sequences, [value for each in values for value in each])
         for known in self._ordered:
             entries = {k: v for k, v in (known.contents or {}).items() if k is not ATTRIBUTES}
             yield EntryGroup(_items, known.obj, [*entries, *entries.values(), GONE])
-        for known in (*self.dicts, *self._sequences, *self._ordered):
+        for known in (*self.dicts, *self._of[SEQUENCE], *self._ordered):
             own = attributes_of(known.obj)
             if known.kind in (DICT, SEQUENCE) and own is not None and own is not known.obj:
                 given = dict(_entry(known, ATTRIBUTES, ()))
@@ -393,13 +390,13 @@ class Comparison:
                 yield Scalars(_scalars_of(twice), dicts, [_entry(*place) for place in places], places)
 
     def _of_classes(self) -> Iterator[EntryGroup]:
-        for known in self._classes:
+        for known in self._of[CLASS]:
             own, keys = vars(known.obj), list(known.contents or ())
             yield EntryGroup(lengths, [own], [len(own)] if _is_agreed(known) else [GONE])
             if keys:
                 yield _group(itemgetter(*keys, keys[0]), own, [(known, k) for k in (*keys, keys[0])])
 
-        for known in self._contexts:
+        for known in self._of[CONTEXT]:
             yield EntryGroup(_value_of, known.obj, [_entry(known, WHOLE)], [(known, WHOLE)])
 
     def _of_arrays(self) -> Iterator[EntryGroup]:
@@ -407,18 +404,17 @@ class Comparison:
             yield EntryGroup(iter, (None,), [GONE])
         elif self._wholes:
             wholes = [known.obj for known in self._wholes]
-            yield EntryGroup(_comparing(_bits, [*map(_bits, wholes)]), wholes, [True])
-        if self._arrays:
-            arrays = [known.obj for known in self._arrays]
-            bits = [known.obj.tobytes() if _is_agreed(known) else None for known in self._arrays]
-            yield EntryGroup(_comparing(np.ndarray.tobytes, bits), arrays, [True])
-            yield EntryGroup(_comparing(_form, [*map(_form, arrays)]), arrays, [True])
+            yield _equals(_bits, wholes, [*map(_bits, wholes)])
+        if self._of[ARRAY]:
+            arrays = [known.obj for known in self._of[ARRAY]]
+            bits = [known.obj.tobytes() if _is_agreed(known) else None for known in self._of[ARRAY]]
+            yield _equals(np.ndarray.tobytes, arrays, bits)
+            yield _equals(_form, arrays, [*map(_form, arrays)])
         self._versions = [_version(known.obj) for known in self._tensors]
         if self._tensors:
             tensors = [known.obj for known in self._tensors]
-            for part, look in enumerate(_VERSION):
-                now = [version[part] for version in self._versions]
-                yield EntryGroup(_comparing(look, now), tensors, [True])
+            for look, now in zip(_PARTS_OF_VERSION, zip(*self._versions, strict=True), strict=True):
+                yield _equals(look, tensors, [*now])
 
 
 def _group(
@@ -447,8 +443,7 @@ def _entries(known: Known) -> list[tuple[Any, Any]]:
 
 def _is_agreed(known: Known) -> bool:
     """Whether the workers have an object as it is."""
-    contents = known.contents
-    return contents is not None and same_contents(known.kind, contents, known.kind.look(known.obj))
+    return known.contents is not None and known.has(known.kind.look(known.obj))
 
 
 def _items(held: dict[Any, Any]) -> Iterator[Any]:
@@ -469,8 +464,9 @@ def _scalars_of(keys: Sequence[str]) -> Callable[[Any], Iterator[Any]]:
     return lambda dicts: chain.from_iterable(map(entries, dicts))
 
 
-def _comparing(look: Callable[[Any], Any], now: list[Any]) -> Callable[[Any], tuple[bool]]:
-    return lambda given: ([*map(look, given)] == now,)
+def _equals(look: Callable[[Any], Any], objects: list[Any], now: list[Any]) -> EntryGroup:
+    """How to see whether a *look* at each of some objects gives what is equal to that of *now*."""
+    return EntryGroup(lambda given: ([*map(look, given)] == now,), objects, [True])
 
 
 def is_small_table(known: Known) -> bool:
@@ -532,10 +528,10 @@ def _copied(known: Known) -> Any:
 
 
 def is_flat(value: Any) -> bool:
-    """Whether *value* holds no objects: it is a number, a string, or a tuple of these."""
-    return (is_plain(value) and not isinstance(value, CodeType)) or (
-        isinstance(value, tuple) and all(map(is_plain, value))
-    )
+    """Whether *value* holds no objects: it is a number, a string, a digest, or a tuple of such."""
+    if isinstance(value, tuple) and not isinstance(value, Digest):
+        return all(map(is_plain, value))
+    return isinstance(value, Digest) or (is_plain(value) and not isinstance(value, CodeType))
 
 
 def _entry(known: Known, key: Any, otherwise: Any = GONE) -> Any:

@@ -12,6 +12,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -24,9 +25,9 @@ from ...packing.kinds import (
     Digest,
     Kind,
     alike,
-    inside,
     is_plain,
-    kind_of,
+    parts_of,
+    same_contents,
 )
 from ...packing.pickles import Space
 
@@ -43,13 +44,27 @@ class Remembered:
         number, kind, path, space: as in ``Known``.
     """
 
-    __slots__ = ("__weakref__", "_held", "_ref", "_remembered", "kind", "number", "path", "space")
+    __slots__ = (
+        "__weakref__",
+        "_held",
+        "_kept",
+        "_ref",
+        "_remembered",
+        "kind",
+        "number",
+        "path",
+        "space",
+    )
 
-    def __init__(self, number: int, obj: Any, kind: Kind, path: str, space: Space | None) -> None:
+    def __init__(
+        self, number: int, obj: Any, kind: Kind, path: str, space: Space | None, kept: Kept
+    ) -> None:
+        """*kept* finds what is remembered of an object."""
         self.number = number
         self.kind = kind
         self.path = path
         self.space = space
+        self._kept = kept
         self._held: Any = None
         self._remembered: dict[Any, Any] | None = None
         try:
@@ -75,25 +90,23 @@ class Remembered:
         """Whether the object is *obj*, and known what the workers have of it."""
         return self.obj is obj and self._remembered is not None
 
-    def remember(self, contents: Contents | None, kept: Callable[[Any], Remembered | None]) -> None:
-        """The workers have *contents* now; *kept* finds what is remembered of an object."""
+    def remember(self, contents: Contents | None) -> None:
+        """The workers have *contents* now."""
         new = contents  # not in place of the old: what that refers to is found in it
         if contents is not None and not all(map(_is_flat, contents.values())):
-            new = {key: _weak(value, kept) for key, value in contents.items()}
+            new = {key: _weak(value, self._kept) for key, value in contents.items()}
         named = all(is_plain(key) or key is WHOLE or key is ATTRIBUTES for key in new or ())
         self._remembered = new if named else None  # not where a key holds an object of the program's
 
-    def contents(
-        self, now: Contents, kept: Callable[[Any], Remembered | None], has: Callable[[Any], bool]
-    ) -> Contents:
+    def contents(self, now: Contents, has: Has) -> Contents:
         """What the workers have, where the object holds *now* what it does; UNKNOWN where nobody knows.
 
         *has* tells whether they have all objects that a value is made of.
         """
         found = {}
         for key, stands in (self._remembered or {}).items():
-            same = key in now and _is_same(stands, now[key], kept, has)
-            found[key] = now[key] if same else _made(stands, kept, has)
+            same = key in now and _is_same(stands, now[key], self._kept, has)
+            found[key] = now[key] if same else _made(stands, self._kept, has)
         return found
 
 
@@ -105,6 +118,13 @@ class _Parts(NamedTuple):
     names: tuple[str, ...]
     parts: tuple[Any, ...]
     itself: Any
+
+
+Kept = Callable[[Any], Remembered | None]
+"""Finds what is remembered of an object."""
+
+Has = Callable[[Any], bool]
+"""Whether the workers have all objects that a value is made of."""
 
 
 class _ById(NamedTuple):
@@ -119,7 +139,7 @@ def _is_flat(value: Any) -> bool:
     return is_plain(value) or isinstance(value, Digest)
 
 
-def _weak(value: Any, kept: Callable[[Any], Remembered | None]) -> Any:
+def _weak(value: Any, kept: Kept) -> Any:
     """What stands for a value, and does not hold it."""
     if _is_flat(value):
         return value
@@ -129,7 +149,7 @@ def _weak(value: Any, kept: Callable[[Any], Remembered | None]) -> Any:
         itself: Any = weakref.ref(value)
     except TypeError:
         itself = _ById(id(value))
-    parts = _parts_of(value)
+    parts = parts_of(value)
     if parts is None:
         return itself
     names = tuple(name for name, _ in parts)
@@ -140,25 +160,10 @@ _EQUAL = {tuple, staticmethod, classmethod, property, functools.partial, types.M
 """Types of which an object with the same parts is the same."""
 
 
-def _parts_of(value: Any) -> list[tuple[str, Any]] | None:
-    """The parts of what never changes itself, each with its name; None for what has none."""
-    if type(value) is property:
-        return [("get", value.fget), ("set", value.fset), ("del", value.fdel)]
-    if kind_of(value) is not None:
-        return None
-    found = inside(value)
-    return None if found is None else list(found)
-
-
-def _is_same(
-    stands: Any,
-    value: Any,
-    kept: Callable[[Any], Remembered | None],
-    has: Callable[[Any], bool],
-) -> bool:
+def _is_same(stands: Any, value: Any, kept: Kept, has: Has) -> bool:
     """Whether *stands* is for this *value*, which the workers have."""
     if isinstance(stands, _Parts):
-        parts = _parts_of(value) if type(value) is stands.cls else None
+        parts = parts_of(value) if type(value) is stands.cls else None
         if parts is None or tuple(name for name, _ in parts) != stands.names:
             return False
         pairs = zip(stands.parts, parts, strict=True)
@@ -171,7 +176,7 @@ def _is_same(
     return stands.ident == id(value) if isinstance(stands, _ById) else alike(stands, value)
 
 
-def _made(stands: Any, kept: Callable[[Any], Remembered | None], has: Callable[[Any], bool]) -> Any:
+def _made(stands: Any, kept: Kept, has: Has) -> Any:
     """The value that *stands* is for, if the program still has what it is made of; else UNKNOWN."""
     if isinstance(stands, _Parts) and stands.cls is tuple:
         parts = tuple(_made(part, kept, has) for part in stands.parts)
@@ -188,6 +193,7 @@ def _made(stands: Any, kept: Callable[[Any], Remembered | None], has: Callable[[
     return value if there else UNKNOWN
 
 
+@dataclass(eq=False)
 class Known:
     """An object that the workers have.
 
@@ -196,46 +202,33 @@ class Known:
         obj: the object.
         kind: its kind.
         path: what it is called in errors: a name, and the way from there.
+        space: of a function the space of its globals, which lives as long, too.
+        kept: what remembers this as long as the program has the object; None for a name.
         contents: what the workers took over of it last; None if nobody knows.
         inner: the objects in each entry, which live on the workers as long as this.
-        space: of a function the space of its globals, which lives as long, too.
         copied: whether a submitted call has brought a copy of what it was then.
         sample: of a large array some of its elements, when all were looked at last.
-        kept: what remembers this as long as the program has the object; None for a name.
     """
 
-    __slots__ = (
-        *("__weakref__", "_kept_of", "contents", "copied", "inner", "kept", "kind", "number", "obj"),
-        *("path", "sample", "space"),
-    )
+    number: int
+    obj: Any
+    kind: Kind
+    path: str
+    space: Space | None
+    kept: Remembered | None = None
+    contents: Contents | None = None
+    inner: dict[Any, list[Known]] = field(default_factory=dict)
+    copied: bool = False
+    sample: bytes | None = None
 
-    def __init__(
-        self,
-        number: int,
-        obj: Any,
-        kind: Kind,
-        path: str,
-        space: Space | None,
-        kept: Remembered | None = None,
-        kept_of: Callable[[Any], Remembered | None] = lambda obj: None,
-    ) -> None:
-        """*kept_of* finds what is remembered of an object in it."""
-        self.number = number
-        self.space = space
-        self.obj = obj
-        self.kind = kind
-        self.path = path
-        self.contents: Contents | None = None
-        self.copied = False
-        self.sample: bytes | None = None
-        self.inner: dict[Any, list[Known]] = {}
-        self.kept = kept
-        self._kept_of = kept_of
+    def has(self, contents: Contents) -> bool:
+        """Whether the workers have these contents."""
+        return self.contents is not None and same_contents(self.kind, self.contents, contents)
 
     def _remember(self, contents: Contents | None) -> None:
         self.contents = contents
         if self.kept is not None:
-            self.kept.remember(contents, self._kept_of)
+            self.kept.remember(contents)
 
     def assign(self, entries: Contents) -> None:
         """The workers have these entries now, and the others as they were."""

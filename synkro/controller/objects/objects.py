@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import pickle
-import sys
 import time
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -40,19 +38,17 @@ from ...packing.kinds import (
     STATEFUL,
     WHOLE,
     Contents,
-    Digest,
     alike,
     cached_names,
     is_plain,
     kind_of,
-    same_contents,
     same_entries,
 )
-from ...packing.pickles import Loader, Writer, numbered
+from ...packing.pickles import Loader, Writer
 from ...plan.call import aligned
 from ...values.arrays import checked_int
 from ..engine.engine import Engine
-from .comparison import Assigned
+from .comparison import Assigned, is_flat
 from .explain import explain, explain_loading
 from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
@@ -116,12 +112,9 @@ class Objects:
         WorkerError if a worker cannot load them; SharedMemoryError.
         """
         walk = Walk(self._registry)
-        roots = {}
         specs = {number: function.spec for number, function in functions.items()}
         with descriptors_for("what functions use cannot be sent to the workers"):
-            for number, function in functions.items():
-                roots[number] = walk.visit(function.spec.fn, function.name)
-                roots[number] += walk.visit(function.spec.finish, function.name)
+            roots = {number: walk.visit_function(function) for number, function in functions.items()}
         known = self._deliver(walk, command, specs, on_tick)
         for number, function in functions.items():
             function.hold([known[each] for each in roots[number] if each in known])
@@ -133,7 +126,7 @@ class Objects:
         Raises: as ``send``.
         """
         walk = Walk(self._registry)
-        roots = walk.visit(function.spec.fn, function.name)
+        roots = walk.visit_function(function)
         known = self._deliver(walk, Renew)
         function.hold([known[each] for each in roots if each in known])
 
@@ -163,7 +156,7 @@ class Objects:
             changed += [(k, k.kind.look(k.obj), None) for k in defined if k not in looked_at]
             there = reached(function.roots, {known: contents for known, contents, _ in changed})
             walk = Walk(self._registry)
-            news = {known for known, contents, _ in changed if not _is_as_known(known, contents)}
+            news = {known for known, contents, _ in changed if not known.has(contents)}
             walk.revisit(changed, (there & news) | set(defined))
             self._deliver(walk, Renew, aside=aside)
             if watch.refresh() and not defined:
@@ -229,8 +222,7 @@ class Objects:
         compared at each call."""
         start = time.monotonic()
         walk = Walk(self._registry, most=_LOOKED_AT)
-        walk.visit(function.spec.fn, function.name)
-        walk.visit(function.spec.finish, function.name)
+        walk.visit_function(function)
         changes = _changes(walk, False, self._registry.parts)
         unseen = [
             change.known
@@ -311,7 +303,7 @@ class Objects:
         try:
             for number, relied in zip(specs, new.values(), strict=True):
                 directory.watch(relied, number)  # by which the workers hold it
-                walk.visit(relied.spec.fn, relied.name)
+                walk.visit_function(relied)
             known = self._deliver(walk, Renew, specs)
         except (UsageError, WorkerError):  # they go with each value, as far as they can
             self._by_value.update(classes.values())
@@ -322,7 +314,7 @@ class Objects:
 
     def load(self, stream: bytes, buffers: Iterable[Any] = ()) -> Any:
         """What a worker has pickled; its classes, functions and modules are those of this process."""
-        return _Copy(stream, buffers, self._registry.named).load()
+        return Loader(stream, buffers, self._registry.named).load()
 
     def _require_known(self, obj: Any, verb: str) -> Known:
         if kind_of(obj) is None or (verb == "fetch" and kind_of(obj) in (CLASS, FUNCTION, FIXED)):
@@ -494,22 +486,6 @@ def _parcel(engine: Engine, writer: Writer) -> tuple[Parcel, Segment | None]:
     return Parcel(writer.stream, segment.number, tuple(spans)), segment
 
 
-class _Copy(Loader):
-    """Loads a copy from a worker."""
-
-    def __init__(self, stream: bytes, buffers: Iterable[Any], objects: Mapping[int, Any]) -> None:
-        super().__init__(io.BytesIO(stream), buffers=buffers)
-        self._objects = objects
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == numbered.__module__:
-            if name == "numbered":
-                return self._objects.__getitem__
-            if name == "space":
-                return sys.modules.__getitem__
-        return super().find_class(module, name)
-
-
 def _set_aside(contradicted: Sequence[Change], changes: list[Change], walk: Walk) -> None:
     """Leave out of *changes* what has a life of its own on the workers, and goes on with it."""
     for change in contradicted:
@@ -603,11 +579,6 @@ def _held(walk: Walk, ident: int) -> Iterable[int]:
     return () if found is None else chain.from_iterable(found.inner.values())
 
 
-def _is_as_known(known: Known, contents: Contents) -> bool:
-    """Whether the workers have these contents."""
-    return known.contents is not None and same_contents(known.kind, known.contents, contents)
-
-
 def _was_written_to(found: Found) -> bool:
     """Whether another thread has written to an array while it was sent."""
     if found.kind is not ARRAY or found.values is not None or found.obj.nbytes > _LOOKED_AT:
@@ -655,23 +626,15 @@ def _asked(change: Change) -> list[Any]:
 
 def _comparable(change: Change) -> Contents | None:
     """The new contents, for a worker to see whether it has them already; None if they hold objects."""
-    flat = all(map(_is_flat, change.contents.values()))
+    flat = all(map(is_flat, change.contents.values()))
     return change.contents if flat else None
 
 
 def _digested(change: Change) -> Contents:
     """The new contents, of what holds objects the digests: both sides may have made the same."""
-    return {k: v if _is_flat(v) else OPAQUE.look(v)[WHOLE] for k, v in change.contents.items()}
+    return {k: v if is_flat(v) else OPAQUE.look(v)[WHOLE] for k, v in change.contents.items()}
 
 
 def _known_keys(change: Change) -> list[Any]:
     """The entries of which the workers have what they were given."""
     return [key for key in _asked(change) if change.before.get(key) is not UNKNOWN]
-
-
-def _is_flat(value: Any) -> bool:
-    return (
-        is_plain(value)
-        or isinstance(value, Digest)
-        or (isinstance(value, tuple) and all(map(is_plain, value)))
-    )

@@ -79,7 +79,7 @@ def find_parts(walk: Walk, parts: Parts, tried: Trial = pickling) -> bool:
     before = len(parts)
     for each in walk.found.values():
         for module, steps, value in _named(each):
-            found = _search(module, steps, value, lambda inner: tried(inner, parts), parts)
+            found = _search(module, steps, value, tried, parts)
             parts.update((id(obj), (obj, part)) for obj, part in found)
     return len(parts) > before
 
@@ -114,16 +114,12 @@ _DEEP = 5  # steps
 
 
 def _search(
-    module: str,
-    steps: tuple[Any, ...],
-    value: Any,
-    tried: Callable[[Any], Exception | None],
-    parts: Parts,
+    module: str, steps: tuple[Any, ...], value: Any, tried: Trial, parts: Parts
 ) -> list[tuple[Any, Part]]:
     """What fails of a *value*, or else it itself."""
     if id(value) in parts or isinstance(value, FunctionType | ModuleType) or advice(value):
         return []  # a file, say, is not to be opened once more
-    if tried(value) is None:
+    if tried(value, parts) is None:
         return []
     found: list[tuple[Any, Part]] = []
     for step, inner in _inner(value) if len(steps) < _DEEP else ():

@@ -66,11 +66,6 @@ class NumbersById:
             self._tidy()
         return self._numbers.get(ident)
 
-    def __contains__(self, ident: object) -> bool:
-        if self._ended:
-            self._tidy()
-        return ident in self._numbers
-
     def _tidy(self) -> None:
         for entry in list(self._ended):
             ident, number = entry
@@ -131,9 +126,9 @@ class Registry:
             return None
         if kept.kind not in (CLASS, FUNCTION) and not self._has(type(obj)):
             return None  # if its class travels, the workers would get another one
-        known = Known(kept.number, obj, kept.kind, kept.path, kept.space, kept, self._kept_of)
+        known = Known(kept.number, obj, kept.kind, kept.path, kept.space, kept)
         now = kept.kind.look(obj)
-        contents = kept.contents(now, self._kept_of, self._has)
+        contents = kept.contents(now, self._has)
         known.assign(contents)
         self.keep(known)
         for key, value in contents.items():
@@ -161,14 +156,14 @@ class Registry:
             known = Known(number, obj, kind, path, space)
             self._watch(known, number)
             return known
-        kept = Remembered(number, obj, kind, path, space)
+        kept = Remembered(number, obj, kind, path, space, self._kept_of)
         self._watch(kept, number)
         if kept.is_weak:
             self._kept[id(obj)] = kept
             call_with_last(obj, self._kept.pop, id(obj))
         else:
             self._containers[id(obj)] = kept
-        return Known(number, obj, kind, path, space, kept, self._kept_of)
+        return Known(number, obj, kind, path, space, kept)
 
     def settle(self, knowns: Sequence[Known]) -> None:
         """After a delivery of *knowns*: hold the containers among them that do not lead to what holds

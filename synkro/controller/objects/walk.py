@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from importlib.util import find_spec, resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
@@ -80,6 +81,7 @@ _KEYS = object()
 """Among the entries of a dict, its keys."""
 
 
+@dataclass(slots=True, eq=False)
 class Found:
     """An object that a walk has found.
 
@@ -92,17 +94,14 @@ class Found:
         sample: as in ``Known``.
     """
 
-    __slots__ = ("contents", "inner", "kind", "known", "obj", "path", "sample", "values")
-
-    def __init__(self, obj: Any, kind: Kind, path: str, known: Known | None) -> None:
-        self.obj = obj
-        self.kind = kind
-        self.path = path
-        self.known = known
-        self.contents: Contents = {}
-        self.inner: dict[Any, list[int]] = {}
-        self.values: Any = None
-        self.sample: bytes | None = None
+    obj: Any
+    kind: Kind
+    path: str
+    known: Known | None
+    contents: Contents = field(default_factory=dict)
+    inner: dict[Any, list[int]] = field(default_factory=dict)
+    values: Any = None
+    sample: bytes | None = None
 
     def forget(self) -> None:
         """The workers are to get another object in the place of this one."""
@@ -164,6 +163,11 @@ class Walk:
             path += ".__self__"
         self._walk([(root, path, outermost, True)], light=False)
         return outermost
+
+    def visit_function(self, function: Any) -> list[int]:
+        """Look at all that a *function* holds; returns the ids of the outermost objects."""
+        spec = function.spec
+        return self.visit(spec.fn, function.name) + self.visit(spec.finish, function.name)
 
     def revisit(self, seen: Snapshot, wanted: set[Known]) -> None:
         """Look again at what the workers have, at those *wanted*: *seen* is what the objects hold, or

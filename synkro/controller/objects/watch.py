@@ -75,9 +75,7 @@ class Watch:
         self._roots = roots
         self._calls = self._looked = calls
         self._next_time = next_time
-        self._next_look = 2
-        while self._next_look <= calls:
-            self._next_look *= 2
+        self._next_look = 1 << calls.bit_length()
         self._missing: list[tuple[dict[str, Any], set[str]]] = []
         self.comparison = Comparison()
         self._last: list[EntryGroup] = []

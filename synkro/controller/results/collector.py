@@ -33,7 +33,7 @@ from ...plan.outputs import (
     describe,
     leaf_modes,
     leaf_paths,
-    take_subset,
+    modes_of,
 )
 from ...plan.split import slices_of
 from ...values.arrays import Array, longer
@@ -97,9 +97,7 @@ class Collection:
         self._home = outputs
         self._name = name
         self._plan = plan
-        self._spec = spec
-        if plan.subset is not None and isinstance(spec, tuple | list | dict):
-            self._spec = take_subset(plan.subset, spec, "outputs=")
+        self._spec = modes_of(plan.subset, spec)
         self._nothing = isinstance(self._spec, tuple | list | dict) and not self._spec
         self._tree = replies[plan.participants[0]].tree
         self._outputs = [] if self._nothing else self._match()

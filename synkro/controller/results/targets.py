@@ -33,7 +33,7 @@ from ...ipc.channel import Lane
 from ...messages import Export
 from ...packing.pickles import PICKLED
 from ...plan.call import CallPlan
-from ...plan.outputs import Tree, describe, flatten, take_subset
+from ...plan.outputs import Tree, describe, flatten, modes_of, take_subset
 from ...storage.targets import Chunked, Written, chunked
 from ...values.arrays import Array
 from ...values.foreign import library_of
@@ -227,8 +227,7 @@ class Destinations:
         """
         out = self._out
         if plan.subset is not None:
-            if isinstance(modes, _NESTED):
-                modes = take_subset(plan.subset, modes, "outputs=")
+            modes = modes_of(plan.subset, modes)
             chosen = set(plan.subset) if isinstance(out, dict) else len(plan.subset)
             if isinstance(out, _NESTED) and _keys(out) != chosen:  # so it is nested as all outputs are
                 out = take_subset(plan.subset, out, "out=")

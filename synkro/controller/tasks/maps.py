@@ -66,7 +66,7 @@ class TaskFunction(SentFunction):
         """The command that runs the function on items, with *common* arguments; the function is brought
         first.  What its tasks share is said by *shared*, which learns what the function uses."""
         services = self._services
-        planner = Planner(services, _ByKeyword(), self.spec, self.number, ())
+        planner = Planner(services, _bind, self.spec, self.number, ())
         planned = planner.planned(Request((), common))
         if not self._distribution.bring(self):
             services.objects.send_changes(self)
@@ -78,11 +78,9 @@ class TaskFunction(SentFunction):
         return planned, Work(planned.plan, descriptors, seed, number, {})
 
 
-class _ByKeyword:
-    """Binds the arguments that all items have in common."""
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
-        return [Bound(name, True, _as_given(name, value), None) for name, value in kwargs.items()]
+def _bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Bound]:
+    """The arguments by keyword that all items have in common."""
+    return [Bound(name, True, _as_given(name, value), None) for name, value in kwargs.items()]
 
 
 def _as_given(name: str, value: Any) -> Any:
