@@ -153,7 +153,7 @@ class Session:
             placement = Placement(machines.assignments, preallocate, asked, machines.look)
             last_rank = len(machines.assignments) - 1
             self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
-            for line in placement.before(machines.cores):
+            for line in placement.before(sum(machines.cores)):
                 say(line)
             environments = machines.environments(placement, threads)
             self._engine = Engine(machines.pool, environments, timeout, verbose, placement.on_gpus)

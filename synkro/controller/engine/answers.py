@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...ipc.channel import Lane
@@ -15,21 +16,18 @@ from .directory import Directory
 from .failures import worker_error
 
 
+@dataclass(eq=False)
 class Answers:
-    """The replies to one command after the other."""
+    """The replies to one command after the other.
 
-    def __init__(
-        self,
-        run: Callable[..., list[Any]],
-        directory: Directory,
-        host_of: Callable[[int], str],
-    ) -> None:
-        """*run* does a command, which fetches long replies; *host_of* names the host of a rank."""
-        self._run = run
-        self._directory = directory
-        self._host_of = host_of
-        self._known: Cache[bytes, Any] = Cache()
-        self._last: dict[Lane, tuple[list[bytes], list[Any]]] = {}  # pickled, and as they are
+    *run* does a command, which fetches long replies; *host_of* names the host of a rank.
+    """
+
+    _run: Callable[..., list[Any]]
+    _directory: Directory
+    _host_of: Callable[[int], str]
+    _known: Cache[bytes, Any] = field(default_factory=Cache)
+    _last: dict[Lane, tuple[list[bytes], list[Any]]] = field(default_factory=dict)  # as pickles, too
 
     def read(self, lane: Lane) -> list[Any]:
         """The replies of the ranks of *lane*: the same list as long as the same ones come.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...errors import CallTimeout, InternalError
 from ...ipc.block import AREA
@@ -19,13 +20,13 @@ from .failures import Late, call_timeout
 Segments = Sequence[tuple[Segment, Access]]
 
 
+@dataclass(eq=False)
 class Post:
     """Sends commands: descriptors of new segments over the sockets, the rest through the block."""
 
-    def __init__(self, pool: WorkerPool, channel: Controller, directory: Directory) -> None:
-        self._pool = pool
-        self._channel = channel
-        self._directory = directory
+    _pool: WorkerPool
+    _channel: Controller
+    _directory: Directory
 
     def send(self, payload: bytes, segments: Segments, lane: Lane) -> None:
         """Send a pickled command, and before it what the ranks are to know of memory.

@@ -11,6 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from typing import cast as cast_type
 
@@ -61,6 +62,7 @@ def in_turn(method: Method) -> Method:
     return cast_type("Method", alone)
 
 
+@dataclass(eq=False)
 class Collectives:
     """The collectives of the main process over one variable or a list of them.
 
@@ -68,27 +70,19 @@ class Collectives:
     ``nccl=False`` replicas on GPUs go through host memory.  The others, for variables and values that
     were checked, are the transport.
 
+    *check* takes what a collective was given for variables, *bridge* those that it changes.
+
     Attributes:
         master_rank: the root of collectives that have one.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        outputs: Outputs,
-        master_rank: int,
-        check: Callable[[Sequence[Any]], list[Shared]],
-        bridge: Callable[[Sequence[Shared]], Bridge],
-        keep: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]],
-    ) -> None:
-        """*check* takes what a collective was given for variables, *bridge* those that it changes."""
-        self.master_rank = master_rank
-        self._check = check
-        self._bridge = bridge
-        self._keep_outputs = keep
-        self._engine = engine
-        self._outputs = outputs
-        self._buffers: dict[int, Outgoing] = {}  # for small variables, by number: with the last value
+    _engine: Engine
+    _outputs: Outputs
+    master_rank: int
+    _check: Callable[[Sequence[Any]], list[Shared]]
+    _bridge: Callable[[Sequence[Shared]], Bridge]
+    _keep_outputs: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]]
+    _buffers: dict[int, Outgoing] = field(default_factory=dict)  # for small variables, by number
 
     # ── from the main process to the replicas ────────────────────────────────────────────────────
 
