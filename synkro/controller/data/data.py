@@ -8,16 +8,14 @@ A region is never changed: when the array moves or takes another shape, it gets 
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike
 
-from ...errors import InvalidType, InvalidValue, counted, named, with_article
+from ...errors import InvalidValue, counted, named
 from ...memory.files import file_of
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
@@ -27,13 +25,14 @@ from ...values import arrays
 from ...values.arrays import Array
 from ...values.foreign import library_of
 from ...values.owners import sole_owner
-from ..engine.engine import Engine, State
+from ..engine.engine import Engine
+from .handle import InputArray
 from .named import HandedBack, NamedOutgoing
 from .outgoing import Outgoing, Placed, check_for_gpus
 from .stored import StoredData, make_stored
 
 
-class Data(NDArrayOperatorsMixin):
+class Data(InputArray):
     """An array that all workers see: an input of functions.
 
     It reads and writes like an ndarray: indexing, ``len``, arithmetic, NumPy's functions.  Views of it
@@ -46,8 +45,9 @@ class Data(NDArrayOperatorsMixin):
         library: "torch" or "jax" if its values came from such an array; functions get one like it.
     """
 
-    ONLY_HERE = True
-    """Objects of this class live in the main process; functions get them as arguments."""
+    ATTRIBUTE = "x[:].{}"
+    COPY = "send a copy, x[:].copy()"
+    ANEW = "make it anew in this one with data(x[:])"
 
     def __init__(
         self,
@@ -60,10 +60,8 @@ class Data(NDArrayOperatorsMixin):
         library: str | None = None,
     ) -> None:
         """An empty ``Data``; made by ``data()``."""
-        self.name = named(name)
+        super().__init__(engine, minibatch, name)
         self.library = library
-        self.minibatch = bool(minibatch)
-        self._engine = engine
         self._dtype = arrays.checked_dtype(dtype, self._called())
         if engine.on_gpus:  # which know one byte order
             self._dtype = self._dtype.newbyteorder("=")
@@ -72,9 +70,6 @@ class Data(NDArrayOperatorsMixin):
         self._was_shared = False
         if ndim == 0:
             self._resize((), 1.0)
-
-    def _called(self) -> str:
-        return f"the Data {self.name!r}" if self.name else "a Data"
 
     # ── as an array ──────────────────────────────────────────────────────────────────────────────
 
@@ -89,20 +84,8 @@ class Data(NDArrayOperatorsMixin):
         return self._memory.array.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
-
-    @property
     def ndim(self) -> int:
         return self._ndim
-
-    @property
-    def size(self) -> int:
-        return self._memory.array.size
-
-    @property
-    def nbytes(self) -> int:
-        return self._memory.array.nbytes
 
     @property
     def alloc_size(self) -> int:
@@ -134,24 +117,8 @@ class Data(NDArrayOperatorsMixin):
     def __contains__(self, value: Any) -> bool:
         return value in self._memory.array
 
-    def __bool__(self) -> bool:
-        return bool(self._memory.array)
-
-    def __int__(self) -> int:
-        return int(self._memory.array)
-
-    def __float__(self) -> float:
-        return float(self._memory.array)
-
-    def __complex__(self) -> complex:
-        return complex(self._memory.array)
-
-    def __index__(self) -> int:
-        return operator.index(self._memory.array)
-
-    def __getattr__(self, name: str) -> Any:
-        hint = f": use x[:].{name}" if hasattr(np.ndarray, name) else ""
-        raise AttributeError(f"a Data has no attribute {name!r}{hint}")
+    def _element(self) -> Array:
+        return self._memory.array
 
     def __iter__(self) -> Iterator[Any]:
         self._memory.touch()
@@ -187,12 +154,6 @@ class Data(NDArrayOperatorsMixin):
         if isinstance(self._memory, HandedBack):
             return f"Data({name}handed back)"
         return f"Data({name}shape={self.shape}, dtype={self._dtype})"
-
-    def __reduce__(self) -> Any:
-        raise InvalidType(
-            f"{self._called()} cannot be pickled: pass it to a function as an input rather than "
-            f"using it as a global or closure variable; elsewhere send a copy, x[:].copy()."
-        )
 
     # ── changing it ──────────────────────────────────────────────────────────────────────────────
 
@@ -336,11 +297,7 @@ class Data(NDArrayOperatorsMixin):
         Raises: InvalidValue if it belongs to another session or was freed.
         """
         if self._engine is not engine:
-            state = self._engine.state
-            whose = "another" if state is State.READY else with_article(state.name.lower())
-            raise InvalidValue(
-                f"{called} belongs to {whose} session: make it anew in this one with data(x[:])."
-            )
+            raise self._foreign(called)
         if self._memory.placed is None:
             raise InvalidValue(f"{called} {self._memory.MISSING}")
         check_for_gpus(engine, self._dtype, called)

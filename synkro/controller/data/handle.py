@@ -1,0 +1,100 @@
+"""What all inputs that ``data()`` makes have in common, wherever their contents lie."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from ...errors import InvalidType, InvalidValue, named, with_article
+from ...values.arrays import Array
+from ..engine.engine import Engine, State
+
+
+class InputArray(NDArrayOperatorsMixin, ABC):
+    """An input of functions: it belongs to a session, and reads like an ndarray.
+
+    Attributes:
+        name: a name for messages, or None.
+        minibatch: whether it holds the rows of a batch, in its order: row k belongs to the k-th row
+            that ``batch=`` names.
+    """
+
+    ONLY_HERE = True
+    """Objects of this class live in the main process; functions get them as arguments."""
+
+    ATTRIBUTE: ClassVar[str]
+    """What to use instead of an attribute that arrays have, whose name is put in."""
+
+    COPY: ClassVar[str]
+    """What to do elsewhere than in functions; the input is put in."""
+
+    ANEW: ClassVar[str]
+    """What to do about an input of another session."""
+
+    _dtype: np.dtype[Any]
+
+    def __init__(self, engine: Engine, minibatch: bool, name: str | None) -> None:
+        self.name = named(name)
+        self.minibatch = bool(minibatch)
+        self._engine = engine
+
+    def _called(self) -> str:
+        kind = type(self).__name__
+        return f"the {kind} {self.name!r}" if self.name else f"a {kind}"
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of its dimensions."""
+
+    @abstractmethod
+    def _element(self) -> Array:
+        """The array as a number, or a truth value."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self._dtype.itemsize
+
+    def __bool__(self) -> bool:
+        return bool(self._element())
+
+    def __int__(self) -> int:
+        return int(self._element())
+
+    def __float__(self) -> float:
+        return float(self._element())
+
+    def __complex__(self) -> complex:
+        return complex(self._element())
+
+    def __index__(self) -> int:
+        return operator.index(self._element())
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": use {self.ATTRIBUTE.format(name)}" if hasattr(np.ndarray, name) else ""
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{hint}")
+
+    def __reduce__(self) -> Any:
+        raise InvalidType(
+            f"{self._called()} cannot be pickled: pass it to a function as an input rather than "
+            f"using it as a global or closure variable; elsewhere {self.COPY.format(self)}."
+        )
+
+    def _foreign(self, called: str) -> InvalidValue:
+        """The error where the input, *called* so, belongs to another session than the call."""
+        state = self._engine.state
+        whose = "another" if state is State.READY else with_article(state.name.lower())
+        return InvalidValue(f"{called} belongs to {whose} session: {self.ANEW}.")
