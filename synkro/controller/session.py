@@ -143,8 +143,11 @@ class Session:
         asked = devices is not None or bool(environment_value)
         began = time.monotonic()
         with descriptors_for("the workers could not be started"), contextlib.ExitStack() as undo:
-            reached = _reached(hosts, launcher, host_timeout, trusted_network)
-            machines = machines_of(*reached, start_timeout, n_parallel, devices, environment_value)
+            silence = checked_seconds(host_timeout, "host_timeout")
+            trusted = checked_bool(trusted_network, "trusted_network")
+            machines = machines_of(
+                hosts, launcher, silence, trusted, start_timeout, n_parallel, devices, environment_value
+            )
             undo.callback(machines.pool.close)
             self.hosts = machines.hosts
             say = status_line(verbose)
@@ -458,14 +461,6 @@ class Session:
             )
         self._trace.fetch()
         return self._trace
-
-
-def _reached(
-    hosts: Any, launcher: Any, host_timeout: Any, trusted_network: Any
-) -> tuple[Any, Any, float, bool]:
-    """What says how hosts are reached, of which numbers and flags are checked."""
-    silence = checked_seconds(host_timeout, "host_timeout")
-    return hosts, launcher, silence, checked_bool(trusted_network, "trusted_network")
 
 
 def _checked_early(threads: Any, master_rank: Any, preallocate: Any) -> int | None:

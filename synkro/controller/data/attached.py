@@ -96,7 +96,7 @@ class Ring:
         self._await_calls = await_calls
         layout = named.ring_layout(dtype, shape, slots)
         self._side = RingReader(engine.directory.number(), name, layout)
-        segment = engine.adopt(self._side.segment, f"the ring {name}")
+        segment = engine.directory.adopt(self._side.segment, f"the ring {name}")
         number = segment.number
         self._places = [
             Slot(engine, name, segment, layout.region(number, slot)) for slot in range(slots)

@@ -253,7 +253,7 @@ class Data(InputArray):
             os.close(fd)
             raise
         segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
-        self._engine.adopt(segment, self._called())
+        self._engine.directory.adopt(segment, self._called())
         self._dtype = array.dtype  # as it lies there, in whatever byte order
         region = Region(segment.number, offset, array.shape, arrays.code_of(array.dtype), array.strides)
         self._memory.point(Placed(region, segment))

@@ -53,7 +53,7 @@ class NamedOutgoing(Outgoing):
         if shape is None:
             raise InvalidValue(f"the memory {name} cannot grow later: give data() a value, or a shape.")
         layout = named.SegmentLayout(dtype, shape)
-        segment = engine.adopt(named.create(engine.directory.number(), name, layout), name)
+        segment = engine.directory.adopt(named.create(engine.directory.number(), name, layout), name)
         engine.at_close.callback(_end, name, weakref.ref(segment))
         return cls(engine, name, segment, layout.region(segment.number), counted=True, ours=True)
 
@@ -144,7 +144,7 @@ def attached(
             )
         undo.pop_all()
     segment = Segment(engine.directory.number(), fd, nbytes, Access.WRITE if writable else Access.READ)
-    engine.adopt(segment, name)
+    engine.directory.adopt(segment, name)
     has_header = writable and shape is None
     return NamedOutgoing(engine, name, segment, layout.region(segment.number), has_header)
 

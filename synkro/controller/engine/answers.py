@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...ipc.channel import Lane
-from ...memory.segment import Segment
 from ...messages import Deliver, Failed, TooLong
 from ...packing.pickles import loads
 from ...plan.call import Region
@@ -63,8 +62,7 @@ class Answers:
         lengths = [reply.nbytes if isinstance(reply, TooLong) else 0 for reply in replies]
         shape = (max(lane.ranks) + 1, max(lengths))
         # of its own: to allocate one may run a command, and the ranks keep their last reply only
-        segment = Segment.create(self._directory.number(), shape[0] * shape[1])
-        self._directory.adopt(segment)
+        segment = self._directory.allocate(shape[0] * shape[1])
         region = Region(segment.number, 0, shape, "|u1")
         self._run(Deliver(region), lane=lane)
         rows = segment.array(region)

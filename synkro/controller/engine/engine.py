@@ -179,16 +179,14 @@ class Engine:
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
     def allocate(self, nbytes: int, called: str = "") -> Segment:
-        """A new segment of zeroed memory, freed when nothing refers to it any more; see ``adopt``.
+        """A new segment of zeroed memory, freed when nothing refers to it any more.
+
+        Status lines say what it holds as *called*.
 
         Raises: SharedMemoryError.
         """
         self.release_freed()
-        return self.adopt(Segment.create(self.directory.number(), nbytes), called)
-
-    def adopt(self, segment: Segment, called: str = "") -> Segment:
-        """Tell the workers when *segment* is gone; status lines say what it holds as *called*."""
-        return self.directory.adopt(segment, called)
+        return self.directory.allocate(nbytes, called)
 
     def _note(self, segment: int, text: str) -> None:
         """Say what a segment does between hosts."""
@@ -268,8 +266,11 @@ class Engine:
             self._post.send(payload, segments, lane)
             if trace is not None:
                 trace.mark("wait")
-            wait = turns.releasing(lane.wait) if beside else lane.wait
-            ready = wait(deadline, self._pool.sentinels, on_tick)
+            sentinels = self._pool.sentinels
+            if beside:
+                ready = turns.released(lambda: lane.wait(deadline, sentinels, on_tick))
+            else:
+                ready = lane.wait(deadline, sentinels, on_tick)
             if ready:
                 self._check_alive(ready)
             if deadline is not None and (late := lane.unanswered()):
@@ -401,8 +402,9 @@ class Engine:
             self._abandon(lane)
             nudge = time.monotonic() + _QUIET
             until = nudge if deadline is None else min(nudge, deadline)
-            settled = functools.partial(_has_answered, lane)
-            wait = functools.partial(lane.wait_for, settled, until, self._pool.sentinels)
+            wait = functools.partial(
+                lane.wait_for, lambda: not lane.unanswered(), until, self._pool.sentinels
+            )
             self._check_alive(wait() if self.turns.own is None else self.turns.released(wait))
             late = lane.unanswered()
             if not late:
@@ -513,12 +515,6 @@ class Engine:
         self._why_closed = _PARENTS
         self.trace = None
         self._pool.release()
-
-
-def _has_answered(lane: Lane) -> bool:
-    """Whether the ranks of *lane* have answered what each was sent, if an interrupt came between,
-    too."""
-    return not lane.unanswered()
 
 
 _engines: set[Engine] = set()  # those with workers, which live until close() or the end of the program

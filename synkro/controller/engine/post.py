@@ -37,7 +37,7 @@ class Post:
         """
         directory = self._directory
         if len(payload) > AREA // 2:
-            segment = directory.adopt(Segment.create(directory.number(), len(payload)))
+            segment = directory.allocate(len(payload))
             segment.base[:] = memoryview(payload)
             command = Indirect(Region(segment.number, 0, (len(payload),), "|u1"))
             payload, segments = pickle.dumps(command, 5), [*segments, *directory.segments(command)]
