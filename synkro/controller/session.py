@@ -159,7 +159,7 @@ class Session:
             for line in placement.before(sum(machines.cores)):
                 say(line)
             environments = machines.environments(placement, threads)
-            self._engine = Engine(machines.pool, environments, timeout, verbose, placement.on_gpus)
+            self._engine = Engine(machines.pool, environments, timeout, verbose, bool(placement.gpus))
             undo.callback(self._engine.close)
             self.services, problem = self._begin(
                 placement, start_timeout, began, seed, seeded, profile_workers

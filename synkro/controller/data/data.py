@@ -179,10 +179,7 @@ class Data(InputArray):
         """
         array = arrays.cast(input_data, self._dtype, force_cast, self._called())
         if array.ndim != self._ndim:
-            raise InvalidValue(
-                f"{self._called()} has {counted(self._ndim, 'dimension')}, got an array of {array.ndim} "
-                f"(shape {array.shape}); the number of dimensions cannot change."
-            )
+            raise arrays.of_other_ndim(array, self._ndim, self._called())
         return array
 
     def set_length(self, length: SupportsIndex, oversize: float = 1) -> None:

@@ -24,7 +24,7 @@ from ...messages import Exchange, Fill, Generator, Identify, Inspect, KeptOutput
 from ...plan.batch import Indexed, Strided, select_any
 from ...plan.call import Picked, Survey
 from ...plan.split import Span, split
-from ...values.arrays import Array, cast, checked_bool, checked_int
+from ...values.arrays import Array, cast, checked_bool, checked_int, of_other_ndim
 from ..data.data import Data
 from ..data.outgoing import Outgoing
 from ..engine.engine import Engine
@@ -398,10 +398,7 @@ class Collectives:
             advice = f"convert the values yourself, with .astype({target.dtype.name!r})"
             array = cast(plain, target.dtype, False, target.called(), advice)
             if array.ndim != target.ndim:
-                raise InvalidValue(
-                    f"{target.called()} has {counted(target.ndim, 'dimension')}, got a value of "
-                    f"{array.ndim} (shape {array.shape}); the number of dimensions cannot change."
-                )
+                raise of_other_ndim(array, target.ndim, target.called(), "a value")
             arrays.append(array)
         return arrays
 
