@@ -19,22 +19,19 @@ class InputArray(NDArrayOperatorsMixin, ABC):
     """An input of functions: it belongs to a session, and reads like an ndarray.
 
     Attributes:
+        ONLY_HERE: objects of this class live in the main process; functions get them as arguments.
+        ATTRIBUTE: what to use instead of an attribute that arrays have, whose name is put in.
+        COPY: what to do elsewhere than in functions; the input is put in.
+        ANEW: what to do about an input of another session.
         name: a name for messages, or None.
         minibatch: whether it holds the rows of a batch, in its order: row k belongs to the k-th row
             that ``batch=`` names.
     """
 
     ONLY_HERE = True
-    """Objects of this class live in the main process; functions get them as arguments."""
-
     ATTRIBUTE: ClassVar[str]
-    """What to use instead of an attribute that arrays have, whose name is put in."""
-
     COPY: ClassVar[str]
-    """What to do elsewhere than in functions; the input is put in."""
-
     ANEW: ClassVar[str]
-    """What to do about an input of another session."""
 
     _dtype: np.dtype[Any]
 

@@ -41,7 +41,6 @@ from ...plan.call import Access
 from ..progress import status_line
 from ..tracing.timeline import write
 from ..tracing.trace import Trace
-from .answers import Answers
 from .directory import Directory
 from .nesting import check_alone, goes_on, operation
 from .post import Post
@@ -130,7 +129,6 @@ class Engine:
         self.trace: Trace | None = None
         self.at_close = contextlib.ExitStack()
         self.interrupted = _NOBODY
-        self._answers = Answers(self.run, self.directory, self.host_of)
         self._open: OpenCommand | None = None
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken, self._why_closed = "", _CLOSED
@@ -141,7 +139,7 @@ class Engine:
         try:
             self.channel = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone = self.channel.everyone
-            self._post = Post(self._pool, self.channel, self.directory)
+            self._post = Post(self._pool, self.channel, self.directory, self.run)
             self.wake_early = self.channel.wake_early
             self.state = State.READY
             _engines.add(self)
@@ -282,7 +280,7 @@ class Engine:
             raise
         self.interrupted = self.interrupted - lane.members if beside else _NOBODY
         self._begun = True
-        return self._answers.read(lane)
+        return self._post.read(lane)
 
     def beside(self, lane: Lane, action: Callable[[], T]) -> T:
         """Do *action*, which sends commands to *lane* alone, beside what others do on other ranks."""
@@ -334,7 +332,7 @@ class Engine:
         """The replies to the command that was open; Failed among them."""
         self.interrupted = _NOBODY
         self._open = None
-        return self._answers.unpickled(self.everyone)
+        return self._post.unpickled(self.everyone)
 
     def abandon(self, limit: float | None = None) -> None:
         """Give the last command up, and interrupt the ranks that have not answered.

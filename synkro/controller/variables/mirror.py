@@ -44,7 +44,9 @@ class Pair:
 
 @dataclass(eq=False)
 class Linked:
-    """The PyTensor shared variables of a session.  Its methods are called under the engine's lock.
+    """The PyTensor shared variables of a session, and its random streams.
+
+    The methods are called under the engine's lock.
 
     *make* makes variables of the session, whose replicas *transport* reads and writes.
     """
@@ -56,6 +58,8 @@ class Linked:
     _pairs: WeakKeyDictionary[Any, Pair] = field(default_factory=WeakKeyDictionary)  # by theirs
     _uncertain: WeakSet[Any] = field(default_factory=WeakSet)  # that a call was to change, and may have
     _placed: WeakSet[Any] = field(default_factory=WeakSet)  # that one rank alone has
+    _streams: WeakKeyDictionary[Any, Shared] = field(default_factory=WeakKeyDictionary)  # ours
+    _handed_out: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary)  # held then
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always.
@@ -157,41 +161,28 @@ class Linked:
         """The pairs of *variables* that are PyTensor's."""
         for variable in variables:
             theirs = self._theirs.get(variable.number)
-            if theirs is not None:
+            if theirs in self._pairs:
                 yield self._pairs[theirs], theirs
 
+    # ── random streams ───────────────────────────────────────────────────────────────────────────
 
-@dataclass(eq=False)
-class Streams:
-    """The random streams of PyTensor's in a session.  Its methods are called under the engine's lock.
-
-    *make* makes variables of the session, whose replicas *transport* writes.
-    """
-
-    _make: Callable[..., Shared]
-    _transport: Transport
-    _theirs: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)  # by our numbers
-    _ours: WeakKeyDictionary[Any, Shared] = field(default_factory=WeakKeyDictionary)
-    _held: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary)
-    """What each stream held when it was last handed out."""
-
-    def shared(self, theirs: Any) -> Shared:
-        """The worker variable that stands for a stream; the same one always."""
-        if theirs not in self._ours:
-            self._ours[theirs] = ours = self._make(np.zeros(8, np.uint64))
+    def stream(self, theirs: Any) -> Shared:
+        """The worker variable that stands for a random stream; the same one always."""
+        if theirs not in self._streams:
+            self._streams[theirs] = ours = self._make(np.zeros(8, np.uint64))
             self._theirs[ours.number] = theirs
-        return self._ours[theirs]
+        return self._streams[theirs]
 
     def hand_out(self, variables: Iterable[Shared]) -> None:
         """Give the ranks new parts of the streams that are not as they were left here."""
         for ours in variables:
             theirs = self._theirs.get(ours.number)
-            if theirs is None or theirs.get_value(borrow=True) is self._held.get(theirs):
+            if theirs is None or theirs.get_value(borrow=True) is self._handed_out.get(theirs):
                 continue
             stream = theirs.get_value()
             self._transport.send([ours], [handed_out(stream)])
             theirs.set_value(stream, borrow=True)
-            self._held[theirs] = theirs.get_value(borrow=True)
+            self._handed_out[theirs] = theirs.get_value(borrow=True)
 
 
 def is_stream(theirs: Any) -> bool:

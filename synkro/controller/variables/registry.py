@@ -23,7 +23,7 @@ from ..engine.engine import Engine
 from ..placement.targets import Targets
 from ..results.transfer import Outputs
 from .collectives import Collectives
-from .mirror import Bridge, Linked, Streams, is_stream
+from .mirror import Bridge, Linked, is_stream
 from .shared import Kept, Shared, check_once, check_rows
 
 
@@ -36,8 +36,7 @@ class Variables:
         rng: returns the generator of functions that run in the main process by themselves.
         collectives: reads and writes the replicas.
         maps: the seed, and the number of the next map, from which items get random streams.
-        linked: PyTensor's shared variables, for which variables of the session stand.
-        streams: PyTensor's random streams, too.
+        linked: PyTensor's shared variables and random streams, for which variables of the session stand.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Variables:
             engine, outputs, master_rank, self._collected, self._bridge, self.keep
         )
         self.linked = Linked(targets, self.shared, self.collectives)
-        self.streams = Streams(self.shared, self.collectives)
         self._named: list[weakref.ref[Shared]] = []
 
     def _seed(self, seed: int) -> None:
