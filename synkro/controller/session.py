@@ -143,11 +143,8 @@ class Session:
         asked = devices is not None or bool(environment_value)
         began = time.monotonic()
         with descriptors_for("the workers could not be started"), contextlib.ExitStack() as undo:
-            silence = checked_seconds(host_timeout, "host_timeout")
-            trusted = checked_bool(trusted_network, "trusted_network")
-            machines = machines_of(
-                hosts, launcher, silence, trusted, start_timeout, n_parallel, devices, environment_value
-            )
+            reached_by = launcher, host_timeout, trusted_network, start_timeout
+            machines = machines_of(hosts, *reached_by, n_parallel, devices, environment_value)
             undo.callback(machines.pool.close)
             self.hosts = machines.hosts
             say = status_line(verbose)

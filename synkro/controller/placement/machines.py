@@ -15,6 +15,7 @@ from ...errors import A_LINE, InvalidValue, SynkroError, counted, ranks_in_words
 from ...ipc.pool import WorkerPool
 from ...machine import available_cores
 from ...plan.hosts import VARIABLE, Host, ranks_of
+from ...values.arrays import checked_bool, checked_seconds
 from .choice import VARIABLE as DEVICES
 from .choice import Assignment, Room, check_devices, checked_count, choose
 from .placement import Placement
@@ -89,6 +90,8 @@ def machines_of(
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if hosts cannot work together.
     """
+    host_timeout = checked_seconds(host_timeout, "host_timeout")
+    trusted_network = checked_bool(trusted_network, "trusted_network")
     if hosts is None and (value := os.environ.get(VARIABLE)):
         reached_by = launcher, host_timeout, trusted_network, start_timeout
         try:
