@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ...comms.board import board_bytes
 from ...errors import (
@@ -48,7 +48,6 @@ from .turns import Turns
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
-T = TypeVar("T")
 _NOBODY: frozenset[int] = frozenset()
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
@@ -282,9 +281,10 @@ class Engine:
         self._begun = True
         return self._post.read(lane)
 
-    def beside(self, lane: Lane, action: Callable[[], T]) -> T:
-        """Do *action*, which sends commands to *lane* alone, beside what others do on other ranks."""
-        return self.turns.run(lane.members, action)
+    def run_beside(self, command: Command, ranks: tuple[int, ...]) -> list[Any]:
+        """``run`` for *ranks* alone, beside what others do on other ranks."""
+        lane = self.channel.lane(ranks)
+        return self.turns.run(lane.members, lambda: self.run(command, lane=lane))
 
     # ── commands that last, while the main process goes on ───────────────────────────────────────
 

@@ -294,10 +294,8 @@ class Collectives:
         self, variables: Sequence[Shared], ranks: tuple[int, ...] | None = None
     ) -> list[list[tuple[int, ...]]]:
         """For each variable the shapes of its replicas on *ranks*, or on all that have it."""
-        engine = self._engine
-        lane = self._lane(variables) if ranks is None else engine.channel.lane(ranks)
         command = Inspect(tuple(variable.number for variable in variables))
-        replies = engine.beside(lane, lambda: engine.run(command, lane=lane))
+        replies = self._engine.run_beside(command, ranks or self._lane(variables).ranks)
         return [[reply.shapes[index] for reply in replies] for index in range(len(variables))]
 
     def generators(self, states: tuple[Any, ...] | None = None) -> list[Any]:

@@ -105,7 +105,8 @@ class Variables:
         made = Shared(self, number, array.dtype, array.ndim, name, ranks)
         self._engine.directory.watch(made, number)
         buffer = Outgoing(self._engine)
-        self._run_on(ranks, messages.Create(number, name, buffer.put(array, called).region))
+        create = messages.Create(number, name, buffer.put(array, called).region)
+        self._engine.run_beside(create, ranks)
         if name:
             self._named.append(weakref.ref(made))
         return made
@@ -169,13 +170,8 @@ class Variables:
         made = Shared(self, number, variable.dtype, variable.ndim, None, (rank,))
         self._engine.directory.watch(made, number)
         move = messages.Move(variable.number, source, number, rank)
-        self._run_on(tuple(sorted({source, rank})), move)
+        self._engine.run_beside(move, tuple(sorted({source, rank})))
         return made
-
-    def _run_on(self, ranks: tuple[int, ...], command: messages.Command) -> None:
-        engine = self._engine
-        lane = engine.channel.lane(ranks)
-        engine.beside(lane, lambda: engine.run(command, lane=lane))
 
     def keep(self, outputs: Sequence[messages.KeptOutput], ranks: tuple[int, ...]) -> list[Kept]:
         """Let *ranks* keep *outputs* of their last call; returns a handle for each."""
@@ -184,7 +180,7 @@ class Variables:
             dtype, ndim = np.dtype(output.dtype), 1 + len(output.tail)
             handles.append(Kept(self, output.number, dtype, ndim, None, ranks))
             self._engine.directory.watch(handles[-1], output.number)
-        self._run_on(ranks, messages.Keep(tuple(outputs)))
+        self._engine.run_beside(messages.Keep(tuple(outputs)), ranks)
         return handles
 
     def named(self) -> list[Shared]:
