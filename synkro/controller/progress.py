@@ -16,7 +16,7 @@ from ..errors import counted
 _EVERY = 5.0  # seconds between two lines, where there is no bar
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """How far work of so many steps is.
 
     It is a context manager; the work ends with its block.  Work that ends before its *patience* shows
@@ -56,9 +56,6 @@ class Progress:
         total = self._total
         count = counted(done, self._unit) if total is None else f"{done} of {counted(total, self._unit)}"
         self._say(f"Synkro: {self._what}: {count}")
-
-    def __enter__(self) -> Progress:
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Show how far the work came, if no error ended the block, and, with patience, if anything was

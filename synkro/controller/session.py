@@ -148,8 +148,8 @@ class Session:
         asked = devices is not None or bool(environment_value)
         began = time.monotonic()
         with descriptors_for("the workers could not be started"), contextlib.ExitStack() as undo:
-            reached = _reached(hosts, launcher, host_timeout, trusted_network)
-            machines = machines_of(*reached, start_timeout, n_parallel, devices, environment_value)
+            reached_by = launcher, host_timeout, trusted_network, start_timeout
+            machines = machines_of(hosts, *reached_by, n_parallel, devices, environment_value)
             undo.callback(machines.pool.close)
             self.hosts = machines.hosts
             say = status_line(verbose)
@@ -158,10 +158,10 @@ class Session:
             placement = Placement(machines.assignments, preallocate, asked, machines.look)
             last_rank = len(machines.assignments) - 1
             self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
-            for line in placement.before(machines.cores):
+            for line in placement.before(sum(machines.cores)):
                 say(line)
             environments = machines.environments(placement, threads)
-            self._engine = Engine(machines.pool, environments, timeout, verbose, placement.on_gpus)
+            self._engine = Engine(machines.pool, environments, timeout, verbose, bool(placement.gpus))
             undo.callback(self._engine.close)
             self.services, problem = self._begin(
                 placement, start_timeout, began, seed, seeded, profile_workers
@@ -463,14 +463,6 @@ class Session:
             )
         self._trace.fetch()
         return self._trace
-
-
-def _reached(
-    hosts: Any, launcher: Any, host_timeout: Any, trusted_network: Any
-) -> tuple[Any, Any, float, bool]:
-    """What says how hosts are reached, of which numbers and flags are checked."""
-    silence = checked_seconds(host_timeout, "host_timeout")
-    return hosts, launcher, silence, checked_bool(trusted_network, "trusted_network")
 
 
 def _checked_early(threads: Any, master_rank: Any, preallocate: Any) -> int | None:

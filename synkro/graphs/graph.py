@@ -242,7 +242,27 @@ class Graph:
             ) from None
 
 
-class Compiled:
+class GraphFunction:
+    """A function of a graph, with the names of its inputs as parameters.
+
+    Attributes:
+        names: these.
+        input_types: the type that each has to have, by its name.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.__name__ = graph.name
+        self.names, self.input_types = graph.names, graph.input_types()
+        self._single = graph.single
+        self._count = len(graph.targets) - len(graph.updates)  # of outputs
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
+
+
+class Compiled(GraphFunction):
     """A compiled graph: in the main process a function of whole arrays, on a rank of its rows.
 
     It returns the outputs or, if there are updates, the outputs and the new values of variables.
@@ -258,24 +278,16 @@ class Compiled:
         replicas: Mapping[Any, Any],
         program: Program,
     ) -> None:
-        self.__name__ = graph.name
-        self.names, self.input_types = graph.names, graph.input_types()
+        super().__init__(graph)
         self._program = program
         self.variables = tuple(replicas[variable] for variable in graph.shared)
         self.streams = tuple(replicas[variable] for variable in graph.streams)
         self._theirs = tuple(graph.streams)  # the streams themselves, in the main process
         self._states = len(graph._states)  # of streams; the others begin anew in each call
-        self._single = graph.single
-        self._count = len(graph.targets) - len(graph.updates)  # of outputs
         self._updates = bool(graph.updates)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_theirs": ()}
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *[kwargs[name] for name in self.names[len(args) :]]]

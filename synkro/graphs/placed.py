@@ -7,8 +7,8 @@ on all ranks, or on none.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from .. import here
 from ..errors import InvalidValue, NotAvailable
 from ..plan.outputs import DEFAULT
 from .cut import Computation, Cut, Movement, Receive, Send
-from .graph import Compiled, Graph
+from .graph import Compiled, Graph, GraphFunction
 from .programs import Program, typed
 from .transfers import TransferTo
 
@@ -72,7 +72,7 @@ def is_placed(graph: Graph, place_of: Callable[[Any], int | None]) -> bool:
     return any(each.owner and isinstance(each.owner.op, TransferTo) for each in ancestors(graph.targets))
 
 
-class PlacedGraph:
+class PlacedGraph(GraphFunction):
     """The function of the graph, for all ranks; it returns this rank's outputs, and the bytes it sent.
 
     In the main process by itself it is the plain function, of all values.
@@ -96,10 +96,8 @@ class PlacedGraph:
         Raises: InvalidValue, NotAvailable for what cannot be placed; InvalidValue as ``Graph``.
         """
         _check(graph)
-        self.__name__ = graph.name
-        self.names, self.input_types = graph.names, graph.input_types()
-        self._single = graph.single
-        count = len(graph.targets) - len(graph.updates)
+        super().__init__(graph)
+        count = self._count
         outputs, new = graph.targets[:count], graph.targets[count:]
         sources: dict[Any, int | None] = dict.fromkeys(graph.inputs)
         sources |= {variable: place_of(variable) for variable in graph.shared}
@@ -118,8 +116,7 @@ class PlacedGraph:
         self._ends = cut.ends[:count]
         self._outputs = keys[:count]
         self._new = [
-            (replicas[v], key, None if place is None else place)
-            for (v, place, _), key in zip(updated, keys[count:], strict=True)
+            (replicas[v], key, place) for (v, place, _), key in zip(updated, keys[count:], strict=True)
         ]
         self._steps, self._table = cut.steps, cut.table
         self._inputs = {name: cut.keys.get(v) for name, v in zip(graph.names, graph.inputs, strict=True)}
@@ -130,11 +127,6 @@ class PlacedGraph:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_serial": None, "_make_serial": None, "_table": ()}
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
 
     # ── on a rank ────────────────────────────────────────────────────────────────────────────────
 
@@ -184,26 +176,22 @@ class PlacedGraph:
         return Assembly(self._outputs, self._ends, self._single, self._table)
 
 
+@dataclass(eq=False)
 class Assembly:
     """What the main process does with the replies of the ranks.
+
+    *keys* are the numbers of the outputs, of which there may be a *single* one; *ends* are the ranks
+    that have them.
 
     It is no part of the function: what a function holds is compared at each call, and sent when it has
     changed.
     """
 
-    def __init__(
-        self,
-        keys: Sequence[int],
-        ends: Sequence[int],
-        single: bool,
-        table: Sequence[Computation | Movement],
-    ) -> None:
-        """*keys* are the numbers of the outputs, of which there may be a *single* one.
-
-        *ends* are the ranks that have them.
-        """
-        self._keys, self._ends, self._single, self._table = keys, ends, single, table
-        self._moved: dict[tuple[int, int], int] | None = None
+    _keys: Sequence[int]
+    _ends: Sequence[int]
+    _single: bool
+    _table: Sequence[Computation | Movement]
+    _moved: dict[tuple[int, int], int] | None = None
 
     def outputs(self, replies: Sequence[Any]) -> Any:
         """The outputs, of what the ranks have returned."""

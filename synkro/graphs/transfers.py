@@ -19,57 +19,49 @@ from pytensor.tensor.rewriting.basic import register_canonicalize
 from pytensor.tensor.type import TensorType
 
 
-class TransferTo(Op):  # type: ignore[misc]
-    """The value, on the device with the name *target*."""
+class FirstValue(Op):  # type: ignore[misc]
+    """The first of some values, as it is."""
 
-    __props__ = ("target",)
     view_map = {0: [0]}  # noqa: RUF012  as PyTensor reads it
 
-    def __init__(self, target: str | int | None) -> None:
-        self.target = target
-
-    def make_node(self, value: Any) -> Any:
-        return Apply(self, [value], [value.type()])
+    def make_node(self, *values: Any) -> Any:
+        return Apply(self, list(values), [values[0].type()])
 
     def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
         outputs[0][0] = inputs[0]
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> Any:
-        return [back(cotangents[0], inputs[0])]
 
     def grad(self, inputs: Any, cotangents: Any) -> Any:  # the name that PyTensor 2 has for it
         return self.pullback(inputs, None, cotangents)
 
     def infer_shape(self, *node_and_shapes: Any) -> Any:  # before the node PyTensor 2 has the graph
-        return node_and_shapes[-1]
+        return [node_and_shapes[-1][0]]
+
+
+class TransferTo(FirstValue):
+    """The value, on the device with the name *target*."""
+
+    __props__ = ("target",)
+
+    def __init__(self, target: str | int | None) -> None:
+        self.target = target
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> Any:
+        return [back(cotangents[0], inputs[0])]
 
     def __str__(self) -> str:
         return f"Transfer{{{self.target}}}"
 
 
-class TransferBack(Op):  # type: ignore[misc]
+class TransferBack(FirstValue):
     """The first value, where the second one is, which stays there: the gradient of a transfer."""
 
     __props__ = ()
-    view_map = {0: [0]}  # noqa: RUF012
-
-    def make_node(self, value: Any, like: Any) -> Any:
-        return Apply(self, [value, like], [value.type()])
-
-    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
-        outputs[0][0] = inputs[0]
 
     def connection_pattern(self, node: Any) -> Any:
         return [[True], [False]]
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> Any:
         return [back(cotangents[0], inputs[0]), DisconnectedType()()]
-
-    def grad(self, inputs: Any, cotangents: Any) -> Any:
-        return self.pullback(inputs, None, cotangents)
-
-    def infer_shape(self, *node_and_shapes: Any) -> Any:
-        return [node_and_shapes[-1][0]]
 
 
 _back = TransferBack()

@@ -202,8 +202,8 @@ class Exported(Reply):
 
     done: int
     reached: int
-    errno: int
-    problem: str
+    errno: int = 0
+    problem: str = ""
 
 
 def outputs_of(replies: Mapping[int, Reply], view: View) -> Iterator[Extent]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,8 @@ def describe(value: Any, number: int) -> FileArray:
     Raises: InvalidType, InvalidValue for one that other processes cannot open, as where it is open for
     writing; NotAvailable.
     """
-    home = _home(value)
-    assert home is not None
-    found: FileArray = home.describe(value, number)
-    return found
+    described: FileArray = _home(value).describe(value, number)
+    return described
 
 
 def opened(stored: FileArray) -> Opened:
@@ -43,8 +40,8 @@ def opened(stored: FileArray) -> Opened:
     return OpenArray(stored)
 
 
-def _home(value: Any) -> ModuleType | None:
-    """The module for objects of the package that *value* comes from."""
+def _home(value: Any) -> Any:
+    """The module for objects of the package that *value* comes from, or None."""
     packages = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
     if "h5py" in packages:
         from . import hdf5  # noqa: PLC0415

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import A_LINE, InvalidType, InvalidValue, shown, with_article
+from ..messages import Export, Exported
 from ..plan.split import Span, split
 from ..values.arrays import Array
 
@@ -65,21 +66,6 @@ class Chunked(NamedTuple):
         return [(min(start * self.rows, end), min(stop * self.rows, end)) for start, stop in parts]
 
 
-class Written(NamedTuple):
-    """How far a process has come that writes a span of rows.
-
-    Attributes:
-        done: all rows before this one are written.
-        reached: no row from this one on is touched.
-        errno, problem: why it went no further, or 0 and an empty text.
-    """
-
-    done: int
-    reached: int
-    errno: int = 0
-    problem: str = ""
-
-
 def chunked(array: Any) -> Chunked:
     """What other processes need to know of an *array* of zarr's that they are to write to.
 
@@ -115,8 +101,8 @@ def chunked(array: Any) -> Chunked:
     return found
 
 
-def write(store: str, path: str, expected: str, rows: Array, span: Span) -> Written:
-    """Write the *span* of all *rows* to an array of the *expected* layout, some chunks at a time.
+def write(command: Export, rows: Array, span: Span) -> Exported:
+    """Write the *span* of all *rows* to the array that a *command* names, some chunks at a time.
 
     An interrupt comes between two chunks, and no chunk is written after it, or after an error.
     """
@@ -126,7 +112,7 @@ def write(store: str, path: str, expected: str, rows: Array, span: Span) -> Writ
     reached = done
     with contextlib.closing(ChunkWriter()) as writer:
         try:
-            if writer.open(store, path) != expected:
+            if writer.open(command.store, command.path) != command.layout:
                 raise OSError(errno.ESTALE, f"it {_REPLACED}")
             step = writer.unit * max(1, _BLOCK // max(1, writer.unit * rows[:1].nbytes))
             while done < stop:
@@ -135,5 +121,5 @@ def write(store: str, path: str, expected: str, rows: Array, span: Span) -> Writ
                 done = reached
         except OSError as error:
             why = error.strerror or str(error)
-            return Written(done, reached, error.errno or 0, why)
-    return Written(done, reached)
+            return Exported(done, reached, error.errno or 0, why)
+    return Exported(done, reached)

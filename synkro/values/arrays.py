@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..errors import InvalidType, InvalidValue, cut, shortened, shown
+from ..errors import InvalidType, InvalidValue, counted, cut, shortened, shown
 from .foreign import columns_of, host_array, is_key, is_on_gpu, is_sparse, is_view_of_hdf5
 
 if TYPE_CHECKING:
@@ -166,6 +166,14 @@ def _cast_alike(given: Array, dtype: np.dtype[Any], force: bool, called: str, ad
             return converted
     raise InvalidType(
         f"{called} holds {dtype}, and a cast of {own} to it may lose information: {advice}."
+    )
+
+
+def of_other_ndim(array: Array, ndim: int, called: str, what: str = "an array") -> InvalidValue:
+    """The error for an *array*, which is *what* was given, where there are *ndim* dimensions."""
+    return InvalidValue(
+        f"{called} has {counted(ndim, 'dimension')}, got {what} of {array.ndim} (shape {array.shape}); "
+        f"the number of dimensions cannot change."
     )
 
 

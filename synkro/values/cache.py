@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -21,7 +22,10 @@ class Cache(dict[Key, Value]):
 class Unpickled(Cache[bytes, Value]):
     """Values by their pickles, each of which is read once."""
 
+    def __init__(self, load: Callable[[bytes], Value] = pickle.loads) -> None:
+        super().__init__()
+        self._load = load
+
     def __missing__(self, payload: bytes) -> Value:
-        value: Value = pickle.loads(payload)
-        self[payload] = value
+        value = self[payload] = self._load(payload)
         return value

@@ -49,23 +49,14 @@ def is_numba(value: Any) -> bool:
 
 def is_future(value: Any) -> bool:
     """Whether *value* is a ``concurrent.futures.Future``."""
-    module = sys.modules.get("concurrent.futures._base")  # where nobody has imported it there is none
-    kind = getattr(module, "Future", None)  # another thread may be importing it
-    return kind is not None and isinstance(value, kind)
+    return _is(value, "concurrent.futures._base", "Future")
 
 
 def is_generator(value: Any) -> bool:
     """Whether *value* is a random generator: NumPy's, Python's or PyTorch's."""
-    return any(
-        _is(value, module, name)
-        for module, name in (
-            ("random", "Random"),
-            ("numpy.random", "Generator"),
-            ("numpy.random", "BitGenerator"),
-            ("numpy.random", "RandomState"),
-            ("torch", "Generator"),
-        )
-    )
+    kinds = ("Generator", "BitGenerator", "RandomState")
+    of_numpy = any(_is(value, "numpy.random", kind) for kind in kinds)
+    return of_numpy or _is(value, "random", "Random") or _is(value, "torch", "Generator")
 
 
 def is_view_of_hdf5(value: Any) -> bool:
@@ -373,6 +364,7 @@ def _tensor(array: Any) -> Any:
 
 
 def _is(value: Any, module: str, name: str) -> bool:
-    """``isinstance`` without an import: a module that is not imported has no instances."""
+    """``isinstance`` without an import: a module that is not imported, or is just being imported by
+    another thread, has no instances."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)

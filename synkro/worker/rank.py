@@ -179,11 +179,10 @@ class Rank(Workspace):
     def _export(self, command: messages.Export) -> messages.Exported:
         start, stop = command.spans[self.number]
         if start == stop:
-            return messages.Exported(start, stop, 0, "")
+            return messages.Exported(start, stop)
         self.report(Phase.STORING, 0)
         rows = self.array(command.source)
-        written = targets.write(command.store, command.path, command.layout, rows, (start, stop))
-        return messages.Exported(*written)
+        return targets.write(command, rows, (start, stop))
 
     def _share(self, reduction: messages.Reduction) -> tuple[Operation, int, list[Array], Array] | None:
         """What the ranks of this host reduce: what they have stored; None for nothing.

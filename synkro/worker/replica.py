@@ -10,8 +10,8 @@ import numpy as np
 from .. import here
 from ..comms.base import Communicator
 from ..devices.base import Device
-from ..errors import InvalidType, InvalidValue, UsageError, counted, ranks_in_words
-from ..values.arrays import Array, as_array, can_assign, check_whole
+from ..errors import InvalidType, InvalidValue, UsageError, ranks_in_words
+from ..values.arrays import Array, as_array, can_assign, check_whole, of_other_ndim
 from ..values.variable import Variable
 
 
@@ -62,10 +62,7 @@ class Replica(Variable):
         if array is None:
             array = as_array(value, self.called())
         if array.ndim != self.ndim:
-            raise InvalidValue(
-                f"{self.called()} has {counted(self.ndim, 'dimension')}, got an array of "
-                f"{array.ndim} (shape {array.shape}); the number of dimensions cannot change."
-            )
+            raise of_other_ndim(array, self.ndim, self.called())
         if not can_assign(array.dtype, self.dtype):
             raise InvalidType(
                 f"{self.called()} holds {self.dtype}, got {array.dtype}: convert the values yourself."

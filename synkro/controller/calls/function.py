@@ -248,7 +248,7 @@ class Function(SentFunction, Generic[P, R]):
                 engine = self._settled()
         lane = self.lane
         if lane is not None and not engine.turns.inside:
-            return engine.beside(lane, functools.partial(self.call_as, request, engine))
+            return engine.turns.run(lane.members, functools.partial(self.call_as, request, engine))
         calls = engine.calls
         with engine.lock:
             if engine.turns.line:

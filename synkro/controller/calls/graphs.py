@@ -71,7 +71,7 @@ def graph_definition(
         linked,
         dict.fromkeys((*compiled.variables, *used)),
         (*(variable for variable, _ in updated), *changed),
-        functools.partial(services.variables.streams.hand_out, compiled.streams),
+        functools.partial(linked.hand_out, compiled.streams),
     )
     scattered, whole = graph.names[: graph.scattered], graph.names[graph.scattered :]
     return Definition(
@@ -148,7 +148,7 @@ def compiled_graph(services: Services, graph: Graph) -> Compiled:
         raise _not_placed(graph)
     variables = services.variables
     replicas = {theirs: variables.linked.shared(theirs) for theirs in graph.shared}
-    replicas |= {theirs: variables.streams.shared(theirs) for theirs in graph.streams}
+    replicas |= {theirs: variables.linked.stream(theirs) for theirs in graph.streams}
     with _compiling(services, graph):
         compiled = graph.compiled(replicas, services.engine.on_gpus)
         compiled.warm()

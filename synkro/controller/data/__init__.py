@@ -6,5 +6,6 @@
     stored    arrays in files, which the workers read by themselves
     attached  memory that other programs write: attached arrays, and rings
     named     arrays in memory with a name
+    handle    what all inputs have in common: how they read, like arrays
     outgoing  buffers in shared memory, by which arrays go to the workers
 """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from ...errors import InvalidValue
 from ...memory import named
 from ...memory.interrupts import uninterrupted
 from ...memory.ring import RingReader
+from ...memory.segment import Segment
+from ...plan.call import Access
 from ...values.arrays import checked_bool, checked_dtype, checked_int, checked_seconds, checked_shape
 from ..engine.engine import Engine
 from .data import Data
-from .named import HandedBack, Slot, attached
+from .named import HandedBack, NamedOutgoing, Slot, layout_there
 
 
 def attach(
@@ -55,15 +58,24 @@ def attach(
     start = checked_int(offset, "offset", 0)
     if start and wanted is None:
         raise InvalidValue("offset= is for memory without a header: give dtype= and shape=, too.")
-    flags = checked_bool(writable, "writable"), checked_bool(any_owner, "any_owner")
-    memory = attached(engine, shm_name, wanted, lengths, start, *flags)
+    writable, any_owner = checked_bool(writable, "writable"), checked_bool(any_owner, "any_owner")
+    called = named.checked_name(shm_name)
+    fd, nbytes = named.open_named(called, writable, any_owner)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, fd)
+        layout = layout_there(fd, nbytes, called, wanted, lengths, start)
+        undo.pop_all()
+    number, access = engine.directory.number(), Access.WRITE if writable else Access.READ
+    segment = engine.directory.adopt(Segment(number, fd, nbytes, access), called)
+    has_header = writable and wanted is None
+    memory = NamedOutgoing(engine, called, segment, layout.region(number), has_header)
     array = memory.array
     found = Data(engine, array.dtype, array.ndim, minibatch=minibatch, name=name or shm_name)
     found.lie_in(memory)
     return found
 
 
-class Ring:
+class Ring(Iterator[Data], contextlib.AbstractContextManager["Ring"]):
     """Frames that another program hands over, one after the other; iterate over it.
 
     ``for frame in ring: f(frame)``: each frame is a ``Data`` on the memory that the writer has filled,
@@ -96,16 +108,13 @@ class Ring:
         self._await_calls = await_calls
         layout = named.ring_layout(dtype, shape, slots)
         self._side = RingReader(engine.directory.number(), name, layout)
-        segment = engine.adopt(self._side.segment, f"the ring {name}")
+        segment = engine.directory.adopt(self._side.segment, f"the ring {name}")
         number = segment.number
         self._places = [
             Slot(engine, name, segment, layout.region(number, slot)) for slot in range(slots)
         ]
         self._timeout = timeout
         engine.at_close.callback(self.close)
-
-    def __iter__(self) -> Ring:
-        return self
 
     def __next__(self) -> Data:
         """Hand the last frame back, and wait for the next one.
@@ -146,9 +155,6 @@ class Ring:
             self._side.close()
             self._places.clear()
             self._frame = None
-
-    def __enter__(self) -> Ring:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

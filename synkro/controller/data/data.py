@@ -8,17 +8,15 @@ A region is never changed: when the array moves or takes another shape, it gets 
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsIndex, overload
+from typing import Any, Protocol, SupportsIndex, overload
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ...errors import InvalidType, InvalidValue, counted, named, with_article
+from ...errors import InvalidValue, counted, named
 from ...memory.files import file_of
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
@@ -28,13 +26,14 @@ from ...values import arrays
 from ...values.arrays import Array, Scalar
 from ...values.foreign import library_of
 from ...values.owners import sole_owner
-from ..engine.engine import Engine, State
+from ..engine.engine import Engine
+from .handle import InputArray
 from .named import HandedBack, NamedOutgoing
 from .outgoing import Outgoing, Placed, check_for_gpus
 from .stored import StoredData, make_stored
 
 
-class Data(NDArrayOperatorsMixin, Generic[Scalar]):
+class Data(InputArray[Scalar]):
     """An array that all workers see: an input of functions.
 
     It reads and writes like an ndarray: indexing, ``len``, arithmetic, NumPy's functions.  Views of it
@@ -47,8 +46,9 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
         library: "torch" or "jax" if its values came from such an array; functions get one like it.
     """
 
-    ONLY_HERE = True
-    """Objects of this class live in the main process; functions get them as arguments."""
+    ATTRIBUTE = "x[:].{}"
+    COPY = "send a copy, x[:].copy()"
+    ANEW = "make it anew in this one with data(x[:])"
 
     def __init__(
         self,
@@ -61,10 +61,8 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
         library: str | None = None,
     ) -> None:
         """An empty ``Data``; made by ``data()``."""
-        self.name = named(name)
+        super().__init__(engine, minibatch, name)
         self.library = library
-        self.minibatch = bool(minibatch)
-        self._engine = engine
         self._dtype = arrays.checked_dtype(dtype, self._called())
         if engine.on_gpus:  # which know one byte order
             self._dtype = self._dtype.newbyteorder("=")
@@ -73,9 +71,6 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
         self._was_shared = False
         if ndim == 0:
             self._resize((), 1.0)
-
-    def _called(self) -> str:
-        return f"the Data {self.name!r}" if self.name else "a Data"
 
     # ── as an array ──────────────────────────────────────────────────────────────────────────────
 
@@ -90,20 +85,8 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
         return self._memory.array.shape
 
     @property
-    def dtype(self) -> np.dtype[Scalar]:
-        return self._dtype
-
-    @property
     def ndim(self) -> int:
         return self._ndim
-
-    @property
-    def size(self) -> int:
-        return self._memory.array.size
-
-    @property
-    def nbytes(self) -> int:
-        return self._memory.array.nbytes
 
     @property
     def alloc_size(self) -> int:
@@ -141,26 +124,8 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
     def __contains__(self, value: Any) -> bool:
         return value in self._memory.array
 
-    def __bool__(self) -> bool:
-        return bool(self._memory.array)
-
-    def __int__(self) -> int:
-        return int(self._memory.array)
-
-    def __float__(self) -> float:
-        return float(self._memory.array)
-
-    def __complex__(self) -> complex:
-        return complex(self._memory.array)
-
-    def __index__(self) -> int:
-        return operator.index(self._memory.array)
-
-    if not TYPE_CHECKING:  # which would take each name for one of these
-
-        def __getattr__(self, name: str) -> Any:
-            hint = f": use x[:].{name}" if hasattr(np.ndarray, name) else ""
-            raise AttributeError(f"a Data has no attribute {name!r}{hint}")
+    def _element(self) -> Array:
+        return self._memory.array
 
     def __iter__(self) -> Iterator[Any]:
         self._memory.touch()
@@ -204,12 +169,6 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
             return f"Data({name}handed back)"
         return f"Data({name}shape={self.shape}, dtype={self._dtype})"
 
-    def __reduce__(self) -> Any:
-        raise InvalidType(
-            f"{self._called()} cannot be pickled: pass it to a function as an input rather than "
-            f"using it as a global or closure variable; elsewhere send a copy, x[:].copy()."
-        )
-
     # ── changing it ──────────────────────────────────────────────────────────────────────────────
 
     def set_value(self, input_data: ArrayLike, force_cast: bool = False, oversize: float = 1) -> None:
@@ -234,10 +193,7 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
         """
         array = arrays.cast(input_data, self._dtype, force_cast, self._called())
         if array.ndim != self._ndim:
-            raise InvalidValue(
-                f"{self._called()} has {counted(self._ndim, 'dimension')}, got an array of {array.ndim} "
-                f"(shape {array.shape}); the number of dimensions cannot change."
-            )
+            raise arrays.of_other_ndim(array, self._ndim, self._called())
         return array
 
     def set_length(self, length: SupportsIndex, oversize: float = 1) -> None:
@@ -308,7 +264,7 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
             os.close(fd)
             raise
         segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
-        self._engine.adopt(segment, self._called())
+        self._engine.directory.adopt(segment, self._called())
         self._dtype = array.dtype  # as it lies there, in whatever byte order
         region = Region(segment.number, offset, array.shape, arrays.code_of(array.dtype), array.strides)
         self._memory.point(Placed(region, segment))
@@ -352,11 +308,7 @@ class Data(NDArrayOperatorsMixin, Generic[Scalar]):
         Raises: InvalidValue if it belongs to another session or was freed.
         """
         if self._engine is not engine:
-            state = self._engine.state
-            whose = "another" if state is State.READY else with_article(state.name.lower())
-            raise InvalidValue(
-                f"{called} belongs to {whose} session: make it anew in this one with data(x[:])."
-            )
+            raise self._foreign(called)
         if self._memory.placed is None:
             raise InvalidValue(f"{called} {self._memory.MISSING}")
         check_for_gpus(engine, self._dtype, called)

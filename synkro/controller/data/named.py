@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import weakref
 from dataclasses import replace
 from math import prod
@@ -14,7 +12,7 @@ import numpy as np
 from ...errors import InvalidValue
 from ...memory import named
 from ...memory.segment import Segment
-from ...plan.call import Access, Region
+from ...plan.call import Region
 from ..engine.engine import Engine
 from .outgoing import Outgoing, Placed
 
@@ -53,7 +51,7 @@ class NamedOutgoing(Outgoing):
         if shape is None:
             raise InvalidValue(f"the memory {name} cannot grow later: give data() a value, or a shape.")
         layout = named.SegmentLayout(dtype, shape)
-        segment = engine.adopt(named.create(engine.directory.number(), name, layout), name)
+        segment = engine.directory.adopt(named.create(engine.directory.number(), name, layout), name)
         engine.at_close.callback(_end, name, weakref.ref(segment))
         return cls(engine, name, segment, layout.region(segment.number), counted=True, ours=True)
 
@@ -115,41 +113,28 @@ def _end(name: str, reference: weakref.ref[Segment]) -> None:
         named.end(name, segment)
 
 
-def attached(
-    engine: Engine,
-    name: str,
-    dtype: np.dtype[Any] | None,
-    shape: Any,
-    offset: int,
-    writable: bool,
-    any_owner: bool,
-) -> NamedOutgoing:
-    """The array in a segment that another program has made.
+def layout_there(
+    fd: int, nbytes: int, name: str, dtype: np.dtype[Any] | None, shape: Any, offset: int
+) -> named.SegmentLayout:
+    """How the array lies in a segment of another program's: as its header says, or, with a *dtype* and a
+    *shape*, as these and *offset* say.
 
-    Raises: InvalidType, InvalidValue; SharedMemoryError.
+    Raises: InvalidValue.
     """
-    name = named.checked_name(name)
-    fd, nbytes = named.open_named(name, writable, any_owner)
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.close, fd)
-        layout = named.layout_of(fd, name)
-        if dtype is None or shape is None:
-            layout = _with_header(layout, name)
-        elif layout is None or offset >= layout.offset:
-            layout = _plain(name, nbytes, dtype, shape, offset)
-        else:
+    layout = named.layout_of(fd, name)
+    if dtype is not None and shape is not None:
+        if layout is not None and offset < layout.offset:
             raise InvalidValue(
                 f"the shared memory {name} begins with a header, which says what it holds: leave dtype= "
                 f"and shape= out; or give an offset= of {layout.offset} or more."
             )
-        undo.pop_all()
-    segment = Segment(engine.directory.number(), fd, nbytes, Access.WRITE if writable else Access.READ)
-    engine.adopt(segment, name)
-    has_header = writable and shape is None
-    return NamedOutgoing(engine, name, segment, layout.region(segment.number), has_header)
-
-
-def _with_header(layout: named.SegmentLayout | None, name: str) -> named.SegmentLayout:
+        needed = offset + prod(shape) * dtype.itemsize
+        if needed > nbytes:
+            raise InvalidValue(
+                f"the shared memory {name} has {nbytes} bytes, and {dtype} of shape {shape} from byte "
+                f"{offset} on needs {needed}: check dtype=, shape= and offset=."
+            )
+        return named.SegmentLayout(dtype, shape, offset=offset)
     if layout is None:
         raise InvalidValue(
             f"the shared memory {name} has no header of Synkro's: say what it holds, with "
@@ -161,15 +146,3 @@ def _with_header(layout: named.SegmentLayout | None, name: str) -> named.Segment
             f"ring({name!r}) opens it for a writer."
         )
     return layout
-
-
-def _plain(
-    name: str, nbytes: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
-) -> named.SegmentLayout:
-    needed = offset + prod(shape) * dtype.itemsize
-    if needed > nbytes:
-        raise InvalidValue(
-            f"the shared memory {name} has {nbytes} bytes, and {dtype} of shape {shape} from byte "
-            f"{offset} on needs {needed}: check dtype=, shape= and offset=."
-        )
-    return named.SegmentLayout(dtype, shape, offset=offset)

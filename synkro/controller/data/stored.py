@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
-from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike
 
-from ...errors import InvalidType, InvalidValue, named, with_article
+from ...errors import InvalidValue, named
 from ...plan.batch import Indexed, Selection, Strided
 from ...plan.call import FileArray
 from ...storage.files import describe
 from ...values.arrays import Array, checked_dtype
-from ..engine.engine import Engine, State
+from ..engine.engine import Engine
+from .handle import InputArray
 from .outgoing import check_for_gpus
 
 _AT_ONCE = 1 << 24
 """Bytes that are read at once while an array is iterated over."""
 
 
-class StoredData(NDArrayOperatorsMixin):
+class StoredData(InputArray[Any]):
     """An array in an HDF5 or zarr file: an input of functions.
 
     Each worker opens the file and reads its rows, a piece of a call at a time.  Here ``x[…]`` reads rows
@@ -35,20 +33,16 @@ class StoredData(NDArrayOperatorsMixin):
         minibatch: as for ``Data``.
     """
 
-    ONLY_HERE = True
-    """Objects of this class live in the main process; functions get them as arguments."""
+    ATTRIBUTE = "x[:].{}, which reads all of it"
+    COPY = "open the file, {0.path}"
+    ANEW = "give the dataset to data() in this one"
 
     def __init__(self, engine: Engine, stored: FileArray, *, minibatch: bool, name: str | None) -> None:
         """Made by ``data()``."""
-        self.name = named(name)
-        self.minibatch = bool(minibatch)
-        self._engine = engine
+        super().__init__(engine, minibatch, name)
         self._stored = stored
         self._dtype = np.dtype(stored.dtype)
         engine.directory.watch(self, stored.number, self._called())
-
-    def _called(self) -> str:
-        return f"the StoredData {self.name!r}" if self.name else "a StoredData"
 
     # ── as an array ──────────────────────────────────────────────────────────────────────────────
 
@@ -62,20 +56,8 @@ class StoredData(NDArrayOperatorsMixin):
         return self._stored.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
-
-    @property
     def ndim(self) -> int:
         return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self._dtype.itemsize
 
     def __len__(self) -> int:
         if not self.shape:
@@ -122,21 +104,6 @@ class StoredData(NDArrayOperatorsMixin):
     def __contains__(self, value: Any) -> bool:
         return any(value in rows for rows in (self._parts() if self.shape else [self._read()]))
 
-    def __bool__(self) -> bool:
-        return bool(self._element())
-
-    def __int__(self) -> int:
-        return int(self._element())
-
-    def __float__(self) -> float:
-        return float(self._element())
-
-    def __complex__(self) -> complex:
-        return complex(self._element())
-
-    def __index__(self) -> int:
-        return operator.index(self._element())
-
     def _element(self) -> Array:
         """The array, if it is one number.  Raises: ValueError."""
         if self.size != 1:
@@ -155,10 +122,6 @@ class StoredData(NDArrayOperatorsMixin):
             f"data() anew; or write to a copy in shared memory, data(x[:])."
         )
 
-    def __getattr__(self, name: str) -> Any:
-        hint = f": use x[:].{name}, which reads all of it" if hasattr(np.ndarray, name) else ""
-        raise AttributeError(f"a StoredData has no attribute {name!r}{hint}")
-
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError(f"{self._called()} is in a file: an array of it is a copy.")
@@ -176,12 +139,6 @@ class StoredData(NDArrayOperatorsMixin):
         where = f"{self._stored.name!r} of {self.path}" if self._stored.name else self.path
         return f"StoredData({name}{where}, shape={self.shape}, dtype={self._dtype})"
 
-    def __reduce__(self) -> Any:
-        raise InvalidType(
-            f"{self._called()} cannot be pickled: pass it to a function as an input rather than "
-            f"using it as a global or closure variable; elsewhere open the file, {self.path}."
-        )
-
     # ── as an input ──────────────────────────────────────────────────────────────────────────────
 
     def is_of(self, stored: FileArray, known: bool) -> bool:
@@ -197,11 +154,7 @@ class StoredData(NDArrayOperatorsMixin):
         Raises: InvalidValue if it belongs to another session; InvalidType for a dtype that GPUs lack.
         """
         if self._engine is not engine:
-            state = self._engine.state
-            whose = "another" if state is State.READY else with_article(state.name.lower())
-            raise InvalidValue(
-                f"{called} belongs to {whose} session: give the dataset to data() in this one."
-            )
+            raise self._foreign(called)
         check_for_gpus(engine, self._dtype, called)
         return self._stored
 

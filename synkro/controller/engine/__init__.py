@@ -6,7 +6,6 @@
     directory  what the workers know by number
     turns      which operations use which ranks, where some use a part of them
     nesting    who is in the middle of what, where signal handlers come in between
-    post       how commands get to them
-    answers    the replies of all ranks, unpickled
+    post       how commands get to them, and their replies back
     failures   what failed in the workers, as errors of the user's process
 """

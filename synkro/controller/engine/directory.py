@@ -63,6 +63,10 @@ class Directory:
         if called:
             self._called[number] = called
 
+    def allocate(self, nbytes: int, called: str = "") -> Segment:
+        """A new segment, which commands may name from now on.  Raises: SharedMemoryError."""
+        return self.adopt(Segment.create(self.number(), nbytes), called)
+
     def adopt(self, segment: Segment, called: str = "") -> Segment:
         """``watch`` a segment, which commands may name from now on; returns it."""
         self.watch(segment, segment.number, called)

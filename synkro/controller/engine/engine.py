@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ...comms.board import board_bytes
 from ...errors import (
@@ -41,7 +41,6 @@ from ...plan.call import Access
 from ..progress import status_line
 from ..tracing.timeline import write
 from ..tracing.trace import Trace
-from .answers import Answers
 from .directory import Directory
 from .nesting import check_alone, goes_on, operation
 from .post import Post
@@ -49,7 +48,6 @@ from .turns import Turns
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
-T = TypeVar("T")
 _NOBODY: frozenset[int] = frozenset()
 _QUIET = 1.0  # seconds after which a wait for an interrupted call says so, and interrupts it again
 
@@ -130,7 +128,6 @@ class Engine:
         self.trace: Trace | None = None
         self.at_close = contextlib.ExitStack()
         self.interrupted = _NOBODY
-        self._answers = Answers(self.run, self.directory, self.host_of)
         self._open: OpenCommand | None = None
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken, self._why_closed = "", _CLOSED
@@ -141,7 +138,7 @@ class Engine:
         try:
             self.channel = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone = self.channel.everyone
-            self._post = Post(self._pool, self.channel, self.directory)
+            self._post = Post(self._pool, self.channel, self.directory, self.run)
             self.wake_early = self.channel.wake_early
             self.state = State.READY
             _engines.add(self)
@@ -179,16 +176,14 @@ class Engine:
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
     def allocate(self, nbytes: int, called: str = "") -> Segment:
-        """A new segment of zeroed memory, freed when nothing refers to it any more; see ``adopt``.
+        """A new segment of zeroed memory, freed when nothing refers to it any more.
+
+        Status lines say what it holds as *called*.
 
         Raises: SharedMemoryError.
         """
         self.release_freed()
-        return self.adopt(Segment.create(self.directory.number(), nbytes), called)
-
-    def adopt(self, segment: Segment, called: str = "") -> Segment:
-        """Tell the workers when *segment* is gone; status lines say what it holds as *called*."""
-        return self.directory.adopt(segment, called)
+        return self.directory.allocate(nbytes, called)
 
     def _note(self, segment: int, text: str) -> None:
         """Say what a segment does between hosts."""
@@ -268,8 +263,11 @@ class Engine:
             self._post.send(payload, segments, lane)
             if trace is not None:
                 trace.mark("wait")
-            wait = turns.releasing(lane.wait) if beside else lane.wait
-            ready = wait(deadline, self._pool.sentinels, on_tick)
+            sentinels = self._pool.sentinels
+            if beside:
+                ready = turns.released(lambda: lane.wait(deadline, sentinels, on_tick))
+            else:
+                ready = lane.wait(deadline, sentinels, on_tick)
             if ready:
                 self._check_alive(ready)
             if deadline is not None and (late := lane.unanswered()):
@@ -281,11 +279,12 @@ class Engine:
             raise
         self.interrupted = self.interrupted - lane.members if beside else _NOBODY
         self._begun = True
-        return self._answers.read(lane)
+        return self._post.read(lane)
 
-    def beside(self, lane: Lane, action: Callable[[], T]) -> T:
-        """Do *action*, which sends commands to *lane* alone, beside what others do on other ranks."""
-        return self.turns.run(lane.members, action)
+    def run_beside(self, command: Command, ranks: tuple[int, ...]) -> list[Any]:
+        """``run`` for *ranks* alone, beside what others do on other ranks."""
+        lane = self.channel.lane(ranks)
+        return self.turns.run(lane.members, lambda: self.run(command, lane=lane))
 
     # ── commands that last, while the main process goes on ───────────────────────────────────────
 
@@ -333,7 +332,7 @@ class Engine:
         """The replies to the command that was open; Failed among them."""
         self.interrupted = _NOBODY
         self._open = None
-        return self._answers.unpickled(self.everyone)
+        return self._post.unpickled(self.everyone)
 
     def abandon(self, limit: float | None = None) -> None:
         """Give the last command up, and interrupt the ranks that have not answered.
@@ -401,8 +400,9 @@ class Engine:
             self._abandon(lane)
             nudge = time.monotonic() + _QUIET
             until = nudge if deadline is None else min(nudge, deadline)
-            settled = functools.partial(_has_answered, lane)
-            wait = functools.partial(lane.wait_for, settled, until, self._pool.sentinels)
+            wait = functools.partial(
+                lane.wait_for, lambda: not lane.unanswered(), until, self._pool.sentinels
+            )
             self._check_alive(wait() if self.turns.own is None else self.turns.released(wait))
             late = lane.unanswered()
             if not late:
@@ -513,12 +513,6 @@ class Engine:
         self._why_closed = _PARENTS
         self.trace = None
         self._pool.release()
-
-
-def _has_answered(lane: Lane) -> bool:
-    """Whether the ranks of *lane* have answered what each was sent, if an interrupt came between,
-    too."""
-    return not lane.unanswered()
 
 
 _engines: set[Engine] = set()  # those with workers, which live until close() or the end of the program

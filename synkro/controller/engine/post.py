@@ -1,9 +1,11 @@
-"""How commands get to the workers, with what these are to know of memory."""
+"""How commands get to the workers, with what these are to know of memory, and their replies back."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import CallTimeout, InternalError
 from ...ipc.block import AREA
@@ -11,21 +13,29 @@ from ...ipc.channel import Controller, Lane
 from ...ipc.pool import SOCKET_PATIENCE, WorkerPool
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
-from ...messages import Indirect
+from ...messages import Deliver, Failed, Indirect, TooLong
+from ...packing.pickles import loads
 from ...plan.call import Access, Region
+from ...values.cache import Unpickled
 from .directory import Directory
-from .failures import Late, call_timeout
+from .failures import Late, call_timeout, worker_error
 
 Segments = Sequence[tuple[Segment, Access]]
 
 
+@dataclass(eq=False)
 class Post:
-    """Sends commands: descriptors of new segments over the sockets, the rest through the block."""
+    """Sends commands: descriptors of new segments over the sockets, the rest through the block.
 
-    def __init__(self, pool: WorkerPool, channel: Controller, directory: Directory) -> None:
-        self._pool = pool
-        self._channel = channel
-        self._directory = directory
+    Replies are read one command after the other; *run* does a command, which fetches long ones.
+    """
+
+    _pool: WorkerPool
+    _channel: Controller
+    _directory: Directory
+    _run: Callable[..., list[Any]]
+    _known: Unpickled[Any] = field(default_factory=lambda: Unpickled(loads))
+    _last: dict[Lane, tuple[list[bytes], list[Any]]] = field(default_factory=dict)  # as pickles, too
 
     def send(self, payload: bytes, segments: Segments, lane: Lane) -> None:
         """Send a pickled command, and before it what the ranks are to know of memory.
@@ -36,7 +46,7 @@ class Post:
         """
         directory = self._directory
         if len(payload) > AREA // 2:
-            segment = directory.adopt(Segment.create(directory.number(), len(payload)))
+            segment = directory.allocate(len(payload))
             segment.base[:] = memoryview(payload)
             command = Indirect(Region(segment.number, 0, (len(payload),), "|u1"))
             payload, segments = pickle.dumps(command, 5), [*segments, *directory.segments(command)]
@@ -63,3 +73,38 @@ class Post:
         pids, host_of, whereabouts = self._pool.pids, self._pool.host_of, self._channel.whereabouts
         standing = [Late(rank, pids[rank], host_of(rank), *whereabouts(rank)) for rank in ranks]
         return call_timeout(standing, limit)
+
+    def read(self, lane: Lane) -> list[Any]:
+        """The replies of the ranks of *lane*: the same list as long as the same ones come.
+
+        Raises: the error of the rank that failed.
+        """
+        payloads = lane.replies()
+        last = self._last.get(lane)
+        if last is not None and last[0] is payloads:
+            return last[1]
+        replies = self.unpickled(lane)
+        if any(isinstance(reply, Failed) for reply in replies):
+            raise worker_error(replies, lane.ranks, self._pool.host_of)
+        if not any(isinstance(self._known[payload], TooLong) for payload in payloads):
+            self._last[lane] = payloads, replies
+        return replies
+
+    def unpickled(self, lane: Lane) -> list[Any]:
+        """The replies of the ranks of *lane*, those that are too long for the block fetched."""
+        replies = [self._known[payload] for payload in lane.replies()]
+        return self._fetched(lane, replies) if any(isinstance(r, TooLong) for r in replies) else replies
+
+    def _fetched(self, lane: Lane, replies: list[Any]) -> list[Any]:
+        """*replies*, with the long ones, through a segment with room for them."""
+        lengths = [reply.nbytes if isinstance(reply, TooLong) else 0 for reply in replies]
+        shape = (max(lane.ranks) + 1, max(lengths))
+        # of its own: to allocate one may run a command, and the ranks keep their last reply only
+        segment = self._directory.allocate(shape[0] * shape[1])
+        region = Region(segment.number, 0, shape, "|u1")
+        self._run(Deliver(region), lane=lane)
+        rows = segment.array(region)
+        return [
+            loads(rows[rank, :length].tobytes()) if length else reply
+            for rank, length, reply in zip(lane.ranks, lengths, replies, strict=True)
+        ]

@@ -19,10 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import methodcaller
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 # Whose an RLock is, and letting go of one that is held several times, are private in CPython, made for
 # ``threading.Condition``.  A count of our own would be wrong after an interrupt between the lock's step
@@ -211,10 +210,6 @@ class Turns:
                     self._lock._acquire_restore(state)
         finally:
             self.limit = limit
-
-    def releasing(self, function: Callable[P, T]) -> Callable[P, T]:
-        """*function*, while which runs other threads have the engine's lock."""
-        return lambda *args, **kwargs: self.released(lambda: function(*args, **kwargs))
 
     @contextmanager
     def limited(self, seconds: float | None) -> Iterator[None]:

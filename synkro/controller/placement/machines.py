@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from ...errors import A_LINE, InvalidValue, SynkroError, counted, ranks_in_words
 from ...ipc.pool import WorkerPool
 from ...machine import available_cores
 from ...plan.hosts import VARIABLE, Host, ranks_of
+from ...values.arrays import checked_bool, checked_seconds
 from .choice import VARIABLE as DEVICES
 from .choice import Assignment, Room, check_devices, checked_count, choose
 from .placement import Placement
@@ -30,62 +31,49 @@ class HostRanks(NamedTuple):
     ranks: range
 
 
+@dataclass(frozen=True)
 class Machines:
     """The machines that ``fork(hosts=…)`` names, or this one alone.
 
     Attributes:
         hosts: in the order of their ranks.
+        cores: how many each host has that are usable.
         assignments: the device of each rank.
         pool: the workers, which have not been started.
+        way: how the hosts talk, in words; empty for this machine alone.
+        notes: how safe that is.
         look: looks for the GPUs of all hosts.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[HostRanks],
-        cores: Sequence[int],
-        assignments: Sequence[Assignment],
-        pool: WorkerPool,
-        way: str = "",
-        notes: Sequence[str] = (),
-        look: Callable[[], Visible] = visible,
-    ) -> None:
-        """*cores* are those of each host; *way* says how they talk, in words, and *notes* how safe that
-        is."""
-        self.hosts = tuple(hosts)
-        self.assignments = assignments
-        self.pool = pool
-        self.look = look
-        self._cores = cores
-        self._way = way
-        self._notes = notes
+    hosts: tuple[HostRanks, ...]
+    cores: Sequence[int]
+    assignments: Sequence[Assignment]
+    pool: WorkerPool
+    way: str = ""
+    notes: Sequence[str] = ()
+    look: Callable[[], Visible] = visible
 
     def environments(self, placement: Placement, threads: int | None) -> list[dict[str, str]]:
         """The environments of the workers; each has so many *threads*, or its share of its host's
         cores."""
         common = {**ALLOCATOR, **os.environ}
         found = placement.environments(common)
-        for (_, ranks), cores in zip(self.hosts, self._cores, strict=True):
+        for (_, ranks), cores in zip(self.hosts, self.cores, strict=True):
             share = max(1, cores // len(ranks)) if threads is None else threads
             caps = thread_caps(share, common, threads is not None)
             for rank in ranks:
                 found[rank] |= caps
         return found
 
-    @property
-    def cores(self) -> int:
-        """How many cores of all hosts are usable."""
-        return sum(self._cores)
-
     def lines(self, seconds: float) -> Iterator[str]:
         """The status lines, when they are ready after so many seconds: none for this machine alone."""
-        if self._way:
+        if self.way:
             listed = ", ".join(f"{name} ({ranks_in_words(tuple(ranks))})" for name, ranks in self.hosts)
             yield (
-                f"Synkro: {counted(len(self.hosts), 'host')} by {self._way}: {listed}, ready in "
+                f"Synkro: {counted(len(self.hosts), 'host')} by {self.way}: {listed}, ready in "
                 f"{seconds:.1f} s"
             )
-            yield from (f"Synkro: {note}" for note in self._notes)
+            yield from (f"Synkro: {note}" for note in self.notes)
 
 
 def machines_of(
@@ -102,6 +90,8 @@ def machines_of(
 
     Raises: InvalidType, InvalidValue; NotAvailable; SessionError if hosts cannot work together.
     """
+    host_timeout = checked_seconds(host_timeout, "host_timeout")
+    trusted_network = checked_bool(trusted_network, "trusted_network")
     if hosts is None and (value := os.environ.get(VARIABLE)):
         reached_by = launcher, host_timeout, trusted_network, start_timeout
         try:
@@ -116,7 +106,7 @@ def machines_of(
         assignments = choose(n_parallel, devices, environment_value)
         ranks = range(len(assignments))
         return Machines(
-            [HostRanks("localhost", ranks)], [available_cores()], assignments, WorkerPool([ranks])
+            (HostRanks("localhost", ranks),), [available_cores()], assignments, WorkerPool([ranks])
         )
     from ...cluster.launch import reached  # noqa: PLC0415
     from ...cluster.pool import HostsPool  # noqa: PLC0415  for several hosts only
@@ -140,13 +130,13 @@ def machines_of(
         by_place = [range(0)] * len(launch.hosts)
         for place, ranks in zip(launch.places, ranks_there, strict=True):
             by_place[place] = ranks
-        there = [HostRanks(host.name, ranks) for host, ranks in zip(found, ranks_there, strict=True)]
+        there = (HostRanks(host.name, ranks) for host, ranks in zip(found, ranks_there, strict=True))
         cores = [room.cores for room in rooms]
         pool = HostsPool(launch, by_place, host_timeout, trusted_network)
         assignments = list(chain.from_iterable(assigned))
         look = partial(_together, rooms)
         notes = _notes(launch, trusted_network)
-        return Machines(there, cores, assignments, pool, launch.way, notes, look)
+        return Machines(tuple(there), cores, assignments, pool, launch.way, notes, look)
     except BaseException:
         launch.close()
         raise

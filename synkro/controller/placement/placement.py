@@ -40,7 +40,7 @@ class Placement:
         self.assignments = tuple(assignments)
         self.gpus: tuple[Gpu, ...] = tuple([each.gpu for each in assignments if each.gpu is not None])
         self.indices = tuple(gpu.index for gpu in self.gpus)
-        self.preallocate = _fraction(preallocate, bool(self.gpus))
+        self.preallocate = checked_fraction(preallocate, bool(self.gpus))
         self._look = look or visible
         crowd = max(Counter(gpu.place for gpu in self.gpus).values(), default=0)
         if self.preallocate is not None and self.preallocate * crowd > 1:
@@ -52,11 +52,6 @@ class Placement:
         self._asked = asked
         if len(self.gpus) > 1:
             self.problem = why_not_nccl(self.gpus, self._look().nccl, os.environ)
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether the ranks compute on GPUs."""
-        return bool(self.gpus)
 
     @property
     def linked(self) -> bool:
@@ -115,15 +110,9 @@ class Placement:
         yield f"Synkro: {workers} initialized, master rank: {master_rank}"
 
 
-def _fraction(preallocate: float | None, on_gpus: bool) -> float | None:
-    fraction = checked_fraction(preallocate)
-    if fraction is not None and not on_gpus:
-        raise InvalidValue("preallocate= is for GPUs, and the workers are on CPUs: leave it out.")
-    return fraction or None
-
-
-def checked_fraction(preallocate: Any) -> float | None:
-    """Raises: InvalidType, InvalidValue unless *preallocate* is a fraction, or None."""
+def checked_fraction(preallocate: Any, on_gpus: bool = True) -> float | None:
+    """Raises: InvalidType, InvalidValue unless *preallocate* is None, or a fraction, for workers
+    *on_gpus*."""
     if preallocate is None:
         return None
     wrong = f"preallocate must be a fraction of a GPU's memory, from 0 to 1; got {shown(preallocate)}."
@@ -131,4 +120,6 @@ def checked_fraction(preallocate: Any) -> float | None:
         raise InvalidType(wrong)
     if not 0 <= preallocate <= 1:
         raise InvalidValue(wrong)
-    return float(preallocate)
+    if not on_gpus:
+        raise InvalidValue("preallocate= is for GPUs, and the workers are on CPUs: leave it out.")
+    return float(preallocate) or None

@@ -46,12 +46,9 @@ class Targets:
 
     def names(self, ranks: Sequence[int]) -> str | int | list[str | int] | None:
         """What a user calls *ranks*: by context names where there are some; None for all."""
-        if len(ranks) == self._size:
-            return None
-        named: str | int | list[str | int] = self.each(ranks)
-        return named
+        return None if len(ranks) == self._size else self.each(ranks)
 
-    def each(self, ranks: Sequence[int]) -> Any:
+    def each(self, ranks: Sequence[int]) -> str | int | list[str | int]:
         """What a user calls *ranks*, one by one: a name, or a list of them.
 
         Where several hosts have the same names, these are no one's.

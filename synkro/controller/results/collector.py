@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -75,43 +76,33 @@ def _native(leaf: Leaf) -> np.dtype[Any]:
     return native
 
 
+@dataclass(eq=False, repr=False)
 class Collection:
-    """From the replies to one call to its result; serves as long as the replies are the same."""
+    """From the replies to one call to its result; serves as long as the replies are the same.
 
-    def __init__(
-        self,
-        outputs: Outputs,
-        name: str,
-        spec: Any,
-        plan: CallPlan | Survey,
-        replies: Sequence[Done] | Mapping[int, Done],
-        keep: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]],
-        load: Callable[[bytes, Iterable[Any]], Any] | None = None,
-    ) -> None:
-        """*replies* are by rank; *keep* makes the handles of outputs that stay on the workers; *load*
-        reads pickles.
+    *replies* are by rank; *keep* makes the handles of outputs that stay on the workers; *load* reads
+    pickles.
 
-        Raises: OutputError if the ranks' outputs do not fit each other.
-        """
-        self.replies = replies
-        self._home = outputs
-        self._name = name
-        self._plan = plan
-        self._spec = modes_of(plan.subset, spec)
+    Raises: OutputError if the ranks' outputs do not fit each other.
+    """
+
+    _home: Outputs
+    _name: str
+    _spec: Any
+    _plan: CallPlan | Survey
+    replies: Sequence[Done] | Mapping[int, Done]
+    _keep: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]]
+    _load: Callable[[bytes, Iterable[Any]], Any] | None = None
+    _transfers: Cache[tuple[Any, ...], Transfer] = field(default_factory=Cache)
+
+    def __post_init__(self) -> None:
+        plan = self._plan
+        self._spec = modes_of(plan.subset, self._spec)
         self._nothing = isinstance(self._spec, tuple | list | dict) and not self._spec
-        self._tree = replies[plan.participants[0]].tree
+        self._tree = self.replies[plan.participants[0]].tree
         self._outputs = [] if self._nothing else self._match()
         self._total_weight = plan.total_weight
-        self._transfers: Cache[tuple[Any, ...], Transfer] = Cache()
-        self._keep = keep
-        self._load = load
-        self._kept = [index for index, output in enumerate(self._outputs) if output.mode == "keep"]
-        self._waiting = [
-            index
-            for index, output in enumerate(self._outputs)
-            if not output.views and output.mode != "keep"
-        ]
-        one = self._tree is None and spec is not None and not self._nothing
+        one = self._tree is None and self._spec is not None and not self._nothing
         self._one = self._outputs[0] if one and self._outputs[0].views else None
 
     def _match(self) -> list[Leaves]:
@@ -252,26 +243,22 @@ class Collection:
     def _merged(self, taking: Mapping[int, Target]) -> Any:
         """The result, after outputs went to the targets that are *taking* them."""
         merged: list[Any] = [None] * len(self._outputs)
-        waiting = list(self._waiting)
+        waiting, kept = [], []
         for index, output in enumerate(self._outputs):
             target = taking.get(index)
-            if not output.views:
-                continue
-            if target is None:
+            if output.mode == "keep":
+                number, piece = self._home.engine.directory.number(), output.pieces[0][2]
+                kept.append(KeptOutput(index, number, piece.shape[1:], piece.dtype))
+            elif output.views and target is None:
                 merged[index] = self._merge(output)
-            elif isinstance(target, InMemory):
+            elif output.views and isinstance(target, InMemory):
                 target.fill(output.views)
                 merged[index] = target.value
             else:
                 waiting.append(index)
-        if self._kept:
-            pieces = [self._outputs[index].pieces[0][2] for index in self._kept]
-            wanted = [
-                KeptOutput(index, self._home.engine.directory.number(), piece.shape[1:], piece.dtype)
-                for index, piece in zip(self._kept, pieces, strict=True)
-            ]
-            for index, handle in zip(self._kept, self._keep(wanted, self._plan.world), strict=True):
-                merged[index] = handle
+        if kept:
+            for keeping, handle in zip(kept, self._keep(kept, self._plan.world), strict=True):
+                merged[keeping.leaf] = handle
         if waiting:
             for index, value in zip(waiting, self._fetch(waiting, taking), strict=True):
                 merged[index] = value

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NoReturn
@@ -34,7 +34,7 @@ from ...messages import Export
 from ...packing.pickles import PICKLED
 from ...plan.call import CallPlan
 from ...plan.outputs import Tree, describe, flatten, modes_of, take_subset
-from ...storage.targets import Chunked, Written, chunked
+from ...storage.targets import Chunked, chunked
 from ...values.arrays import Array
 from ...values.foreign import library_of
 from ...values.variable import Variable
@@ -157,26 +157,20 @@ class InStore(Target):
         spans = tuple(shares.get(rank, (0, 0)) for rank in range(engine.size))
         command = Export(self._array.store, self._array.path, self._array.layout, placed.region, spans)
         replies = engine.run(command, lane=lane)
-        came = {
-            rank: Written(r.done, r.reached, r.errno, r.problem)
-            for rank, r in zip(lane.ranks, replies, strict=True)
-        }
-        for one in came.values():
-            if one.problem:
-                raise self._incomplete(one, [(shares[rank][0], came[rank]) for rank in writers])
-
-    def _incomplete(self, first: Written, shares: Sequence[tuple[int, Written]]) -> OSError:
-        """The error for what the *first* rank met that could not go on; *shares* are those of all."""
-        whole = _rows_in_words([(start, one.done) for start, one in shares])
-        parts = _rows_in_words([(one.done, one.reached) for _, one in shares])
+        first = next((reply for reply in replies if reply.problem), None)
+        if first is None:
+            return
+        starts = [spans[rank][0] for rank in lane.ranks]
+        whole = _rows_in_words(zip(starts, [each.done for each in replies], strict=True))
+        parts = _rows_in_words((each.done, each.reached) for each in replies)
         text = (
             f"{first.problem}: {self.called} could not be written as a whole. Written are {whole}; "
             f"perhaps written in part are {parts}; all other rows are as they were"
         )
-        return OSError(first.errno, text) if first.errno else OSError(text)
+        raise OSError(first.errno, text) if first.errno else OSError(text)
 
 
-def _rows_in_words(spans: Sequence[tuple[int, int]]) -> str:
+def _rows_in_words(spans: Iterable[tuple[int, int]]) -> str:
     some = [f"{start} to {stop - 1}" for start, stop in spans if stop > start]
     return f"the rows {', '.join(some)}" if some else "no rows"
 

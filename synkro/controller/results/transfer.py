@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -109,39 +109,34 @@ class Leaves:
         self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
 
 
+@dataclass(eq=False, repr=False)
 class Transfer:
     """The ``Store`` and ``Reduce`` of one call's large outputs: first planned, then run.
 
     The plan has no segments yet: in their place its regions name the rank in whose stage they lie,
     ``_RESULT``, or the target of an output.
+
+    *outputs* are the large ones, by the numbers of their leaves, of *ranks* among those of the *lane*;
+    *nccl* may reduce them.  Those that are *straight* go to a place that ``run`` is told.
     """
 
-    def __init__(
-        self,
-        home: Outputs,
-        total_weight: int,
-        ranks: tuple[int, ...],
-        lane: Lane,
-        outputs: Mapping[int, Leaves],
-        nccl: bool,
-        straight: Collection[int] = (),
-    ) -> None:
-        """*outputs* are the large ones, by the numbers of their leaves, of *ranks* among those of the
-        *lane*; *nccl* may reduce them.  Those that are *straight* go to a place that ``run`` is told."""
-        self._home = home
-        self._linked = home.linked and nccl
-        self._total_weight = total_weight
-        self._ranks = ranks
-        self._lane = lane
-        self._straight = straight
-        self._needs_result = any(index not in straight for index in outputs)
-        self._sizes = dict.fromkeys(range(_RESULT, home.engine.size), 0)
-        self._stores: list[list[StoredPiece]] = [[] for _ in range(home.engine.size)]
-        self._reductions: list[Reduction] = []
-        self._copies: list[tuple[Array, Region]] = []
-        self._results: list[list[Region]] = []
-        self._pickled: Cache[tuple[int, ...], list[bytes]] = Cache()
-        for index, output in outputs.items():
+    _home: Outputs
+    _total_weight: int
+    _ranks: tuple[int, ...]
+    _lane: Lane
+    _outputs: Mapping[int, Leaves]
+    _nccl: bool
+    _straight: Collection[int]
+    _reductions: list[Reduction] = field(default_factory=list)
+    _copies: list[tuple[Array, Region]] = field(default_factory=list)
+    _results: list[list[Region]] = field(default_factory=list)
+    _pickled: Cache[tuple[int, ...], list[bytes]] = field(default_factory=Cache)
+
+    def __post_init__(self) -> None:
+        size = self._home.engine.size
+        self._sizes = dict.fromkeys(range(_RESULT, size), 0)
+        self._stores: list[list[StoredPiece]] = [[] for _ in range(size)]
+        for index, output in self._outputs.items():
             self._add(index, output)
 
     def _add(self, index: int, output: Leaves) -> None:
@@ -149,7 +144,8 @@ class Transfer:
             operation, first = output.operation, output.pieces[0][2]
             target = self._reserve(_RESULT, first.shape, first.dtype)
             owners, sources, hosts = [], [], set()
-            if not self._linked or carrier(operation, np.dtype(first.dtype)) is None:
+            linked = self._home.linked and self._nccl
+            if not linked or carrier(operation, np.dtype(first.dtype)) is None:
                 for rank, number, piece in output.pieces:
                     host = self._home.engine.host_number(rank)
                     first_there = host not in hosts  # it stores where all is reduced
@@ -209,7 +205,7 @@ class Transfer:
             if rank != _RESULT and nbytes
         }
         lent, taken = True, None
-        if self._needs_result:
+        if any(index not in self._straight for index in self._outputs):
             result, lent = self._home.result(self._sizes[_RESULT], self._lane.ranks[0])
             taken = result.base  # by which the result is in use, while other calls look for memory
             segments[_RESULT] = result

@@ -89,7 +89,9 @@ class Windows:
         return Placed(region, window)
 
     def _opened(self, fd: int, nbytes: int) -> Segment:
-        return self._engine.adopt(Segment(self._engine.directory.number(), fd, nbytes, Access.WRITE))
+        return self._engine.directory.adopt(
+            Segment(self._engine.directory.number(), fd, nbytes, Access.WRITE)
+        )
 
     def close(self) -> None:
         """Forget all windows."""

@@ -158,12 +158,13 @@ class Feed:
     def drop(self) -> None:
         """Nobody waits for results any more."""
         self._batches = {}
-        self._back = []
-        self._read = self.count
-        self._end()
+        self.cut(0)
 
     def cut(self, number: int) -> None:
-        """Nobody waits for results of item *number* and those after it any more."""
+        """Nobody waits for results of item *number* and those after it any more.
+
+        A generator of items is closed if nobody else has it.
+        """
         back = [
             (batch, start, min(stop, number - batch.first))
             for batch, start, stop in self._back
@@ -171,10 +172,6 @@ class Feed:
         ]
         self._back = back
         self._read = self.count + sum(stop - start for _, start, stop in back)
-        self._end()
-
-    def _end(self) -> None:
-        """Nobody wants more items: a generator of them is closed if nobody else has it."""
         self.exhausted, self.error = True, None
         self._items, self._rest = iter(()), []
 
@@ -318,14 +315,12 @@ class Feed:
                 return
         self._publish(pending, Pickles(EACH, parts, by_us), values)
 
-    def _publish(
-        self, items: Sequence[Arguments], pickles: Pickles, values: Values | None = None
-    ) -> None:
+    def _publish(self, items: Sequence[Arguments], pickles: Pickles, values: Values) -> None:
         """Put a batch, pickled by *values* or by pickle, into the queue, as soon as the workers take
         items."""
         if not items or self.exhausted:  # nobody wants them any more: it was closed while they were read
             return
-        if pickles.by_us and values is not None:
+        if pickles.by_us:
             values.settle()
         batch = _Batch(self._read, items, self._queue.stored(pickles), pickles.nbytes)
         self._read += len(items)

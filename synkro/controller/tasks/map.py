@@ -14,11 +14,11 @@ finish what they have begun, and the map goes on with a command of its own.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -47,52 +47,42 @@ class ResultOrder(Enum):
     ANY = "each as soon as it is there"
 
 
+@dataclass(eq=False)
 class Map:
-    """One map."""
+    """One map.
 
-    def __init__(
-        self,
-        engine: Engine,
-        load: Callable[..., Any],
-        functions: tuple[SentFunction, SentFunction | None],
-        queue: Dispatcher,
-        planned: Planned,
-        work: Work,
-        shared: SharedByTasks,
-        feed: Feed,
-        order: ResultOrder,
-        limit: float | None,
-        progress: Progress | None,
-    ) -> None:
-        """*load* reads results that objects' pickler wrote.
+    *load* reads results that objects' pickler wrote.
 
-        *work* is the command for *planned*, a call of the first of *functions*, which are kept; *shared*
-        is what its tasks share.
+    *work* is the command for *planned*, a call of the *function*; this and the *last* one live on the
+    workers as long as the map.  *shared* is what its tasks share.
 
-        *limit* is in seconds: for each result, or for all if they are wanted at once."""
-        self._engine = engine
-        self._load = load
-        self._function = functions[0]
-        self._functions = functions  # which live on the workers as long as this
-        self._queue = queue
-        self._planned = planned
-        self._work = work
-        self._shared = shared
-        self._feed = feed
-        self._order = order
-        self._limit = limit
-        self._progress = progress
-        self._runs: dict[int, tuple[list[Any], int]] = {}  # results, bytes; by the first item's number
-        self._values: deque[Any] = deque()  # results of the run that the program reads
-        self._held = 0  # bytes of results
-        self._looked = 0.0  # when results were looked for last
-        self._next = 0  # the number of the next result
-        self._until: float | None = None  # when a pause for items of its own has to be over
-        self._open = False  # whether the workers do the command
-        self._ending = False  # whether they are to end it
-        self._lost = False  # whether it was given up
-        self._failure: BaseException | None = None
-        self._failed_at = 0  # the number of its item
+    *limit* is in seconds: for each result, or for all if they are wanted at once.
+    """
+
+    _engine: Engine
+    _load: Callable[..., Any]
+    _function: SentFunction
+    _last: SentFunction | None
+    _queue: Dispatcher
+    _planned: Planned
+    _work: Work
+    _shared: SharedByTasks
+    _feed: Feed
+    _order: ResultOrder
+    _limit: float | None
+    _progress: Progress | None
+    _runs: dict[int, tuple[list[Any], int]] = field(default_factory=dict)
+    """Results, and their bytes, by the first item's number."""
+    _values: deque[Any] = field(default_factory=deque)  # results of the run that the program reads
+    _held: int = 0  # bytes of results
+    _looked: float = 0.0  # when results were looked for last
+    _next: int = 0  # the number of the next result
+    _until: float | None = None  # when a pause for items of its own has to be over
+    _open: bool = False  # whether the workers do the command
+    _ending: bool = False  # whether they are to end it
+    _lost: bool = False  # whether it was given up
+    _failure: BaseException | None = None
+    _failed_at: int = 0  # the number of its item
 
     @property
     def is_over(self) -> bool:
@@ -243,7 +233,7 @@ class Map:
         engine.wake_early()
         engine.settle()
         self._feed.open()
-        payload = dumped(dataclasses.replace(self._work, objects=self._shared.paths()))
+        payload = dumped(replace(self._work, objects=self._shared.paths()))
         engine.open(payload, self._planned.segments, self)
         self._open, self._ending = True, False
 

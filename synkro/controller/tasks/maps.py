@@ -207,7 +207,7 @@ class Maps:
         items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
         feed = Feed(name, items, instant, at_once, together, queue, values, engine)
         kept = function, last  # of which the arguments in common may have been a part
-        run = Map(engine, objects.load, kept, queue, planned, work, shared, feed, order, limit, bar)
+        run = Map(engine, objects.load, *kept, queue, planned, work, shared, feed, order, limit, bar)
         self._used = weakref.ref(run)
         return run, bar
 

@@ -19,11 +19,11 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ipc.block import MARKS
 from ...ipc.channel import Controller
@@ -100,7 +100,7 @@ class Trace:
         self._going: dict[int, Going] = {}  # by thread
         self._gaps: list[tuple[int, int, int]] = []
         self._seen = [marks.marked(rank) for rank in range(size)]
-        self._main: list[deque[tuple[int, str, Sequence[int]]]] = [deque(maxlen=_KEPT)]
+        self._main: dict[int, deque[tuple[int, str, Sequence[int]]]] = {MAIN: deque(maxlen=_KEPT)}
         self._ranks: list[deque[tuple[int, int, int]]] = [deque(maxlen=_KEPT) for _ in range(size)]
         marks.trace(True)
 
@@ -112,7 +112,7 @@ class Trace:
     @property
     def lanes(self) -> list[int]:
         """All lanes: those of the main process, and those of the ranks."""
-        return [*range(MAIN, MAIN - len(self._main), -1), *range(self.size)]
+        return [*self._main, *range(self.size)]
 
     @property
     def within(self) -> bool:
@@ -127,7 +127,7 @@ class Trace:
     def mark(self, what: str, ranks: Sequence[int] = ()) -> int:
         """From now on the main process does *what*, for *ranks* if it sends; returns the time."""
         now, going = time.perf_counter_ns(), self._going.get(threading.get_ident())
-        self._main[0 if going is None else MAIN - going.lane].append((now, what, ranks))
+        self._main[MAIN if going is None else going.lane].append((now, what, ranks))
         if going is not None:
             going.ranks[-1].update(ranks)
         return now
@@ -158,8 +158,7 @@ class Trace:
         """The first lane of the main process in which no call goes on."""
         taken = {going.lane for going in self._going.values()}
         lane = next(lane for lane in count(MAIN, -1) if lane not in taken)
-        if lane < -len(self._main):
-            self._main.append(deque(maxlen=_KEPT))
+        self._main.setdefault(lane, deque(maxlen=_KEPT))
         return lane
 
     def fetch(self) -> None:
@@ -174,10 +173,9 @@ class Trace:
 
     def gaps(self) -> list[tuple[int, int, int]]:
         """Where marks are missing, as they were too old or too many: lane, from when, until when."""
-        gaps = list(self._gaps)
-        lanes = enumerate(self._main)
-        gaps += [(MAIN - n, 0, lane[0][0]) for n, lane in lanes if len(lane) == _KEPT]
-        return gaps + [(n, 0, lane[0][0]) for n, lane in enumerate(self._ranks) if len(lane) == _KEPT]
+        lanes: Iterable[tuple[int, deque[Any]]] = chain(self._main.items(), enumerate(self._ranks))
+        full = [(number, 0, lane[0][0]) for number, lane in lanes if len(lane) == _KEPT]
+        return [*self._gaps, *full]
 
     def whole(self) -> list[bool]:
         """For each call, whether all of its marks are there."""
@@ -187,10 +185,10 @@ class Trace:
     def spans(self) -> Iterator[Span]:
         """What all lanes did, lane by lane."""
         commands: list[_Command] = []
-        for index, main in enumerate(self._main):
+        for number, main in self._main.items():
             for (start, what, ranks), (stop, _, _) in pairwise(main):
                 if what:
-                    yield Span(MAIN - index, start, stop, what)
+                    yield Span(number, start, stop, what)
                 if what == "send":
                     commands.append(_Command(start, ranks))
                 elif what == "wait" and commands:

@@ -11,6 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from typing import cast as cast_type
 
@@ -23,7 +24,7 @@ from ...messages import Exchange, Fill, Generator, Identify, Inspect, KeptOutput
 from ...plan.batch import Indexed, Strided, select_any
 from ...plan.call import Picked, Survey
 from ...plan.split import Span, split
-from ...values.arrays import Array, cast, checked_bool, checked_int
+from ...values.arrays import Array, cast, checked_bool, checked_int, of_other_ndim
 from ..data.data import Data
 from ..data.outgoing import Outgoing
 from ..engine.engine import Engine
@@ -61,6 +62,7 @@ def in_turn(method: Method) -> Method:
     return cast_type("Method", alone)
 
 
+@dataclass(eq=False)
 class Collectives:
     """The collectives of the main process over one variable or a list of them.
 
@@ -68,27 +70,19 @@ class Collectives:
     ``nccl=False`` replicas on GPUs go through host memory.  The others, for variables and values that
     were checked, are the transport.
 
+    *check* takes what a collective was given for variables, *bridge* those that it changes.
+
     Attributes:
         master_rank: the root of collectives that have one.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        outputs: Outputs,
-        master_rank: int,
-        check: Callable[[Sequence[Any]], list[Shared]],
-        bridge: Callable[[Sequence[Shared]], Bridge],
-        keep: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]],
-    ) -> None:
-        """*check* takes what a collective was given for variables, *bridge* those that it changes."""
-        self.master_rank = master_rank
-        self._check = check
-        self._bridge = bridge
-        self._keep_outputs = keep
-        self._engine = engine
-        self._outputs = outputs
-        self._buffers: dict[int, Outgoing] = {}  # for small variables, by number: with the last value
+    _engine: Engine
+    _outputs: Outputs
+    master_rank: int
+    _check: Callable[[Sequence[Any]], list[Shared]]
+    _bridge: Callable[[Sequence[Shared]], Bridge]
+    _keep_outputs: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]]
+    _buffers: dict[int, Outgoing] = field(default_factory=dict)  # for small variables, by number
 
     # ── from the main process to the replicas ────────────────────────────────────────────────────
 
@@ -300,10 +294,8 @@ class Collectives:
         self, variables: Sequence[Shared], ranks: tuple[int, ...] | None = None
     ) -> list[list[tuple[int, ...]]]:
         """For each variable the shapes of its replicas on *ranks*, or on all that have it."""
-        engine = self._engine
-        lane = self._lane(variables) if ranks is None else engine.channel.lane(ranks)
         command = Inspect(tuple(variable.number for variable in variables))
-        replies = engine.beside(lane, lambda: engine.run(command, lane=lane))
+        replies = self._engine.run_beside(command, ranks or self._lane(variables).ranks)
         return [[reply.shapes[index] for reply in replies] for index in range(len(variables))]
 
     def generators(self, states: tuple[Any, ...] | None = None) -> list[Any]:
@@ -404,10 +396,7 @@ class Collectives:
             advice = f"convert the values yourself, with .astype({target.dtype.name!r})"
             array = cast(plain, target.dtype, False, target.called(), advice)
             if array.ndim != target.ndim:
-                raise InvalidValue(
-                    f"{target.called()} has {counted(target.ndim, 'dimension')}, got a value of "
-                    f"{array.ndim} (shape {array.shape}); the number of dimensions cannot change."
-                )
+                raise of_other_ndim(array, target.ndim, target.called(), "a value")
             arrays.append(array)
         return arrays
 

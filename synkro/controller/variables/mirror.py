@@ -10,10 +10,10 @@ that, and hands out more when the main process has put another one there, or has
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -29,40 +29,45 @@ _PLACE = "synkro_place"
 
 @dataclass(frozen=True)
 class Pair:
-    """A PyTensor shared variable, its worker variable, and what both were when they last agreed.
+    """The worker variable of a PyTensor shared variable, and what both were when they last agreed.
 
     Attributes:
-        theirs, ours: the two.
+        ours: the worker variable.
         value: a copy of their common value.
         held: the array that held it in the main process: ``set_value`` puts another one there.
     """
 
-    theirs: weakref.ref[Any]
     ours: Shared
     value: Array
     held: Any
 
 
+@dataclass(eq=False)
 class Linked:
-    """The PyTensor shared variables of a session.  Its methods are called under the engine's lock."""
+    """The PyTensor shared variables of a session, and its random streams.
 
-    def __init__(self, targets: Targets, make: Callable[..., Shared], transport: Transport) -> None:
-        """*make* makes variables of the session, whose replicas *transport* reads and writes."""
-        self._targets = targets
-        self._make = make
-        self._transport = transport
-        self._pairs: dict[int, Pair] = {}  # by the number of ours
-        self._uncertain: set[int] = set()  # numbers of ours that a call was to change, and may have
-        self._placed: set[int] = set()  # numbers of ours that one rank alone has
+    The methods are called under the engine's lock.
+
+    *make* makes variables of the session, whose replicas *transport* reads and writes.
+    """
+
+    _targets: Targets
+    _make: Callable[..., Shared]
+    _transport: Transport
+    _theirs: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)  # by our numbers
+    _pairs: WeakKeyDictionary[Any, Pair] = field(default_factory=WeakKeyDictionary)  # by theirs
+    _uncertain: WeakSet[Any] = field(default_factory=WeakSet)  # that a call was to change, and may have
+    _placed: WeakSet[Any] = field(default_factory=WeakSet)  # that one rank alone has
+    _streams: WeakKeyDictionary[Any, Shared] = field(default_factory=WeakKeyDictionary)  # ours
+    _handed_out: WeakKeyDictionary[Any, Any] = field(default_factory=WeakKeyDictionary)  # held then
 
     def shared(self, theirs: Any) -> Shared:
         """The worker variable that stands for a PyTensor shared variable; the same one always.
 
         Raises: InvalidValue if it was placed on a device that this session does not have.
         """
-        ours = self._known(theirs)
-        if ours is not None:
-            return ours
+        if theirs in self._pairs:
+            return self._pairs[theirs].ours
         target, rank = getattr(theirs.tag, _PLACE, None), None
         if target is not None:
             try:
@@ -75,26 +80,22 @@ class Linked:
         value = np.array(theirs.get_value(borrow=True))
         ours = self._make(value, target=rank)
         if rank is not None:
-            self._placed.add(ours.number)
+            self._placed.add(theirs)
+        self._theirs[ours.number] = theirs
         self._agree(theirs, ours, value)
-        weakref.finalize(theirs, self._forget, ours.number)
         return ours
-
-    def _known(self, theirs: Any) -> Shared | None:
-        pairs = list(self._pairs.values())
-        return next((pair.ours for pair in pairs if pair.theirs() is theirs), None)
 
     def place(self, theirs: Any, target: str | int) -> None:
         """Let *theirs* be on the rank *target* alone, here and in later sessions.
 
         Raises: InvalidType, InvalidValue; UsageError if it is somewhere else already.
         """
-        rank, ours = self._targets.rank(target), self._known(theirs)
-        if ours is None:
+        rank = self._targets.rank(target)
+        if theirs not in self._pairs:
             setattr(theirs.tag, _PLACE, target)
             self.shared(theirs)
-        elif self.place_of(theirs) != rank:
-            where = ranks_in_words(ours.ranks) if ours.number in self._placed else "all ranks"
+        elif (place := self.place_of(theirs)) != rank:
+            where = "all ranks" if place is None else ranks_in_words([place])
             raise UsageError(
                 f"the shared variable {theirs} is on {where} already: place a variable once, before "
                 f"the first function that uses it. (In a graph, its transfer() moves its value.)"
@@ -102,19 +103,14 @@ class Linked:
 
     def place_of(self, theirs: Any) -> int | None:
         """The rank that *theirs* was placed on, also in an earlier session; None if it was not."""
-        ours = self.shared(theirs) if hasattr(theirs.tag, _PLACE) else self._known(theirs)
-        return ours.ranks[0] if ours is not None and ours.number in self._placed else None
+        if hasattr(theirs.tag, _PLACE):
+            self.shared(theirs)
+        return self._pairs[theirs].ours.ranks[0] if theirs in self._placed else None
 
     def _agree(self, theirs: Any, ours: Shared, value: Array) -> None:
         """*theirs* and *ours* hold *value* now."""
-        held = theirs.get_value(borrow=True)
-        self._pairs[ours.number] = Pair(weakref.ref(theirs), ours, value, held)
-        self._uncertain.discard(ours.number)
-
-    def _forget(self, number: int) -> None:
-        self._pairs.pop(number, None)
-        self._placed.discard(number)
-        self._uncertain.discard(number)
+        self._pairs[theirs] = Pair(ours, value, theirs.get_value(borrow=True))
+        self._uncertain.discard(theirs)
 
     def push(self, variables: Iterable[Shared]) -> None:
         """Send the workers what the main process has put into PyTensor's variables.
@@ -124,11 +120,10 @@ class Linked:
         """
         unsettled = []
         for pair, theirs in self._found(variables):
-            number, held = pair.ours.number, theirs.get_value(borrow=True)
-            uncertain = number in self._uncertain
+            held, uncertain = theirs.get_value(borrow=True), theirs in self._uncertain
             # what was set counts for all replicas, though the master rank's may be equal to it
             if held is not pair.held or not same_bits(np.asarray(held), pair.value):
-                self._uncertain.add(number)  # until the workers have it
+                self._uncertain.add(theirs)  # until the workers have it
                 self._transport.send([pair.ours], [np.asarray(held)])
                 self._agree(theirs, pair.ours, np.array(held))
             elif uncertain:
@@ -137,7 +132,7 @@ class Linked:
 
     def mark_uncertain(self, variables: Iterable[Shared]) -> None:
         """A call begins that changes the replicas."""
-        self._uncertain.update(pair.ours.number for pair, _ in self._found(variables))
+        self._uncertain.update(theirs for _, theirs in self._found(variables))
 
     def pull(self, variables: Iterable[Shared]) -> None:
         """Put the replicas of the master rank, or of where each is placed, into PyTensor's variables."""
@@ -165,45 +160,29 @@ class Linked:
     def _found(self, variables: Iterable[Shared]) -> Iterator[tuple[Pair, Any]]:
         """The pairs of *variables* that are PyTensor's."""
         for variable in variables:
-            pair = self._pairs.get(variable.number)
-            if pair is not None and (theirs := pair.theirs()) is not None:
-                yield pair, theirs
+            theirs = self._theirs.get(variable.number)
+            if theirs in self._pairs:
+                yield self._pairs[theirs], theirs
 
+    # ── random streams ───────────────────────────────────────────────────────────────────────────
 
-class Streams:
-    """The random streams of PyTensor's in a session.  Its methods are called under the engine's lock."""
-
-    def __init__(self, make: Callable[..., Shared], transport: Transport) -> None:
-        """*make* makes variables of the session, whose replicas *transport* writes."""
-        self._make = make
-        self._transport = transport
-        self._known: dict[int, tuple[weakref.ref[Any], Shared]] = {}  # by the number of ours
-        self._held: dict[int, Any] = {}  # what each stream held when it was last handed out
-
-    def shared(self, theirs: Any) -> Shared:
-        """The worker variable that stands for a stream; the same one always."""
-        for stream, ours in list(self._known.values()):
-            if stream() is theirs:
-                return ours
-        ours = self._make(np.zeros(8, np.uint64))
-        self._known[ours.number] = weakref.ref(theirs), ours
-        weakref.finalize(theirs, self._forget, ours.number)
-        return ours
-
-    def _forget(self, number: int) -> None:
-        self._known.pop(number, None)
-        self._held.pop(number, None)
+    def stream(self, theirs: Any) -> Shared:
+        """The worker variable that stands for a random stream; the same one always."""
+        if theirs not in self._streams:
+            self._streams[theirs] = ours = self._make(np.zeros(8, np.uint64))
+            self._theirs[ours.number] = theirs
+        return self._streams[theirs]
 
     def hand_out(self, variables: Iterable[Shared]) -> None:
         """Give the ranks new parts of the streams that are not as they were left here."""
         for ours in variables:
-            theirs = self._known[ours.number][0]()
-            if theirs is None or theirs.get_value(borrow=True) is self._held.get(ours.number):
+            theirs = self._theirs.get(ours.number)
+            if theirs is None or theirs.get_value(borrow=True) is self._handed_out.get(theirs):
                 continue
             stream = theirs.get_value()
             self._transport.send([ours], [handed_out(stream)])
             theirs.set_value(stream, borrow=True)
-            self._held[ours.number] = theirs.get_value(borrow=True)
+            self._handed_out[theirs] = theirs.get_value(borrow=True)
 
 
 def is_stream(theirs: Any) -> bool:
@@ -211,29 +190,25 @@ def is_stream(theirs: Any) -> bool:
     return isinstance(theirs.get_value(borrow=True), np.random.Generator)
 
 
+@dataclass(frozen=True)
 class Bridge:
     """A block whose calls use variables, and change some: PyTensor's go to the workers and come back.
 
     Attributes:
+        linked: all that are PyTensor's.
+        used, changed: the variables of the block.
         hand_out: gives the ranks new parts of random streams, where a call needs them.
     """
 
-    def __init__(
-        self,
-        linked: Linked,
-        used: Iterable[Shared],
-        changed: Iterable[Shared],
-        hand_out: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.hand_out = hand_out
-        self._linked = linked
-        self._used = tuple(used)
-        self._changed = tuple(changed)
+    linked: Linked
+    used: Collection[Shared]
+    changed: Collection[Shared]
+    hand_out: Callable[[], None] = lambda: None
 
     def __enter__(self) -> None:
-        self._linked.push(self._used)
-        self._linked.mark_uncertain(self._changed)
+        self.linked.push(self.used)
+        self.linked.mark_uncertain(self.changed)
 
     def __exit__(self, kind: Any, error: BaseException | None, where: Any) -> None:
         if error is None or isinstance(error, WorkerError):  # what the ranks have done by then counts
-            self._linked.pull(self._changed)
+            self.linked.pull(self.changed)

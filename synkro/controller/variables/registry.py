@@ -23,7 +23,7 @@ from ..engine.engine import Engine
 from ..placement.targets import Targets
 from ..results.transfer import Outputs
 from .collectives import Collectives
-from .mirror import Bridge, Linked, Streams, is_stream
+from .mirror import Bridge, Linked, is_stream
 from .shared import Kept, Shared, check_once, check_rows
 
 
@@ -36,8 +36,7 @@ class Variables:
         rng: returns the generator of functions that run in the main process by themselves.
         collectives: reads and writes the replicas.
         maps: the seed, and the number of the next map, from which items get random streams.
-        linked: PyTensor's shared variables, for which variables of the session stand.
-        streams: PyTensor's random streams, too.
+        linked: PyTensor's shared variables and random streams, for which variables of the session stand.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Variables:
             engine, outputs, master_rank, self._collected, self._bridge, self.keep
         )
         self.linked = Linked(targets, self.shared, self.collectives)
-        self.streams = Streams(self.shared, self.collectives)
         self._named: list[weakref.ref[Shared]] = []
 
     def _seed(self, seed: int) -> None:
@@ -107,7 +105,8 @@ class Variables:
         made = Shared(self, number, array.dtype, array.ndim, name, ranks)
         self._engine.directory.watch(made, number)
         buffer = Outgoing(self._engine)
-        self._run_on(ranks, messages.Create(number, name, buffer.put(array, called).region))
+        create = messages.Create(number, name, buffer.put(array, called).region)
+        self._engine.run_beside(create, ranks)
         if name:
             self._named.append(weakref.ref(made))
         return made
@@ -171,13 +170,8 @@ class Variables:
         made = Shared(self, number, variable.dtype, variable.ndim, None, (rank,))
         self._engine.directory.watch(made, number)
         move = messages.Move(variable.number, source, number, rank)
-        self._run_on(tuple(sorted({source, rank})), move)
+        self._engine.run_beside(move, tuple(sorted({source, rank})))
         return made
-
-    def _run_on(self, ranks: tuple[int, ...], command: messages.Command) -> None:
-        engine = self._engine
-        lane = engine.channel.lane(ranks)
-        engine.beside(lane, lambda: engine.run(command, lane=lane))
 
     def keep(self, outputs: Sequence[messages.KeptOutput], ranks: tuple[int, ...]) -> list[Kept]:
         """Let *ranks* keep *outputs* of their last call; returns a handle for each."""
@@ -186,7 +180,7 @@ class Variables:
             dtype, ndim = np.dtype(output.dtype), 1 + len(output.tail)
             handles.append(Kept(self, output.number, dtype, ndim, None, ranks))
             self._engine.directory.watch(handles[-1], output.number)
-        self._run_on(ranks, messages.Keep(tuple(outputs)))
+        self._engine.run_beside(messages.Keep(tuple(outputs)), ranks)
         return handles
 
     def named(self) -> list[Shared]:
