@@ -128,7 +128,8 @@ class Tasks:
         self._taker = Taker(rank.number, queue)
         os.register_at_fork(after_in_child=self._on_fork)
         self._on_cpu = rank.device.xp is np
-        self._items: tuple[Batch, list[Any]] | None = None  # of a batch that is pickled together
+        self._items: tuple[Batch, list[list[Any]]] | None = None  # of a batch that is pickled together
+        self._function = 0  # the number of the last function
         self._quota = 1  # how many items the next run should have
         self._done = 0  # how many items were done in the command
         self._lock = threading.Lock()  # held by whoever hands results over
@@ -140,7 +141,9 @@ class Tasks:
         """Take items until there are no more."""
         rank = self._rank
         self._taker.begin(self._listener.blocks_read())
-        self._items, self._quota, self._done = None, 1, 0
+        self._items, self._done = None, 0
+        if command.plan.function != self._function:
+            self._function, self._quota = command.plan.function, 1
         spec = rank.functions[command.plan.function]
         call = PreparedCall(rank, command.plan)
         rank.begin(tuple(range(rank.size)), call)
@@ -163,6 +166,8 @@ class Tasks:
                 taker.put_back(ticket)
                 return
             check = 1 << self._done.bit_length() if self._done > 3 else self._done + 1
+            if not job.state.is_seen:
+                check = self._done + _MOST
             together = self._rank.objects.together
             together.look_again()
             run = _Run(ticket, batch, min(self._quota, check - self._done), together)
@@ -204,30 +209,29 @@ class Tasks:
 
         Returns why an item, or a result, is none: what the function raises is raised.
         """
-        rank, first, give = self._rank, batch.first, run.results.append
-        fn, common, _ = job
+        first, give = batch.first, run.results.append
         words, place = self._listener.count
-        on_cpu, seldom = self._on_cpu, common is not None or self._listener.traced
-        kwargs: dict[str, Any] = {}
+        device = None if self._on_cpu else self._rank.device
         try:
-            items = self._together(batch)
+            columns = self._columns(batch)
         except Exception as error:
             return error
+        fn, items = job.fn, None
+        if columns and len(columns) == 1 and job.common is None and not self._listener.traced:
+            items = columns[0]
         for index in run.places:
-            self.number = words[place] = number = first + index
-            try:
-                if seldom:
-                    rank.report(Phase.TASK, number)
-                    kwargs = {} if common is None else next(common)
-                if items is None:
-                    args = self._unpickled(batch.pickles, index)
-                else:  # what a task makes of its item does not stay
-                    args, items[index] = items[index], ()
-            except Exception as error:
-                return error
-            value = fn(*args, **kwargs)
-            if not on_cpu:
-                rank.device.settle()
+            self.number = words[place] = first + index
+            if items is not None:  # what a task makes of its item does not stay
+                item, items[index] = items[index], None
+                value = fn(item)
+            else:
+                try:
+                    args, kwargs = self._arguments(batch, columns, index, job.common)
+                except Exception as error:
+                    return error
+                value = fn(*args, **kwargs)
+            if device is not None:
+                device.settle()
             if open_lines:
                 end_lines()
             if type(value) in NUMBERS:
@@ -242,17 +246,33 @@ class Tasks:
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
-    def _together(self, batch: Batch) -> list[Any] | None:
-        """The items of a batch that are pickled together; None of any other.
+    def _columns(self, batch: Batch) -> list[list[Any]] | None:
+        """The items of a batch that are pickled together, by argument; None of any other.
 
         Those that have begun are no longer there.
         """
         if batch.pickles.kind != TOGETHER:
             return None
         if self._items is None or self._items[0] is not batch:
-            columns = self._made(batch.pickles, batch.pickles.parts[0])
-            self._items = batch, list(zip(*columns, strict=True))
+            self._items = batch, self._made(batch.pickles, batch.pickles.parts[0])
         return self._items[1]
+
+    def _arguments(
+        self,
+        batch: Batch,
+        columns: list[list[Any]] | None,
+        index: int,
+        common: Iterator[dict[str, Any]] | None,
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """What the function gets for an item of a batch."""
+        self._rank.report(Phase.TASK, self.number)
+        kwargs = {} if common is None else next(common)
+        if columns is None:
+            return self._unpickled(batch.pickles, index), kwargs
+        args = [column[index] for column in columns]
+        for column in columns:
+            column[index] = None
+        return args, kwargs
 
     def _unpickled(self, items: Pickles, index: int) -> Any:
         """The arguments of an item, made anew."""
@@ -490,6 +510,7 @@ class _State:
 
     Attributes:
         arrays: those of NumPy's among it.
+        is_seen: whether there is something else that is looked at while tasks run.
     """
 
     def __init__(self, rank: Workspace, objects: Mapping[int, str], name: str) -> None:
@@ -528,6 +549,10 @@ class _State:
             ):
                 self._tables.append(table)
                 left = table.keep(left)
+
+    @property
+    def is_seen(self) -> bool:
+        return bool(self._seen)
 
     def note(self, first: int, last: int) -> None:
         """Tasks have run on the items from number *first* to number *last*."""

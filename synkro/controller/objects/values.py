@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...errors import CallTimeout, SessionError, WorkerDied
@@ -61,19 +61,18 @@ class Values:
                 raise
             return self._together.writer.pickled(value)
 
-    def together(self, items: Sequence[tuple[Any, ...]]) -> tuple[bytes, int, bool] | None:
-        """The first of *items*, pickled as one by columns, how many they are, and whether pickle itself
-        cannot read that; None if the first one has to be pickled apart.
+    def together(self, columns: list[list[Any]]) -> tuple[bytes, int, bool] | None:
+        """The first of some items, pickled as one, how many they are, and whether pickle itself cannot
+        read that; None if the first one has to be pickled apart.  *columns* have an argument each.
 
         ``settle`` has to follow before it is sent.
         """
-        columns = list(zip(*items, strict=True))
         if all(map(are_small, columns)):
-            return pickle.dumps(columns, 5), len(items), False
+            return pickle.dumps(columns, 5), len(columns[0]), False
         together, copies = self._together, []
         together.writer.classes.clear()
         together.look_again()
-        for args in items:
+        for args in zip(*columns, strict=True):
             if (copy := together.copied(*args)) is None or together.count > _ENTRIES:
                 break
             copies.append(copy)
@@ -82,7 +81,7 @@ class Values:
             return None
         if not copies:
             return None
-        stream, by_us = together.pickled(list(zip(*copies, strict=True)))
+        stream, by_us = together.pickled([*map(list, zip(*copies, strict=True))])
         return stream, len(copies), by_us
 
     def introduce(self, classes: Iterable[type]) -> None:

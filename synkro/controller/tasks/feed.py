@@ -25,6 +25,7 @@ from ..objects.values import Values
 _AT_FIRST = 4  # items a worker that are read ahead
 _MOST = 512  # … and at most, if they come from the program's code, or may be withdrawn for its calls
 _ALL = 1 << 14  # … and at most, if they are there, and all results are waited for
+_GROWTH = 3  # times as many items as were read, a batch has at most
 _SHORT = 5e-3  # seconds; if half of the items were done sooner, more are read ahead
 _IN_ORDER = 16  # items of a batch, if results are wanted in order: the next one may be the last of it
 _OVER_HOSTS = 1 << 8  # … and with several hosts: a part of a batch comes with the rest of it
@@ -35,6 +36,26 @@ _LONG = 100  # characters of an item in a sentence
 
 
 Arguments = tuple[Any, ...]
+
+
+class _Columns(Sequence[Arguments]):
+    """Items of which each argument is in a list of its own."""
+
+    def __init__(self, columns: list[list[Any]]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, place: Any) -> Any:
+        return tuple(column[place] for column in self.columns)
+
+    def part(self, start: int, stop: int | None = None) -> _Columns:
+        """The items from place *start* to place *stop*."""
+        return _Columns([column[start:stop] for column in self.columns])
+
+    def __iter__(self) -> Iterator[Arguments]:
+        return zip(*self.columns, strict=True)
 
 
 class _Batch:
@@ -80,7 +101,8 @@ class Feed:
     def __init__(
         self,
         name: str,
-        items: Iterator[Arguments],
+        iterators: Sequence[Iterator[Any]],
+        length: int | None,
         instant: bool,
         at_once: bool,
         together: int | None,
@@ -88,15 +110,17 @@ class Feed:
         values: Callable[[int], Values],
         engine: Engine,
     ) -> None:
-        """*name* is the function's.  If *instant*, nobody waits for *items*; *at_once*: the program
-        waits for all results.  A batch has at most so many items *together*.  *values* gives what
-        pickles what pickle itself does not take."""
+        """*name* is the function's.  *iterators* have the items, of which there are *length* at most, if
+        that is known.  If *instant*, nobody waits for them; *at_once*: the program waits for all
+        results.  A batch has at most so many items *together*.  *values* gives what pickles what pickle
+        itself does not take."""
         self.count = 0
         self.exhausted = False
         self.error: Exception | None = None
         self._name = name
-        self._items = items
-        self._rest: list[Arguments] = []  # of those that were read, and come before
+        self._iterators = iterators
+        self._items = zip(*iterators, strict=False)
+        self._rest = _Columns([[] for _ in iterators])  # of those that were read, and come before
         self._instant = instant
         self._queue = queue
         self._engine = engine
@@ -108,6 +132,7 @@ class Feed:
         most = _OVER_HOSTS if engine.has_hosts else MOST
         self._together = min(together or most, most if at_once else _IN_ORDER)
         self._read = 0  # how many items were read
+        self._share = self._together if length is None else max(1, length // (2 * size))
         self._batches: dict[int, _Batch] = {}  # by their slots, those with items that wait for a result
         self._nbytes = 0  # of waiting items
         self._each = 0.0  # bytes of an item, as the last ones had
@@ -173,14 +198,15 @@ class Feed:
         self._back = back
         self._read = self.count + sum(stop - start for _, start, stop in back)
         self.exhausted, self.error = True, None
-        self._items, self._rest = iter(()), []
+        self._iterators, self._rest = (), _Columns([[]])
+        self._items = zip()
 
     def want(self, reader: object) -> None:
         """Results are wanted as long as there is *reader*; without it, no other task begins."""
         self._wanted = weakref.ref(reader, self._leave)
 
     def _leave(self, _: object) -> None:
-        self._items = iter(())  # so that a generator is closed
+        self._iterators, self._items = (), zip()  # so that a generator is closed
 
     def item(self, number: int) -> Arguments | None:
         """An item that waits for a result."""
@@ -222,10 +248,10 @@ class Feed:
             while (left := self._ahead - self.waiting) > 0 and self._queue.has_room:
                 if self._is_full(held):
                     break
-                count = min(
-                    left, self._together, self._read // self._size, int(_BATCH / (1 + self._each))
-                )
-                self._offer(self._several(max(1, count)), held)
+                count = min(left, self._together, self._share, int(_BATCH / (1 + self._each)))
+                if self._read < 2 * self._size:
+                    count = 1
+                self._offer(self._several(max(1, min(count, _GROWTH * self._read))), held)
                 if not self._open:
                     break
                 if time.perf_counter() - now > _LONG_ENOUGH:
@@ -248,10 +274,14 @@ class Feed:
         if not self._instant:
             return itertools.chain([self._next()], self._more(count - 1))
         if self._rest:
-            some, self._rest = self._rest[:count], self._rest[count:]
-        elif not (some := list(itertools.islice(self._items, count))):
+            some, self._rest = self._rest.part(0, count), self._rest.part(count)
+            return some
+        columns = [list(itertools.islice(each, count)) for each in self._iterators]
+        count = min(map(len, columns), default=0)
+        if not count:
             raise StopIteration
-        return some
+        found = _Columns(columns)
+        return found.part(0, count) if len(columns) > 1 else found
 
     def _more(self, count: int) -> Iterator[Arguments]:
         """Items that the program's code makes: each is pickled before the next one is asked for, as they
@@ -264,7 +294,7 @@ class Feed:
         except SessionError:
             raise
         except Exception as error:
-            self._items = _ended_by(error)
+            self._items = zip(_ended_by(error), strict=False)
 
     def _next(self) -> Arguments:
         """The next item.  While the program's code makes it, other threads may use the session.
@@ -283,11 +313,14 @@ class Feed:
         are read again."""
         values = self._pickler or self._values(OUT_OF_BAND)  # by what the workers have now
         self._pickler = None  # it keeps what it has seen
-        if isinstance(items, list) and (found := values.together(items)):
+        if isinstance(items, _Columns) and (found := values.together(items.columns)):
             self._pickler = values
             stream, count, by_us = found
-            self._publish(items[:count], Pickles(TOGETHER, [stream], by_us), values)
-            self._rest = items[count:] + self._rest
+            rest = items.part(count)
+            self._publish(
+                items.part(0, count) if rest else items, Pickles(TOGETHER, [stream], by_us), values
+            )
+            self._read_again(rest)
             return
         pending: list[Arguments] = []
         parts: list[Any] = []
@@ -310,10 +343,15 @@ class Feed:
                 continue
             self._publish([args], Pickles(ALONE, [stream, *buffers], ours), values)
             if self._is_full(held):
-                if self._instant:
-                    self._rest = [*left, *self._rest]
+                if isinstance(items, _Columns) and (unread := [*left]):
+                    self._read_again(_Columns([*map(list, zip(*unread, strict=True))]))
                 return
         self._publish(pending, Pickles(EACH, parts, by_us), values)
+
+    def _read_again(self, items: _Columns) -> None:
+        """Items that were read come before all others."""
+        pairs = zip(items.columns, self._rest.columns, strict=True)
+        self._rest = _Columns([new + old for new, old in pairs]) if self._rest else items
 
     def _publish(self, items: Sequence[Arguments], pickles: Pickles, values: Values) -> None:
         """Put a batch, pickled by *values* or by pickle, into the queue, as soon as the workers take

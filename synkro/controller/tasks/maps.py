@@ -9,7 +9,6 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -204,8 +203,8 @@ class Maps:
                 planned, work = function.command(given, self._descriptors, shared)
                 values(OUT_OF_BAND).introduce(_classes(iterables))
             self._last = function
-        items, instant = zip(*iterators, strict=False), all(type(i) in _INSTANT for i in iterables)
-        feed = Feed(name, items, instant, at_once, together, queue, values, engine)
+        instant, length = all(type(i) in _INSTANT for i in iterables), _length(iterables)
+        feed = Feed(name, iterators, length, instant, at_once, together, queue, values, engine)
         kept = function, last  # of which the arguments in common may have been a part
         run = Map(engine, objects.load, *kept, queue, planned, work, shared, feed, order, limit, bar)
         self._used = weakref.ref(run)
@@ -363,7 +362,7 @@ def _detached(common: dict[str, Any]) -> dict[str, Any]:
 
 def _classes(iterables: tuple[Any, ...]) -> set[type]:
     """The classes of items that are there, but for those of Python and NumPy."""
-    found = {*chain.from_iterable(map(type, each) for each in iterables if type(each) in (list, tuple))}
+    found = set[type]().union(*(map(type, each) for each in iterables if type(each) in (list, tuple)))
     return {cls for cls in found if cls.__module__ not in ("builtins", "numpy")}
 
 
