@@ -132,6 +132,7 @@ class Tasks:
         self._function = 0  # the number of the last function
         self._quota = 1  # how many items the next run should have
         self._done = 0  # how many items were done in the command
+        self._check = 1  # after how many what they share is looked at
         self._lock = threading.Lock()  # held by whoever hands results over
         self._run: _Run | None = None  # that goes on
         self._looking = threading.Event()  # whether somebody looks at the run now and then
@@ -141,7 +142,7 @@ class Tasks:
         """Take items until there are no more."""
         rank = self._rank
         self._taker.begin(self._listener.blocks_read())
-        self._items, self._done = None, 0
+        self._items, self._done, self._check = None, 0, 1
         if command.plan.function != self._function:
             self._function, self._quota = command.plan.function, 1
         spec = rank.functions[command.plan.function]
@@ -165,12 +166,9 @@ class Tasks:
             if taker.withdrawn or not taker.wanted:
                 taker.put_back(ticket)
                 return
-            check = 1 << self._done.bit_length() if self._done > 3 else self._done + 1
-            if not job.state.is_seen:
-                check = self._done + _MOST
             together = self._rank.objects.together
             together.look_again()
-            run = _Run(ticket, batch, min(self._quota, check - self._done), together)
+            run = _Run(ticket, batch, self._quota if self._done else 1, together)
             began = time.perf_counter()
             self._begin(run)
             try:
@@ -189,7 +187,8 @@ class Tasks:
                 job.state.note(run.first, run.first + done - 1)
                 each = (time.perf_counter() - began) / done
                 self._quota = max(1, min(_MOST, int(_GOAL / each)))
-            if self._done == check:
+            if self._done >= self._check:
+                self._check = max(self._done + 1, 2 * self._done - 2)
                 job.state.check()
             if run.cut:
                 return
@@ -510,7 +509,6 @@ class _State:
 
     Attributes:
         arrays: those of NumPy's among it.
-        is_seen: whether there is something else that is looked at while tasks run.
     """
 
     def __init__(self, rank: Workspace, objects: Mapping[int, str], name: str) -> None:
@@ -549,10 +547,6 @@ class _State:
             ):
                 self._tables.append(table)
                 left = table.keep(left)
-
-    @property
-    def is_seen(self) -> bool:
-        return bool(self._seen)
 
     def note(self, first: int, last: int) -> None:
         """Tasks have run on the items from number *first* to number *last*."""
