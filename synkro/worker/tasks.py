@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pickle
 import threading
@@ -332,17 +331,18 @@ class Tasks:
         """
         start, results = run.given, run.results
         first = results[start]
-        alike = takewhile(functools.partial(_are_alike, first), results[start + 1 : stop])
-        stop = start + 1 + sum(1 for _ in alike)
-        if not isinstance(first, Pickles):
-            stream, by_us = run.together.pickled(results[start:stop])
-            several = Pickles(TOGETHER, [stream], by_us)
+        if isinstance(first, Pickles):
+            alike = results[start : start + 1]
+            if first.kind == EACH:
+                alike = [*takewhile(lambda each: _is_like(each, first), results[start:stop])]
+            several = first._replace(parts=[part for each in alike for part in each.parts])
         else:
-            several = (
-                first
-                if first.kind == ALONE
-                else Pickles(EACH, [each.parts[0] for each in results[start:stop]], first.by_us)
-            )
+            alike, kinds = results[start:stop], [*map(type, results[start:stop])]
+            if Pickles in kinds:
+                del alike[kinds.index(Pickles) :]
+            stream, by_us = run.together.pickled(alike)
+            several = Pickles(TOGETHER, [stream], by_us)
+        stop = start + len(alike)
         if late and not fits(several):
             return stop - start > 1 and self._give_some(run, (start + stop) // 2, late)
         listener, number = self._listener, run.first + start
@@ -431,11 +431,9 @@ def _can_thaw(array: Array) -> bool:
         return False
 
 
-def _are_alike(one: Any, other: Any) -> bool:
-    """Whether two results can be in one batch."""
-    if not (isinstance(one, Pickles) and isinstance(other, Pickles)):
-        return type(one) is not Pickles and type(other) is not Pickles
-    return one.kind == other.kind == EACH and one.by_us == other.by_us
+def _is_like(one: Any, other: Pickles) -> bool:
+    """Whether a result can be in one batch with another, which is pickled by itself."""
+    return isinstance(one, Pickles) and one.kind == EACH and one.by_us == other.by_us
 
 
 class _Shared:
