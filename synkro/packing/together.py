@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import chain
 from types import GetSetDescriptorType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -99,6 +100,8 @@ class Together(Generic[W]):
     def copied(self, *values: Any) -> list[Any] | None:
         """Copies of *values*, which can be pickled together with others; None if one cannot be, as it is
         too large, or as something is in two places in them."""
+        if len(values) == 1 and (copy := self._flat_copy(values[0])) is not None:
+            return [copy]
         self._seen, self._left = [], _ENTRIES
         try:
             copies = [self._copied(value) for value in values]
@@ -108,6 +111,33 @@ class Together(Generic[W]):
             return None
         self.count += _ENTRIES - self._left
         return copies
+
+    def _flat_copy(self, value: Any) -> Any:
+        """A copy of a dict or an instance that holds nothing but numbers and short strings, or None."""
+        cls = type(value)
+        entries = value if cls is dict else vars(value) if self._plain.get(cls) else None
+        if entries is None or len(entries) > _ENTRIES or not _are_fixed(entries.values()):
+            return None
+        if not _FIXED.issuperset(map(type, entries)):
+            return None
+        self.count += len(entries)
+        if cls is dict:
+            return value.copy()
+        copy = object.__new__(cls)
+        vars(copy).update(entries)
+        return copy
+
+    def are_flat(self, values: Sequence[Any]) -> bool:
+        """Whether *values* are dicts, or instances of one class, that hold nothing but numbers and short
+        strings, and each is there once: they need no copies."""
+        if len({*map(type, values)}) > 1 or len({*map(id, values)}) < len(values):
+            return False
+        if type(values[0]) is not dict and not self._is_plain(values[0]):
+            return False
+        entries = values if type(values[0]) is dict else [*map(vars, values)]
+        self.count += sum(map(len, entries))
+        keys, contents = chain.from_iterable(entries), [*chain.from_iterable(map(dict.values, entries))]
+        return _FIXED.issuperset(map(type, keys)) and _are_fixed(contents)
 
     def pickled(self, values: list[Any]) -> tuple[bytes, bool]:
         """Copies that ``copied`` has made, pickled, and whether pickle itself cannot read that."""
@@ -180,6 +210,14 @@ class Together(Generic[W]):
                 return False
             self._head = _Head(classes, stream.removesuffix(pickle.STOP) + pickle.POP, memo, by_us)
         return cls in classes
+
+
+def _are_fixed(parts: Collection[Any]) -> bool:
+    """Whether *parts* are numbers and short strings."""
+    kinds = {*map(type, parts)}
+    if kinds <= _SCALARS:
+        return True
+    return kinds <= _FIXED and max([len(part) for part in parts if type(part) in _TEXTS]) <= _CHARACTERS
 
 
 def _is_plain(cls: type) -> bool:

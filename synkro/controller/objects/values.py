@@ -72,17 +72,21 @@ class Values:
         together, copies = self._together, []
         together.writer.classes.clear()
         together.look_again()
-        for args in zip(*columns, strict=True):
-            if (copy := together.copied(*args)) is None or together.count > _ENTRIES:
-                break
-            copies.append(copy)
+        flat = all(are_small(column) or together.are_flat(column) for column in columns)
+        if not flat or together.count > _ENTRIES:
+            together.look_again()
+            for args in zip(*columns, strict=True):
+                if (copy := together.copied(*args)) is None or together.count > _ENTRIES:
+                    break
+                copies.append(copy)
+            columns = [*map(list, zip(*copies, strict=True))]
         if together.failed or together.writer.classes:  # which are sent before their instances
             self._together = Together(self._writer())
             return None
-        if not copies:
+        if not columns:
             return None
-        stream, by_us = together.pickled([*map(list, zip(*copies, strict=True))])
-        return stream, len(copies), by_us
+        stream, by_us = together.pickled(columns)
+        return stream, len(columns[0]), by_us
 
     def introduce(self, classes: Iterable[type]) -> None:
         """Have the workers know *classes*, as far as they can be, before there are values of them."""
