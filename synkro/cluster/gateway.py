@@ -18,7 +18,7 @@ import select
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ..errors import InternalError
 from ..ipc.descriptors import Descriptors, Inherited
 from ..ipc.proxy import Order, Proxy
-from ..ipc.waiting import spin
+from ..ipc.waiting import Condition, Nap, spin
 from ..memory.files import Likeness, likeness
 from ..memory.mapping import map_file
 from ..memory.table import SegmentTable
@@ -146,7 +146,7 @@ class GatewaySession:
         self._tasks: dict[int, RemoteTasks] = {}  # by host, from the first map on
         self._queue: list[int] = []  # its descriptors
         # by host, the last one: when it began, whether it goes on, and what it carries
-        self._pushes: dict[int, tuple[float, Callable[[], bool], list[Piece]]] = {}
+        self._pushes: dict[int, tuple[float, Condition, list[Piece]]] = {}
         self._told: set[tuple[int, int]] = set()  # which segments take long to which host
 
     def _mapped(self, number: int, attach: Attach) -> NDArray[np.uint8]:
@@ -383,7 +383,7 @@ class GatewaySession:
                     nbytes = sum(map(size_of, pieces))
                     self._printed.send(protocol.Pushing(host, largest, nbytes))
 
-    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+    def sleeping(self, nap: Nap) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable: the main process
         has something to say."""
         main = self._main.fileno()

@@ -14,7 +14,7 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ import numpy as np
 from ..devices.gpus import showing, visible
 from ..errors import NotAvailable, SessionError, SharedMemoryError
 from ..ipc.channel import Lane
+from ..ipc.waiting import Nap
 from ..memory.segment import check_descriptors, descriptors_for
 from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
 from ..plan.extents import Extent, Partial, View
@@ -303,7 +304,7 @@ class LeaderSession:
         self._writings[lane] = listed, command, ranks, found
         return found
 
-    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+    def sleeping(self, nap: Nap) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable; then tell the
         gateway what is new."""
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..ipc.waiting import Condition
 from ..plan.split import Span
 from .seals import Buffer, Digest
 
@@ -29,6 +30,8 @@ _PIECE = 1 << 21  # bytes of a piece: these stay in a cache, and each tells that
 _SMALL = 1 << 16  # bytes up to which a copy is made anew
 _AHEAD = 4 * _PIECE  # bytes of sealed pieces on their way to one process at a time
 _SLICE = 1 << 18  # bytes that are digested between two looks at what travels
+
+Look = Callable[[], object]  # what is done again and again while loads travel
 
 STREAMED = 2
 """Pieces of a stream that are awaited at the same time."""
@@ -63,7 +66,7 @@ def buffers() -> NDArray[np.uint8]:
     return np.empty((STREAMED, _PIECE), np.uint8)
 
 
-def add(digest: Digest, piece: Buffer, look: Callable[[], object]) -> None:
+def add(digest: Digest, piece: Buffer, look: Look) -> None:
     """Digest a piece, too; *look* has what travels go on."""
     for at in range(0, len(piece), _SLICE):
         digest.update(piece[at : at + _SLICE])
@@ -88,10 +91,7 @@ class Conveyor:
     """The loads for one process, which go in their order, and as fast as they are taken there."""
 
     def __init__(
-        self,
-        begin: Callable[[Buffer, bool], Any],
-        look: Callable[[], object],
-        spare: list[NDArray[np.uint8]],
+        self, begin: Callable[[Buffer, bool], Any], look: Look, spare: list[NDArray[np.uint8]]
     ) -> None:
         """``begin(piece, is_digest)`` sends a piece, *look* has what travels go on.
 
@@ -104,7 +104,7 @@ class Conveyor:
         self._waiting: deque[tuple[int, Iterator[_Going]]] = deque()
         self._going: list[_Going] = []
 
-    def add(self, loads: Sequence[tuple[Load, Digest | None]]) -> Callable[[], bool]:
+    def add(self, loads: Sequence[tuple[Load, Digest | None]]) -> Condition:
         """Send the loads of a message, each with what digests it, or None.
 
         Returns what says whether a part of them is on its way.
