@@ -46,6 +46,8 @@ _LOOK = 5e-3  # seconds after which a leader that does not sleep looks around
 _REPORT = 50e-3  # seconds between two reports of what the ranks do
 _ENDING = 10.0  # seconds in which the gateway can have all processes ended
 
+Writing = tuple[list[Extent], list[Partial]]
+
 
 class _Running:
     """A command that has not been answered by all ranks of the host."""
@@ -106,9 +108,8 @@ class LeaderSession:
         self._commands: dict[tuple[int, ...], bytes] = {}  # the last one, by ranks
         self._known = Unpickled[Command]()
         self._replies = Unpickled[Reply]()
-        self._writings: dict[
-            Lane, tuple[list[bytes], Command, list[int], tuple[list[Extent], list[Partial]]]
-        ] = {}  # what was written last: by the replies, the command, and the ranks that have answered
+        # what was written last, behind the replies, the command, and the ranks that have answered
+        self._writings: dict[Lane, tuple[list[bytes], Command, list[int], Writing]] = {}
         self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
         self._running: dict[int, _Running] = {}
         self._marked: dict[int, int] = {}  # during a trace: by rank, how many marks have been told
@@ -116,8 +117,7 @@ class LeaderSession:
         self._doing: dict[int, tuple[int, int]] = {}
         self._looked = self._reported = 0.0
         self.over = False
-        self._ends = select.poll()
-        self._alive: set[int] = set()  # sentinels of workers that have not ended
+        self._ends = select.epoll()  # of the workers that have not ended
         beyond = begin.environments
         environments = [environment | beyond[rank] | showing() for rank in self._pool.ranks]
         try:
@@ -128,8 +128,7 @@ class LeaderSession:
         inherited = self._pool.inherited
         self._relay = WireRelay(wire, begin.hosts, inherited, self._channel.answered)
         for sentinel in self._pool.sentinels:
-            self._ends.register(sentinel, select.POLLIN)
-            self._alive.add(sentinel)
+            self._ends.register(sentinel, select.EPOLLIN)
         wire.send(GATEWAY, protocol.Begun(self._pool.pids))
 
     # ── a command ────────────────────────────────────────────────────────────────────────────────
@@ -291,7 +290,7 @@ class LeaderSession:
 
     def _written(
         self, running: _Running, ranks: list[int], listed: list[bytes], payloads: dict[int, bytes]
-    ) -> tuple[list[Extent], list[Partial]]:
+    ) -> Writing:
         """What *ranks* have written, by the replies of their lane: as *listed* there, and by rank."""
         lane, command = running.lane, running.command
         last = self._writings.get(lane)
@@ -314,7 +313,7 @@ class LeaderSession:
         lanes = [running.lane for running in self._running.values()]
         self._relay.sleeping(
             lambda wakes: self._channel.sleeping(
-                lanes, has_news, lambda more: nap([*wakes, *more, *self._alive])
+                lanes, has_news, lambda more: nap([*wakes, *more, self._ends.fileno()])
             )
         )
         self._look_around()
@@ -324,7 +323,6 @@ class LeaderSession:
         self._looked = now = time.monotonic()
         for sentinel, _ in self._ends.poll(0):
             self._ends.unregister(sentinel)
-            self._alive.remove(sentinel)
             ended = self._pool.end_of(sentinel)
             self._tell_what_was_printed()
             self._wire.send(GATEWAY, protocol.Died(ended))
@@ -365,6 +363,7 @@ class LeaderSession:
         self.dismiss()
         self._mirrors.close()
         self._relay.close()
+        self._ends.close()
 
 
 class Leader:

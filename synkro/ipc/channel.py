@@ -88,8 +88,7 @@ class Controller(Block):
         """The lane of *ranks*, which are in ascending order."""
         lane = self._lanes.get(ranks)
         if lane is None:
-            seconds = polling(len(ranks), self._on_gpus)
-            lane = self._lanes[ranks] = Lane(self, ranks, Patience(seconds))
+            lane = self._lanes[ranks] = Lane(self, ranks, polling(len(ranks), self._on_gpus))
         return lane
 
     def wait_for_gpus(self) -> None:
@@ -152,7 +151,8 @@ class Lane:
         members: the same, as a set.
     """
 
-    def __init__(self, block: Controller, ranks: tuple[int, ...], patience: Patience) -> None:
+    def __init__(self, block: Controller, ranks: tuple[int, ...], seconds: float) -> None:
+        """*seconds* are how long it polls for answers before sleeping."""
         self.ranks = ranks
         self.members = frozenset(ranks)
         self._block = block
@@ -171,7 +171,7 @@ class Lane:
         self._command: bytes | None = None  # what lies in the block; None while it is being written
         self._read: list[int] = []  # the editions of the replies
         self._replies: list[bytes] = []
-        self._patience = patience
+        self.poll(seconds)
 
     def poll(self, seconds: float) -> None:
         """Poll for answers so long before sleeping, from now on."""
