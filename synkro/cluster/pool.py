@@ -20,7 +20,6 @@ from ..errors import HostLost, SessionError, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.pool import STDERR, Note, WorkerPool
-from ..ipc.process import worker_died
 from ..machine import readable_bytes, search_path
 from . import protocol
 from .cleanup import ENDED, NO_MEMORY, UNHEARD
@@ -93,7 +92,7 @@ class Cluster(abc.ABC):
         self._await(self.gateway.fileno())
         try:
             self.said: list[Hello] = self.gateway.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise self.gone() from None
 
     def _settle(self, undo: contextlib.ExitStack) -> None:
@@ -305,8 +304,7 @@ class HostsPool(WorkerPool):
     def death(self, sentinel: int) -> WorkerDied:
         cluster = self._cluster
         if sentinel not in (cluster.gateway.fileno(), cluster.sentinel):
-            ended = self.end_of(sentinel)
-            return worker_died(ended, self._pump.stderr_tail(ended.rank), cluster.hosts[0])
+            return super().death(sentinel)
         with contextlib.suppress(EOFError, OSError):
             said = cluster.gateway.recv() if cluster.gateway.poll() else None
             if (end := self._end_told(said)) is not None:
@@ -316,9 +314,8 @@ class HostsPool(WorkerPool):
     def _end_told(self, said: Any) -> WorkerDied | None:
         """What to raise for what the gateway has *said*, if that is that somebody has ended."""
         if isinstance(said, protocol.Died):
-            rank = said.ended.rank
-            self._pump.await_end(rank, STDERR)
-            return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
+            self._pump.await_end(said.ended.rank, STDERR)
+            return self._died(said.ended)
         if isinstance(said, ForgedError):
             one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"
