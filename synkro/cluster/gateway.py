@@ -365,12 +365,9 @@ class GatewaySession:
         said = self._main.recv()
         if isinstance(said, protocol.Interrupt):
             self.step()  # what is to be interrupted has been sent before
-            given_up: dict[tuple[int, int], list[int]] = {}
             for rank in filter(self._proxy.unwanted, said.ranks):  # it may have a new command by now
-                key = self._host_of[rank], self._proxy.number(rank)
-                given_up.setdefault(key, []).append(rank)
-            for (host, number), ranks in given_up.items():
-                self._wire.send(host, protocol.GiveUp(number, tuple(ranks)))
+                give_up = protocol.GiveUp(self._proxy.number(rank), rank)
+                self._wire.send(self._host_of[rank], give_up)
         return not isinstance(said, protocol.End)
 
     def tick(self, hosts: Sequence[int]) -> None:

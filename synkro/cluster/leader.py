@@ -13,7 +13,7 @@ import pickle
 import select
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -104,7 +104,8 @@ class LeaderSession:
             self._pool = LeaderPool(begin.hosts, wire.number, self._printed.append)
         self._mirrors = Mirrors()
         self._view = View(self._mirrors.array, begin.trusted)
-        self._having: dict[int, set[int]] = {}  # by segment: the ranks that have its descriptor
+        # by segment: the ranks that have its descriptor
+        self._having: defaultdict[int, set[int]] = defaultdict(set)
         self._commands: dict[tuple[int, ...], bytes] = {}  # the last one, by ranks
         self._known = Unpickled[Command]()
         self._replies = Unpickled[Reply]()
@@ -156,8 +157,8 @@ class LeaderSession:
                 unpack_values(message.values, self._fill)
             case protocol.Recall(number) if self._tasks is not None:
                 self._tasks.recall(number)
-            case protocol.GiveUp(number, ranks):
-                self._interrupt(number, ranks)
+            case protocol.GiveUp(number, rank):
+                self._interrupt(number, rank)
             case protocol.End():
                 self.dismiss()
 
@@ -195,17 +196,12 @@ class LeaderSession:
         for number in news.drop:
             self._mirrors.drop(number)
             self._having.pop(number, None)
-        for attach in news.attach:
-            self._mirrors.descriptor(attach.segment, attach.nbytes)
+        found = [(new.segment, self._mirrors.descriptor(new.segment, new.nbytes)) for new in news.attach]
         for rank in ranks:
-            new = []
-            for attach in news.attach:
-                having = self._having.setdefault(attach.segment, set())
-                if rank not in having:
-                    having.add(rank)
-                    new.append((attach.segment, self._mirrors.descriptor(attach.segment, attach.nbytes)))
-            if new:
-                self._pool.pass_descriptors(rank, new)
+            lacking = [(number, fd) for number, fd in found if rank not in self._having[number]]
+            for number, _ in lacking:
+                self._having[number].add(rank)
+            self._pool.pass_descriptors(rank, lacking)
 
     def _begin_map(self, number: int, work: Work) -> None:
         """Open the queue of tasks.  Raises: SessionError, SharedMemoryError."""
@@ -228,15 +224,16 @@ class LeaderSession:
         self._sent |= dict.fromkeys(ordered.ranks, b"")
         self._wire.send(GATEWAY, protocol.Answered(ordered.number, replies, None, ()))
 
-    def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
-        """Have *ranks* give up command *number*."""
+    def _interrupt(self, number: int, rank: int) -> None:
+        """Have a rank give up command *number*."""
         running = self._running.get(number)
         if running is not None:
             if self._tasks is not None:
                 self._tasks.stop()
             running.lane.give_up()
             self._channel.wake_all()
-            self._pool.interrupt([rank for rank in running.lane.unanswered() if rank in ranks])
+            if rank in running.lane.unanswered():
+                self._pool.interrupt([rank])
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────
 
