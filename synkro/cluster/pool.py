@@ -208,25 +208,19 @@ class HostsPool(WorkerPool):
         digests if the network is *trusted*.
         """
         super().__init__(hosts)
-        self._host_timeout = host_timeout
-        self._trusted = trusted
+        # what leaders hear first; the rest is known when the workers start
+        self._begin = protocol.Begin(tuple(hosts), 0, (), host_timeout, trusted)
         self._cluster = cluster
         self._resources.callback(cluster.close)
         self._pids: dict[int, int] = {}
         self._passed: Sequence[tuple[int, int]] = ()
-        self._begin: protocol.Begin | None = None
 
     def start(
         self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
     ) -> Controller:
         cluster = self._cluster
-        self._begin = protocol.Begin(
-            tuple(self.hosts),
-            board,
-            tuple(map(cluster.unknown, environments)),
-            self._host_timeout,
-            self._trusted,
-        )
+        beyond = tuple(map(cluster.unknown, environments))
+        self._begin = self._begin._replace(board=board, environments=beyond)
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
         self._pump.hear(others, cluster.printed.fileno(), partial(self._printed, note))
         controller = super().start([environments[rank] for rank in self.ranks], board)
@@ -356,7 +350,7 @@ class HostsPool(WorkerPool):
 
     @property
     def _silent(self) -> str:
-        return f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
+        return f"nothing was heard of it for {self._begin.host_timeout:g} s (host_timeout=)"
 
     def _lost(self, number: int | None, why: str) -> HostLost:
         """What to raise for host *number* of the processes; None: nobody knows which it was."""

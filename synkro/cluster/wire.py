@@ -31,7 +31,7 @@ from mpi4py import MPI  # which begins MPI, and reads that
 
 from ..ipc.waiting import Condition, Nap, Patience, spin
 from . import protocol
-from .loads import STREAMED, Conveyor, Load, Look, add, are_apart, buffers, cut, cuts
+from .loads import PIECE, STREAMED, Conveyor, Load, Look, add, are_apart, cut
 from .protocol import Over
 from .seals import CUT, DIGEST_BYTES, LEFT_OUT, LONG, Buffer, ForgedError, LostError, Seals, SilenceError
 
@@ -300,9 +300,11 @@ class Wire:
         Meanwhile the next one is on its way.  After the last one: raises ForgedError.
         """
         if not len(self._buffers):
-            self._buffers = buffers()  # kept, as fresh pages take as long as bytes
-        room, spans = self._buffers, enumerate(cuts(nbytes))
-        pieces = [room[number % STREAMED, : stop - start] for number, (start, stop) in spans]
+            self._buffers = np.empty(
+                (STREAMED, PIECE), np.uint8
+            )  # kept: fresh pages take as long as bytes
+        room, starts = self._buffers, enumerate(range(0, nbytes, PIECE))
+        pieces = [room[number % STREAMED, : min(PIECE, nbytes - at)] for number, at in starts]
         yield from self._arriving(source, pieces, sealed, STREAMED)
 
     def _arriving(
