@@ -18,12 +18,18 @@ def queue():
 
 
 @pytest.fixture
-def taker(queue):
+def taker(queue, read):
     """A worker's end, after the queue was opened."""
     queue.open(None)
-    taker = Taker(1, queue.descriptors)
-    taker.begin(0)
+    taker = Taker(1, queue.descriptors, lambda: len(read))
+    taker.begin()
     return taker
+
+
+@pytest.fixture
+def read():
+    """One of something for each block of results that the main process has read."""
+    return []
 
 
 def put(queue, first, values, kind=EACH):
@@ -77,7 +83,7 @@ def test_large_buffers_come_aligned_and_writable(queue, taker):
 
 
 def test_a_ticket_goes_back_in_part(queue, taker):
-    other = Taker(2, queue.descriptors)
+    other = Taker(2, queue.descriptors, lambda: 0)
     slot, kept = put(queue, 0, range(5))
     assert drawn(taker, most=2) == [(0, 0), (1, 1)]
     assert other.take_now(9)[0] == (slot, 2, 5)
@@ -118,7 +124,7 @@ def test_what_was_withdrawn_is_nobodys_until_the_queue_is_opened_again(queue, ta
     assert taker.put_back(Ticket(slot, 0, 1))  # by a worker that had not begun
     assert queue.withdraw() == [(slot, 0, 1)]
     queue.open(None)
-    taker.begin(0)
+    taker.begin()
     assert not taker.withdrawn
     again = put(queue, 9, "a")
     assert drawn(taker) == [(9, "a")]
@@ -156,8 +162,8 @@ def test_nobody_takes_what_is_not_wanted(queue, taker):
 def test_results_come_in_their_order_and_with_what_they_are_for(queue, taker):
     small, large = Pickles(EACH, [b"abc", b"", b"d"]), Pickles(EACH, [b"y" * 9000], True)
     for first in range(3):
-        taker.give(5, first, 3, small, lambda: 0, None)
-        taker.give(6, first, 1, large, lambda: 0, None)
+        taker.give(5, first, 3, small, None)
+        taker.give(6, first, 1, large, None)
     found = []
     while len(found) < 6:
         found += queue.collect()
@@ -174,21 +180,22 @@ def test_results_that_do_not_fit_the_pipe_wait(queue, taker):
     text = Pickles(EACH, [b"x" * 3000])
     assert fits(text)
     given = 0
-    while taker.write(taker.record(0, given, 1, text, 0)):
+    while taker.write(taker.record(0, given, 1, text)):
         given += 1
     assert given > 3
     found = queue.collect()
-    assert taker.write(taker.record(0, given, 1, text, 0))
+    assert taker.write(taker.record(0, given, 1, text))
     while len(found) <= given:
         found += queue.collect()
     assert [run.first for run in found] == list(range(given + 1))
 
 
-def test_large_results_wait_until_those_before_are_read(queue, taker):
+def test_large_results_wait_until_those_before_are_read(queue, taker, read):
     large = Pickles(ALONE, [b"", np.zeros(40 << 20, np.uint8).data])
     assert not fits(large)
-    assert taker.write(taker.record(0, 0, 1, large, 0))
-    assert taker.record(0, 1, 1, large, 0) is None
+    assert taker.write(taker.record(0, 0, 1, large))
+    assert taker.record(0, 1, 1, large) is None
     ((_, first, _, rank, _),) = queue.collect()
     assert (first, rank) == (0, 1)
-    assert taker.record(0, 1, 1, large, 1) is not None
+    read.append(1)
+    assert taker.record(0, 1, 1, large) is not None

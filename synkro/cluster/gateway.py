@@ -18,7 +18,7 @@ import select
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ..errors import InternalError
 from ..ipc.descriptors import Descriptors, Inherited
 from ..ipc.proxy import Order, Proxy
-from ..ipc.waiting import spin
+from ..ipc.waiting import Condition, Nap, spin
 from ..memory.files import Likeness, likeness
 from ..memory.mapping import map_file
 from ..memory.table import SegmentTable
@@ -107,30 +107,36 @@ class _Route(NamedTuple):
     versions: dict[int, dict[int, int]]
 
 
+class MainProcess(NamedTuple):
+    """The main process, as the gateway hears it.
+
+    Attributes:
+        asks: where it asks, and is answered.
+        printed: where it hears what workers print.
+        descriptors: those of its memory, as it sends them.
+    """
+
+    asks: Connection
+    printed: Connection
+    descriptors: Descriptors
+
+
 class GatewaySession:
     """The gateway's part of a session, from ``Begin`` to its end."""
 
-    def __init__(
-        self,
-        wire: Wire,
-        main: Connection,
-        printed: Connection,
-        descriptors: Descriptors,
-        begin: protocol.Begin,
-    ) -> None:
+    def __init__(self, wire: Wire, main: MainProcess, begin: protocol.Begin) -> None:
         self._wire = wire
-        self._main = main
-        self._printed = printed
+        self._main, self._printed, self._descriptors = main
         self._hosts = begin.hosts
         self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
         size = len(self._host_of)
         places = range(Inherited.count(size))
-        inherited = Inherited.of([descriptors.take(-1 - place) for place in places])
+        inherited = Inherited.of([main.descriptors.take(-1 - place) for place in places])
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
         memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
         self._proxy = Proxy(memory, size, remote, inherited)
         self._relay = WireRelay(wire, begin.hosts, inherited, self._proxy.answered)
-        self._segments = SegmentTable(self._mapped, descriptors.release)
+        self._segments = SegmentTable(self._mapped, main.descriptors.release)
         self._files: dict[int, Likeness] = {}  # of segments that are files of the user's
         self._versions: Array = np.zeros(1, np.uint64)  # until the session has some
         self._current = [CurrentBytes(self._version) for _ in begin.hosts]
@@ -142,11 +148,10 @@ class GatewaySession:
         self._traced = False
         self._unknown = itertools.count(-1, -1)  # versions that were never there
         self._clocks = Clocks()
-        self._descriptors = descriptors
         self._tasks: dict[int, RemoteTasks] = {}  # by host, from the first map on
         self._queue: list[int] = []  # its descriptors
         # by host, the last one: when it began, whether it goes on, and what it carries
-        self._pushes: dict[int, tuple[float, Callable[[], bool], list[Piece]]] = {}
+        self._pushes: dict[int, tuple[float, Condition, list[Piece]]] = {}
         self._told: set[tuple[int, int]] = set()  # which segments take long to which host
 
     def _mapped(self, number: int, attach: Attach) -> NDArray[np.uint8]:
@@ -360,12 +365,9 @@ class GatewaySession:
         said = self._main.recv()
         if isinstance(said, protocol.Interrupt):
             self.step()  # what is to be interrupted has been sent before
-            given_up: dict[tuple[int, int], list[int]] = {}
             for rank in filter(self._proxy.unwanted, said.ranks):  # it may have a new command by now
-                key = self._host_of[rank], self._proxy.number(rank)
-                given_up.setdefault(key, []).append(rank)
-            for (host, number), ranks in given_up.items():
-                self._wire.send(host, protocol.GiveUp(number, tuple(ranks)))
+                give_up = protocol.GiveUp(self._proxy.number(rank), rank)
+                self._wire.send(self._host_of[rank], give_up)
         return not isinstance(said, protocol.End)
 
     def tick(self, hosts: Sequence[int]) -> None:
@@ -383,7 +385,7 @@ class GatewaySession:
                     nbytes = sum(map(size_of, pieces))
                     self._printed.send(protocol.Pushing(host, largest, nbytes))
 
-    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+    def sleeping(self, nap: Nap) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable: the main process
         has something to say."""
         main = self._main.fileno()
@@ -404,24 +406,22 @@ class Gateway:
         self._wire = wire
         self._leaders = range(1, wire.count)
 
-    def serve(self, main: Connection, printed: Connection, descriptors: Descriptors) -> None:
+    def serve(self, main: MainProcess) -> None:
         """Do what the main process asks, until it has no more questions, or is gone.
-
-        *printed* is where it hears what workers print, *descriptors* where it sends those of its memory.
 
         Raises: LostError if a host is lost: the main process knows, and has hung up.
         """
         with (
-            contextlib.closing(descriptors),
-            printed,
-            main,
+            contextlib.closing(main.descriptors),
+            main.printed,
+            main.asks,
             contextlib.suppress(EOFError, ConnectionError),
         ):
-            while not isinstance(question := self._heard(main), protocol.End):
+            while not isinstance(question := self._heard(main.asks), protocol.End):
                 if isinstance(question, protocol.Begin):
-                    self._work(question, main, printed, descriptors)
+                    self._work(question, main)
                     break
-                main.send(self._answer(question))
+                main.asks.send(self._answer(question))
         gc.collect()  # the main process's memory, which is mapped here
 
     def _heard(self, main: Connection) -> Any:
@@ -442,24 +442,22 @@ class Gateway:
 
     # ── a session ────────────────────────────────────────────────────────────────────────────────
 
-    def _work(
-        self, begin: protocol.Begin, main: Connection, printed: Connection, descriptors: Descriptors
-    ) -> None:
+    def _work(self, begin: protocol.Begin, main: MainProcess) -> None:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
-            session = GatewaySession(self._wire, main, printed, descriptors, begin)
+            session = GatewaySession(self._wire, main, begin)
             with contextlib.closing(session):
                 for leader in self._leaders:
                     self._wire.send(leader, begin)
                 with contextlib.suppress(EOFError, ConnectionError):
-                    self._pass_on(begin, main, session)
+                    self._pass_on(begin, main.asks, session)
                 for leader in self._leaders:
                     self._wire.send(leader, protocol.End())
                 self._wire.part(session.hear_late)
         except LostError as error:
             with contextlib.suppress(EOFError, OSError):
-                main.send(error)
-                main.recv()
+                main.asks.send(error)
+                main.asks.recv()
             raise
 
     def _pass_on(self, begin: protocol.Begin, main: Connection, session: GatewaySession) -> None:

@@ -246,18 +246,17 @@ class Launch(Cluster):
             handle, path = tempfile.mkstemp(prefix="synkro-", suffix=".log")
             os.close(handle)
             self._copy = Path(path)
-            self._write_copy()
+            self._write(self._copy)
         return f" The log of all hosts is {self._copy}." if self._copy else ""
 
-    def _write_copy(self) -> None:
-        assert self._copy is not None
-        with open(self._copy, "wb", opener=unlinked) as file:
+    def _write(self, copy: Path) -> None:
+        with open(copy, "wb", opener=unlinked) as file:
             file.write(self._said())
 
     def _settle_log(self) -> None:
         """At the end: complete the copy of the log; if there is none, all is well: remove older ones."""
         if self._copy is not None:
-            self._write_copy()
+            self._write(self._copy)
             _kept.append(self._copy)
         while self._copy is None and _kept:
             _kept.pop().unlink(missing_ok=True)

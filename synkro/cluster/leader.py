@@ -13,8 +13,8 @@ import pickle
 import select
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ import numpy as np
 from ..devices.gpus import showing, visible
 from ..errors import NotAvailable, SessionError, SharedMemoryError
 from ..ipc.channel import Lane
+from ..ipc.waiting import Nap
 from ..memory.segment import check_descriptors, descriptors_for
 from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
 from ..plan.extents import Extent, Partial, View
@@ -44,6 +45,8 @@ _GRACE = 1.0  # seconds in which workers can leave by themselves
 _LOOK = 5e-3  # seconds after which a leader that does not sleep looks around
 _REPORT = 50e-3  # seconds between two reports of what the ranks do
 _ENDING = 10.0  # seconds in which the gateway can have all processes ended
+
+Writing = tuple[list[Extent], list[Partial]]
 
 
 class _Running:
@@ -101,13 +104,13 @@ class LeaderSession:
             self._pool = LeaderPool(begin.hosts, wire.number, self._printed.append)
         self._mirrors = Mirrors()
         self._view = View(self._mirrors.array, begin.trusted)
-        self._having: dict[int, set[int]] = {}  # by segment: the ranks that have its descriptor
+        # by segment: the ranks that have its descriptor
+        self._having: defaultdict[int, set[int]] = defaultdict(set)
         self._commands: dict[tuple[int, ...], bytes] = {}  # the last one, by ranks
         self._known = Unpickled[Command]()
         self._replies = Unpickled[Reply]()
-        self._writings: dict[
-            Lane, tuple[list[bytes], Command, list[int], tuple[list[Extent], list[Partial]]]
-        ] = {}  # what was written last: by the replies, the command, and the ranks that have answered
+        # what was written last, behind the replies, the command, and the ranks that have answered
+        self._writings: dict[Lane, tuple[list[bytes], Command, list[int], Writing]] = {}
         self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
         self._running: dict[int, _Running] = {}
         self._marked: dict[int, int] = {}  # during a trace: by rank, how many marks have been told
@@ -115,8 +118,7 @@ class LeaderSession:
         self._doing: dict[int, tuple[int, int]] = {}
         self._looked = self._reported = 0.0
         self.over = False
-        self._ends = select.poll()
-        self._alive: set[int] = set()  # sentinels of workers that have not ended
+        self._ends = select.epoll()  # of the workers that have not ended
         beyond = begin.environments
         environments = [environment | beyond[rank] | showing() for rank in self._pool.ranks]
         try:
@@ -127,8 +129,7 @@ class LeaderSession:
         inherited = self._pool.inherited
         self._relay = WireRelay(wire, begin.hosts, inherited, self._channel.answered)
         for sentinel in self._pool.sentinels:
-            self._ends.register(sentinel, select.POLLIN)
-            self._alive.add(sentinel)
+            self._ends.register(sentinel, select.EPOLLIN)
         wire.send(GATEWAY, protocol.Begun(self._pool.pids))
 
     # ── a command ────────────────────────────────────────────────────────────────────────────────
@@ -156,8 +157,8 @@ class LeaderSession:
                 unpack_values(message.values, self._fill)
             case protocol.Recall(number) if self._tasks is not None:
                 self._tasks.recall(number)
-            case protocol.GiveUp(number, ranks):
-                self._interrupt(number, ranks)
+            case protocol.GiveUp(number, rank):
+                self._interrupt(number, rank)
             case protocol.End():
                 self.dismiss()
 
@@ -195,17 +196,12 @@ class LeaderSession:
         for number in news.drop:
             self._mirrors.drop(number)
             self._having.pop(number, None)
-        for attach in news.attach:
-            self._mirrors.descriptor(attach.segment, attach.nbytes)
+        found = [(new.segment, self._mirrors.descriptor(new.segment, new.nbytes)) for new in news.attach]
         for rank in ranks:
-            new = []
-            for attach in news.attach:
-                having = self._having.setdefault(attach.segment, set())
-                if rank not in having:
-                    having.add(rank)
-                    new.append((attach.segment, self._mirrors.descriptor(attach.segment, attach.nbytes)))
-            if new:
-                self._pool.pass_descriptors(rank, new)
+            lacking = [(number, fd) for number, fd in found if rank not in self._having[number]]
+            for number, _ in lacking:
+                self._having[number].add(rank)
+            self._pool.pass_descriptors(rank, lacking)
 
     def _begin_map(self, number: int, work: Work) -> None:
         """Open the queue of tasks.  Raises: SessionError, SharedMemoryError."""
@@ -228,15 +224,16 @@ class LeaderSession:
         self._sent |= dict.fromkeys(ordered.ranks, b"")
         self._wire.send(GATEWAY, protocol.Answered(ordered.number, replies, None, ()))
 
-    def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
-        """Have *ranks* give up command *number*."""
+    def _interrupt(self, number: int, rank: int) -> None:
+        """Have a rank give up command *number*."""
         running = self._running.get(number)
         if running is not None:
             if self._tasks is not None:
                 self._tasks.stop()
             running.lane.give_up()
             self._channel.wake_all()
-            self._pool.interrupt([rank for rank in running.lane.unanswered() if rank in ranks])
+            if rank in running.lane.unanswered():
+                self._pool.interrupt([rank])
 
     # ── what becomes of it ───────────────────────────────────────────────────────────────────────
 
@@ -290,7 +287,7 @@ class LeaderSession:
 
     def _written(
         self, running: _Running, ranks: list[int], listed: list[bytes], payloads: dict[int, bytes]
-    ) -> tuple[list[Extent], list[Partial]]:
+    ) -> Writing:
         """What *ranks* have written, by the replies of their lane: as *listed* there, and by rank."""
         lane, command = running.lane, running.command
         last = self._writings.get(lane)
@@ -303,7 +300,7 @@ class LeaderSession:
         self._writings[lane] = listed, command, ranks, found
         return found
 
-    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+    def sleeping(self, nap: Nap) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable; then tell the
         gateway what is new."""
 
@@ -313,7 +310,7 @@ class LeaderSession:
         lanes = [running.lane for running in self._running.values()]
         self._relay.sleeping(
             lambda wakes: self._channel.sleeping(
-                lanes, has_news, lambda more: nap([*wakes, *more, *self._alive])
+                lanes, has_news, lambda more: nap([*wakes, *more, self._ends.fileno()])
             )
         )
         self._look_around()
@@ -323,7 +320,6 @@ class LeaderSession:
         self._looked = now = time.monotonic()
         for sentinel, _ in self._ends.poll(0):
             self._ends.unregister(sentinel)
-            self._alive.remove(sentinel)
             ended = self._pool.end_of(sentinel)
             self._tell_what_was_printed()
             self._wire.send(GATEWAY, protocol.Died(ended))
@@ -364,6 +360,7 @@ class LeaderSession:
         self.dismiss()
         self._mirrors.close()
         self._relay.close()
+        self._ends.close()
 
 
 class Leader:

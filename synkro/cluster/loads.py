@@ -22,13 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..plan.split import Span
+from ..ipc.waiting import Condition
 from .seals import Buffer, Digest
 
-_PIECE = 1 << 21  # bytes of a piece: these stay in a cache, and each tells that its sender is there
+PIECE = 1 << 21  # bytes of a piece: these stay in a cache, and each tells that its sender is there
 _SMALL = 1 << 16  # bytes up to which a copy is made anew
-_AHEAD = 4 * _PIECE  # bytes of sealed pieces on their way to one process at a time
+_AHEAD = 4 * PIECE  # bytes of sealed pieces on their way to one process at a time
 _SLICE = 1 << 18  # bytes that are digested between two looks at what travels
+
+Look = Callable[[], object]  # what is done again and again while loads travel
 
 STREAMED = 2
 """Pieces of a stream that are awaited at the same time."""
@@ -44,7 +46,7 @@ class Load(NamedTuple):
 def cut(load: Load) -> list[memoryview]:
     """The pieces of a load; none of empty bodies."""
     views = [memoryview(body).cast("B") for body in load.bodies if len(body)]
-    return [view[at : at + _PIECE] for view in views for at in range(0, len(view), _PIECE)]
+    return [view[at : at + PIECE] for view in views for at in range(0, len(view), PIECE)]
 
 
 def are_apart(pieces: Sequence[Buffer]) -> bool:
@@ -53,17 +55,7 @@ def are_apart(pieces: Sequence[Buffer]) -> bool:
     return all(start + nbytes <= after for (start, nbytes), (after, _) in pairwise(spans))
 
 
-def cuts(nbytes: int) -> Iterator[Span]:
-    """Where the pieces of so many bytes of a stream lie."""
-    return ((start, min(start + _PIECE, nbytes)) for start in range(0, nbytes, _PIECE))
-
-
-def buffers() -> NDArray[np.uint8]:
-    """Room for the pieces of a stream."""
-    return np.empty((STREAMED, _PIECE), np.uint8)
-
-
-def add(digest: Digest, piece: Buffer, look: Callable[[], object]) -> None:
+def add(digest: Digest, piece: Buffer, look: Look) -> None:
     """Digest a piece, too; *look* has what travels go on."""
     for at in range(0, len(piece), _SLICE):
         digest.update(piece[at : at + _SLICE])
@@ -88,10 +80,7 @@ class Conveyor:
     """The loads for one process, which go in their order, and as fast as they are taken there."""
 
     def __init__(
-        self,
-        begin: Callable[[Buffer, bool], Any],
-        look: Callable[[], object],
-        spare: list[NDArray[np.uint8]],
+        self, begin: Callable[[Buffer, bool], Any], look: Look, spare: list[NDArray[np.uint8]]
     ) -> None:
         """``begin(piece, is_digest)`` sends a piece, *look* has what travels go on.
 
@@ -104,7 +93,7 @@ class Conveyor:
         self._waiting: deque[tuple[int, Iterator[_Going]]] = deque()
         self._going: list[_Going] = []
 
-    def add(self, loads: Sequence[tuple[Load, Digest | None]]) -> Callable[[], bool]:
+    def add(self, loads: Sequence[tuple[Load, Digest | None]]) -> Condition:
         """Send the loads of a message, each with what digests it, or None.
 
         Returns what says whether a part of them is on its way.
@@ -123,7 +112,7 @@ class Conveyor:
             elif each.copy is not None:
                 self._spare.append(each.copy)
         self._going = going
-        under_way, most = sum(each.nbytes for each in going), _PIECE
+        under_way, most = sum(each.nbytes for each in going), PIECE
         while self._waiting and under_way < _AHEAD and most > 0:
             begun = next(self._waiting[0][1], None)
             if begun is None:
@@ -149,7 +138,7 @@ class Conveyor:
                     digest.update(memory)
                     yield _Going(self._begin(memory, False), message, memory)
                 else:
-                    copy = self._spare.pop() if self._spare else np.empty(_PIECE, np.uint8)
+                    copy = self._spare.pop() if self._spare else np.empty(PIECE, np.uint8)
                     there = copy[: len(piece)].data
                     there[:] = piece
                     add(digest, there, self._look)

@@ -6,6 +6,7 @@ What is small travels in the head of the message, one message less; the rest in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ def pack(pieces: Sequence[Piece], memory: Memory) -> tuple[Parcel | None, list[L
     """The parcel of *pieces*, and the loads of its message."""
     if not pieces:
         return None, []
-    pieces = sorted(pieces, key=_is_bare)
+    pieces = sorted(pieces, key=attrgetter("bare"))
     bodies = [_read(piece, memory(piece.segment)) for piece in pieces]
     plain = tuple(map(tuple, pieces))
     if sum(map(len, bodies)) <= _INLINE:
@@ -92,13 +93,9 @@ def _receive(pieces: Sequence[Piece], places: Sequence[Bytes], fill: Fill) -> No
     fill(places[sealed:], False)
 
 
-def _is_bare(piece: Piece) -> bool:
-    return piece.bare
-
-
 def _count_sealed(pieces: Sequence[Piece]) -> int:
     """How many of *pieces* have a digest: these come first."""
-    return len(pieces) - sum(map(_is_bare, pieces))
+    return len(pieces) - sum(piece.bare for piece in pieces)
 
 
 def _piece(plain: tuple[Any, ...]) -> Piece:

@@ -20,7 +20,6 @@ from ..errors import HostLost, SessionError, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.pool import STDERR, Note, WorkerPool
-from ..ipc.process import worker_died
 from ..machine import readable_bytes, search_path
 from . import protocol
 from .cleanup import ENDED, NO_MEMORY, UNHEARD
@@ -93,7 +92,7 @@ class Cluster(abc.ABC):
         self._await(self.gateway.fileno())
         try:
             self.said: list[Hello] = self.gateway.recv()
-        except EOFError:
+        except (EOFError, OSError):
             raise self.gone() from None
 
     def _settle(self, undo: contextlib.ExitStack) -> None:
@@ -209,25 +208,19 @@ class HostsPool(WorkerPool):
         digests if the network is *trusted*.
         """
         super().__init__(hosts)
-        self._host_timeout = host_timeout
-        self._trusted = trusted
+        # what leaders hear first; the rest is known when the workers start
+        self._begin = protocol.Begin(tuple(hosts), 0, (), host_timeout, trusted)
         self._cluster = cluster
         self._resources.callback(cluster.close)
         self._pids: dict[int, int] = {}
         self._passed: Sequence[tuple[int, int]] = ()
-        self._begin: protocol.Begin | None = None
 
     def start(
         self, environments: Sequence[dict[str, str]], board: int, note: Note | None = None
     ) -> Controller:
         cluster = self._cluster
-        self._begin = protocol.Begin(
-            tuple(self.hosts),
-            board,
-            tuple(map(cluster.unknown, environments)),
-            self._host_timeout,
-            self._trusted,
-        )
+        beyond = tuple(map(cluster.unknown, environments))
+        self._begin = self._begin._replace(board=board, environments=beyond)
         others = [rank for ranks in self.hosts[1:] for rank in ranks]
         self._pump.hear(others, cluster.printed.fileno(), partial(self._printed, note))
         controller = super().start([environments[rank] for rank in self.ranks], board)
@@ -305,8 +298,7 @@ class HostsPool(WorkerPool):
     def death(self, sentinel: int) -> WorkerDied:
         cluster = self._cluster
         if sentinel not in (cluster.gateway.fileno(), cluster.sentinel):
-            ended = self.end_of(sentinel)
-            return worker_died(ended, self._pump.stderr_tail(ended.rank), cluster.hosts[0])
+            return super().death(sentinel)
         with contextlib.suppress(EOFError, OSError):
             said = cluster.gateway.recv() if cluster.gateway.poll() else None
             if (end := self._end_told(said)) is not None:
@@ -316,9 +308,8 @@ class HostsPool(WorkerPool):
     def _end_told(self, said: Any) -> WorkerDied | None:
         """What to raise for what the gateway has *said*, if that is that somebody has ended."""
         if isinstance(said, protocol.Died):
-            rank = said.ended.rank
-            self._pump.await_end(rank, STDERR)
-            return worker_died(said.ended, self._pump.stderr_tail(rank), self.host_of(rank))
+            self._pump.await_end(said.ended.rank, STDERR)
+            return self._died(said.ended)
         if isinstance(said, ForgedError):
             one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"
@@ -359,7 +350,7 @@ class HostsPool(WorkerPool):
 
     @property
     def _silent(self) -> str:
-        return f"nothing was heard of it for {self._host_timeout:g} s (host_timeout=)"
+        return f"nothing was heard of it for {self._begin.host_timeout:g} s (host_timeout=)"
 
     def _lost(self, number: int | None, why: str) -> HostLost:
         """What to raise for host *number* of the processes; None: nobody knows which it was."""

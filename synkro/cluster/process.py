@@ -124,12 +124,13 @@ def strangers(started: int, count: int, library: str) -> str:
 def meet(gateway: Gateway, connected: socket.socket) -> None:
     """Serve the main process at the other end of a socket."""
     from ..ipc.descriptors import Descriptors  # noqa: PLC0415
+    from .gateway import MainProcess  # noqa: PLC0415
 
     _, (printed, descriptors, *lifeline), *_ = socket.recv_fds(connected, len(ENDS), 3)
     for each in lifeline:
         hold_on_to(each)
     received = Descriptors(socket.socket(fileno=descriptors))
-    gateway.serve(Connection(connected.detach()), Connection(printed), received)
+    gateway.serve(MainProcess(Connection(connected.detach()), Connection(printed), received))
 
 
 def _serve(gateway: Gateway, folder: str) -> None:

@@ -224,10 +224,10 @@ class Interrupt(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Have *ranks* give up command *number*."""
+    """Have a rank give up command *number*, which nobody wants of its lane any more."""
 
     number: int
-    ranks: tuple[int, ...]
+    rank: int
 
 
 class Standing(NamedTuple):

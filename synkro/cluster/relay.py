@@ -22,7 +22,7 @@ import numpy as np
 from ..comms.board import LINE, SLEEPS, UNAWAITED, board_bytes
 from ..comms.journal import ALL, ENTRY, FORGET, HOST, SHOW, WHAT, WORD, JournalReader, bed
 from ..ipc.descriptors import Inherited
-from ..ipc.waiting import new_fence
+from ..ipc.waiting import Condition, Nap, new_fence
 from ..memory.arena import Arena
 from ..memory.mapping import give_back, map_file
 from ..memory.segment import explained, require_memory
@@ -89,7 +89,7 @@ class Relay:
             passed[host] = Passed(mine.tobytes(), [self._bytes(at, n) for _, at, n, _ in shown])
         return passed
 
-    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+    def sleeping(self, nap: Nap) -> None:
         """Do *nap*, which ends when one of the descriptors that it gets is readable: a rank has written
         something down."""
         self._bed[0] = 1
@@ -159,11 +159,7 @@ class WireRelay(Relay):
     """A host's relay that exchanges batches with the others by a wire."""
 
     def __init__(
-        self,
-        wire: Wire,
-        hosts: Sequence[range],
-        inherited: Inherited,
-        answered: Callable[[int], int],
+        self, wire: Wire, hosts: Sequence[range], inherited: Inherited, answered: Callable[[int], int]
     ) -> None:
         """*hosts* are the ranks of each process of MPI's; *inherited* what the workers of this host
         inherit, which this object closes; *answered* tells the last command that a rank has answered."""
@@ -181,7 +177,7 @@ class WireRelay(Relay):
         """Whether ranks of this host have shown something, while collectives go on."""
         return self._active and self.has_news()
 
-    def step(self, busy: Callable[[], bool]) -> bool:
+    def step(self, busy: Condition) -> bool:
         """Pass on what is new; *busy* says whether a command goes on.  Returns whether something was."""
         if not (self._active or self.has_news()):
             return False

@@ -57,8 +57,7 @@ class RemoteTasks:
         self._host = host
         self._ranks = ranks
         self._proxy = proxy
-        self._taker = Taker(ranks.start, queue)
-        self._read = partial(proxy.blocks_read, ranks.start)
+        self._taker = Taker(ranks.start, queue, partial(proxy.blocks_read, ranks.start))
 
     def begin(self, number: int) -> None:
         """The map, or the rest of it, begins with command *number*."""
@@ -73,7 +72,7 @@ class RemoteTasks:
         self._replies: dict[int, bytes] = {}  # which follow on the results
         self._waiting = set(self._ranks)  # those that have not answered
         self._problem: SharedMemoryError | None = None
-        self._taker.begin(self._read())
+        self._taker.begin()
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
@@ -204,7 +203,7 @@ class RemoteTasks:
             return True  # to nobody
         try:
             if self._record is None:
-                self._record = self._taker.record(*batch[:3], results, self._read())
+                self._record = self._taker.record(*batch[:3], results)
         except SharedMemoryError as error:
             self._problem = error
             return True

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 os.environ.setdefault("UCX_TCP_RX_SEG_SIZE", "256k")  # fewer calls of the kernel for large messages
 from mpi4py import MPI  # which begins MPI, and reads that
 
-from ..ipc.waiting import Patience, spin
+from ..ipc.waiting import Condition, Nap, Patience, spin
 from . import protocol
-from .loads import STREAMED, Conveyor, Load, add, are_apart, buffers, cut, cuts
+from .loads import PIECE, STREAMED, Conveyor, Load, Look, add, are_apart, cut
 from .protocol import Over
 from .seals import CUT, DIGEST_BYTES, LEFT_OUT, LONG, Buffer, ForgedError, LostError, Seals, SilenceError
 
@@ -52,6 +52,8 @@ _LOOKS_AT_ALL = 8  # of which one is a look at everything
 _NAP = 8e-3  # seconds of the longest nap, where sockets may not say that a message has come
 _LONG_NAP = 64e-3  # and where they do
 _FDS = 1024  # from here on select() knows no descriptors
+
+Sleeping = Callable[[Nap], object]  # does a nap, unless there is something to do
 
 GATEWAY = 0
 """The number of the process beside the main process."""
@@ -105,7 +107,7 @@ class Wire:
         self._buffers: NDArray[np.uint8] = np.empty((0, 0), np.uint8)
         self._wait_until(self._comm.Ibarrier().Test)  # a host that cannot be reached shows here
 
-    def send(self, to: int, head: Any, *loads: Load) -> Callable[[], bool] | None:
+    def send(self, to: int, head: Any, *loads: Load) -> Condition | None:
         """Send a message; its loads are to stay until ``flush`` says that all is sent.
 
         Returns what says whether a part of the loads is on its way, if there are any.
@@ -281,11 +283,7 @@ class Wire:
             self._alive(self._told)
 
     def fill(
-        self,
-        source: int,
-        bodies: Sequence[Buffer],
-        sealed: bool = True,
-        meanwhile: Callable[[], object] = tuple,
+        self, source: int, bodies: Sequence[Buffer], sealed: bool = True, meanwhile: Look = tuple
     ) -> None:
         """Receive a load of the last message from *source* into memory of its sizes.
 
@@ -302,18 +300,15 @@ class Wire:
         Meanwhile the next one is on its way.  After the last one: raises ForgedError.
         """
         if not len(self._buffers):
-            self._buffers = buffers()  # kept, as fresh pages take as long as bytes
-        room, spans = self._buffers, enumerate(cuts(nbytes))
-        pieces = [room[number % STREAMED, : stop - start] for number, (start, stop) in spans]
+            self._buffers = np.empty(
+                (STREAMED, PIECE), np.uint8
+            )  # kept: fresh pages take as long as bytes
+        room, starts = self._buffers, enumerate(range(0, nbytes, PIECE))
+        pieces = [room[number % STREAMED, : min(PIECE, nbytes - at)] for number, at in starts]
         yield from self._arriving(source, pieces, sealed, STREAMED)
 
     def _arriving(
-        self,
-        source: int,
-        pieces: Sequence[Any],
-        sealed: bool,
-        ahead: int,
-        meanwhile: Callable[[], object] = tuple,
+        self, source: int, pieces: Sequence[Any], sealed: bool, ahead: int, meanwhile: Look = tuple
     ) -> Iterator[Any]:
         """Receive a load, *ahead* pieces at the same time, and check its digest."""
         if not pieces:
@@ -333,7 +328,7 @@ class Wire:
             self._await(self._comm.Irecv([said, MPI.BYTE], source, _SEAL), source, len(said), meanwhile)
             self._seals.check_load(source, digest, said)
 
-    def _await(self, request: Any, source: int, nbytes: int, meanwhile: Callable[[], object]) -> None:
+    def _await(self, request: Any, source: int, nbytes: int, meanwhile: Look) -> None:
         """Wait until a piece of so many bytes is here.
 
         Raises: ForgedError if it has others, or does not come while its sender is heard.
@@ -374,12 +369,7 @@ class Wire:
         """Wait until all messages are sent."""
         self._wait_until(self.sent)
 
-    def rest(
-        self,
-        called: Callable[[], bool],
-        step: Callable[[], bool],
-        sleeping: Callable[[Callable[[list[int]], object]], object],
-    ) -> bool:
+    def rest(self, called: Condition, step: Condition, sleeping: Sleeping) -> bool:
         """Wait for a message, until *step* has found something to do, or until the second is over.
 
         *called* says in no time whether *step* most likely would.  ``sleeping(nap)`` does *nap*, which
@@ -418,7 +408,7 @@ class Wire:
                 return True
         return False
 
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Condition) -> None:
         def holds() -> bool:
             self.beat()
             return condition()
@@ -427,11 +417,7 @@ class Wire:
             self._nap_until(holds, lambda nap: nap([]), time.perf_counter(), busy=True)
 
     def _nap_until(
-        self,
-        condition: Callable[[], bool],
-        sleeping: Callable[[Callable[[list[int]], object]], object],
-        since: float,
-        busy: bool = False,
+        self, condition: Condition, sleeping: Sleeping, since: float, busy: bool = False
     ) -> None:
         """Look for *condition* between naps, as nothing has been done *since*.
 
@@ -504,7 +490,7 @@ class _Sleep:
         self._over = listens and not ready and not writable
         self._in_vain = bool(writable) or any(fd in sockets for fd in ready)
 
-    def judge(self, has_come: Callable[[], bool], anything: Callable[[], bool]) -> None:
+    def judge(self, has_come: Condition, anything: Condition) -> None:
         """Learn from what ended the last sleep.
 
         *has_come* asks for messages, *anything* for beats, too.

@@ -61,7 +61,9 @@ from .block import (
     Block,
 )
 from .descriptors import Inherited
-from .waiting import Patience, polling, sleep_until
+from .waiting import Condition, Nap, Patience, polling, sleep_until
+
+OnTick = Callable[[], None] | None
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
 _NAP = 1000  # and the main process from then on: a fork of it may have been woken in its place
@@ -86,8 +88,7 @@ class Controller(Block):
         """The lane of *ranks*, which are in ascending order."""
         lane = self._lanes.get(ranks)
         if lane is None:
-            seconds = polling(len(ranks), self._on_gpus)
-            lane = self._lanes[ranks] = Lane(self, ranks, Patience(seconds))
+            lane = self._lanes[ranks] = Lane(self, ranks, polling(len(ranks), self._on_gpus))
         return lane
 
     def wait_for_gpus(self) -> None:
@@ -118,9 +119,7 @@ class Controller(Block):
             lane.close()
         super().close()
 
-    def sleeping(
-        self, lanes: Sequence[Lane], news: Callable[[], bool], nap: Callable[[list[int]], object]
-    ) -> None:
+    def sleeping(self, lanes: Sequence[Lane], news: Condition, nap: Nap) -> None:
         """Do *nap*, unless there is *news*: it ends when one of the descriptors that it gets is
         readable, as a rank of *lanes* has answered."""
         words, firsts = self.words, [lane.ranks[0] for lane in lanes]
@@ -152,7 +151,8 @@ class Lane:
         members: the same, as a set.
     """
 
-    def __init__(self, block: Controller, ranks: tuple[int, ...], patience: Patience) -> None:
+    def __init__(self, block: Controller, ranks: tuple[int, ...], seconds: float) -> None:
+        """*seconds* are how long it polls for answers before sleeping."""
         self.ranks = ranks
         self.members = frozenset(ranks)
         self._block = block
@@ -171,7 +171,7 @@ class Lane:
         self._command: bytes | None = None  # what lies in the block; None while it is being written
         self._read: list[int] = []  # the editions of the replies
         self._replies: list[bytes] = []
-        self._patience = patience
+        self.poll(seconds)
 
     def poll(self, seconds: float) -> None:
         """Poll for answers so long before sleeping, from now on."""
@@ -238,10 +238,7 @@ class Lane:
         return True
 
     def wait(
-        self,
-        deadline: float | None,
-        sentinels: Sequence[int],
-        on_tick: Callable[[], None] | None = None,
+        self, deadline: float | None, sentinels: Sequence[int], on_tick: OnTick = None
     ) -> list[int]:
         """Wait until all ranks have answered, one of *sentinels* is ready, or the *deadline* is over.
 
@@ -255,10 +252,10 @@ class Lane:
 
     def wait_for(
         self,
-        condition: Callable[[], bool],
+        condition: Condition,
         deadline: float | None,
         sentinels: Sequence[int],
-        on_tick: Callable[[], None] | None = None,
+        on_tick: OnTick = None,
     ) -> list[int]:
         """Sleep until *condition* holds, which a rank's answer, or a result that was expected, may make
         true, one of *sentinels* is ready, or the *deadline* is over."""
@@ -271,11 +268,7 @@ class Lane:
             words[each] = before
 
     def _sleep(
-        self,
-        condition: Callable[[], bool],
-        deadline: float | None,
-        sentinels: Sequence[int],
-        on_tick: Callable[[], None] | None,
+        self, condition: Condition, deadline: float | None, sentinels: Sequence[int], on_tick: OnTick
     ) -> list[int]:
         poll = select.poll()
         for fd in (self._wake_main, *sentinels):

@@ -53,9 +53,8 @@ def send_descriptors(sock: socket.socket, numbered: Sequence[tuple[int, int]]) -
     """Pass descriptors, as pairs ``(number, fd)``."""
     for first in range(0, len(numbered), _MAX_DESCRIPTORS):
         some = numbered[first : first + _MAX_DESCRIPTORS]
-        body = struct.pack(f"<{len(some)}q", *(number for number, _ in some))
-        head = struct.pack("<q", len(some))
-        socket.send_fds(sock, [head + body], [fd for _, fd in some])
+        message = struct.pack(f"<{1 + len(some)}q", len(some), *(number for number, _ in some))
+        socket.send_fds(sock, [message], [fd for _, fd in some])
 
 
 class Descriptors:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable
 from functools import partial
 
 from .block import ANSWERED, COMMAND, FIRST, PHASE, SLEEPS, SLICE, TRACED, WOKEN, Block
 from .descriptors import Inherited
-from .waiting import Patience, polling, sleep_until, spin
+from .waiting import Condition, Patience, polling, sleep_until, spin
 
 _FIRST_NAP = 1  # milliseconds after which a sleeper looks once more, in case a wake-up was lost
 _LOOK, _LOOKS = 5e-5, 20  # seconds between two looks for an item, and how many before it sleeps
@@ -97,7 +96,7 @@ class Listener:
             if spin(self._has_command):
                 return
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition: Condition) -> None:
         """In the middle of a command, wait until the main process has made *condition* true.
 
         At first it looks now and then: to be woken for each item would take the main process longer than

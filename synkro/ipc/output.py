@@ -84,7 +84,7 @@ class OutputPump:
         none at the end."""
         self._sink = sink
         self._selector = selectors.DefaultSelector()
-        self._streams: list[_Stream] = []
+        self._streams: dict[tuple[int, str], _Stream] = {}
         self._pipes: list[BinaryIO] = []
         self._thread = threading.Thread(target=self._run, name="synkro-output", daemon=True)
         self._told = False  # whether an error tells how a worker has ended
@@ -92,8 +92,7 @@ class OutputPump:
     def add(self, rank: int, stdout: BinaryIO, stderr: BinaryIO) -> None:
         """Watch the pipes of a worker; the pump closes them at their end.  Call it before ``start``."""
         for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
-            stream = _Stream(rank, target)
-            self._streams.append(stream)
+            stream = self._streams[rank, target] = _Stream(rank, target)
             self._pipes.append(pipe)
             self._selector.register(
                 pipe, selectors.EVENT_READ, functools.partial(self._read, pipe, stream)
@@ -103,7 +102,7 @@ class OutputPump:
         """Hear of *ranks* of other hosts, when the descriptor *source* is readable: *printed* takes what
         a *sink* there got; None if that is for nobody here.  Call it before ``start``."""
         streams = {(rank, name): _Stream(rank, name) for rank in ranks for name in ("stdout", "stderr")}
-        self._streams += streams.values()
+        self._streams |= streams
         self._selector.register(
             source, selectors.EVENT_READ, lambda: self._take(source, printed, streams)
         )
@@ -145,14 +144,11 @@ class OutputPump:
 
     def await_end(self, rank: int, patience: float) -> None:
         """Wait until all of a dead worker's stderr has come, at most *patience* seconds."""
-        self._stderr(rank).ended.wait(patience)
-
-    def _stderr(self, rank: int) -> _Stream:
-        return next(each for each in self._streams if (each.rank, each.target) == (rank, "stderr"))
+        self._streams[rank, "stderr"].ended.wait(patience)
 
     def stderr_tail(self, rank: int) -> str:
         """The last lines of a dead worker's stderr."""
-        stream = self._stderr(rank)
+        stream = self._streams[rank, "stderr"]
         self._told = True
         return "\n".join([*stream.tail, *stream.dump]).strip("\n")
 
@@ -164,7 +160,7 @@ class OutputPump:
         if self._thread.ident is not None:
             self._thread.join(patience)
         if not self._told:
-            for stream in self._streams:
+            for stream in self._streams.values():
                 stream.pass_on(stream.dump)
         if not self._thread.is_alive():
             for pipe in self._pipes:

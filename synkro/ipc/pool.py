@@ -150,8 +150,11 @@ class WorkerPool:
 
     def death(self, sentinel: int) -> WorkerDied:
         """What to raise for the worker whose *sentinel* is ready: how it ended."""
-        dead = self.end_of(sentinel)
-        return worker_died(dead, self._pump.stderr_tail(dead.rank))
+        return self._died(self.end_of(sentinel))
+
+    def _died(self, ended: ProcessEnd) -> WorkerDied:
+        tail = self._pump.stderr_tail(ended.rank)
+        return worker_died(ended, tail, self.host_of(ended.rank))
 
     def end_of(self, sentinel: int) -> ProcessEnd:
         """How the worker has ended whose *sentinel* is ready, after its last output has come."""

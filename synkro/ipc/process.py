@@ -184,7 +184,9 @@ def worker_died(ended: ProcessEnd, stderr: str, host: str = "") -> WorkerDied:
     elif number is None:
         how, hint = f"ended with exit code {status}", ""
     else:
-        how, hint = f"was killed by {_signal_name(number)}", _HINTS.get(number, "")
+        names = {each.value: each.name for each in signal.Signals}
+        how = f"was killed by {names.get(number, f'signal {number}')}"
+        hint = _HINTS.get(number, "")
     ending = f" The end of its stderr:\n{stderr}" if stderr else ""
     what = f"the worker of rank {rank} (pid {pid}){f' on {host}' if host else ''} {how}"
     return WorkerDied(
@@ -196,10 +198,3 @@ def worker_died(ended: ProcessEnd, stderr: str, host: str = "") -> WorkerDied:
         stderr=stderr,
         host=host,
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

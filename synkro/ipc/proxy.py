@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .block import ANSWERED, COMMAND, FIRST, SENT, SLEEPS, Block
 from .descriptors import Inherited
+from .waiting import Nap
 
 _LONG_ASLEEP = 2  # what SLEEPS says of one that should be woken before the next command
 
@@ -102,7 +103,7 @@ class Proxy(Block):
         self.fence()  # what is there for it is stored before the load of whether it sleeps
         super().wake_main()
 
-    def sleeping(self, nap: Callable[[list[int]], object]) -> None:
+    def sleeping(self, nap: Nap) -> None:
         """Do *nap*, unless there is a command: it ends when one of the descriptors that it gets is
         readable, as there is one."""
         words = self.words

@@ -43,7 +43,7 @@ from ..memory.interrupts import uninterrupted
 from ..memory.mapping import map_file
 from ..plan.call import Access
 from ..values.arrays import Array
-from .waiting import new_fence
+from .waiting import Condition, new_fence
 
 TOGETHER, EACH, ALONE = range(3)
 """How a batch is pickled: a list of all values; each value; or one value, beside its large buffers."""
@@ -325,27 +325,29 @@ os.register_at_fork(after_in_child=_in_forked_child)
 class Taker:
     """A worker's end of the queue of tasks."""
 
-    def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
-        """*descriptors* are those of the ``Dispatcher``, which this end owns."""
+    def __init__(self, rank: int, descriptors: Sequence[int], blocks_read: Callable[[], int]) -> None:
+        """*descriptors* are those of the ``Dispatcher``, which this end owns; *blocks_read* says how
+        many blocks of this *rank* with results the main process has read."""
         self._tickets, self._put, self._results, self._file = descriptors
         self._table = _Table(self._file)
         self._arena = Arena(self._file, rank)
         self._room = select.poll()
         self._room.register(self._results, select.POLLOUT)
+        self._blocks_read = blocks_read
         self._unread: deque[Array] = deque()  # blocks of results
         self._read = 0  # how many blocks the main process had read, when the last ones were dropped
         self._drawn: Ticket | None = None
         self._batch: tuple[int, Batch] | None = None  # that was read last, and where it lies in the file
 
-    def begin(self, read: int) -> None:
-        """A command begins: nobody wants results of the last one.  *read* blocks were read until now."""
+    def begin(self) -> None:
+        """A command begins: nobody wants results of the last one."""
         self._unread.clear()
-        self._read = read
+        self._read = self._blocks_read()
         self._drawn = self._batch = None
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, wait: Callable[[Callable[[], bool]], None]) -> tuple[Ticket, Batch] | None:
+    def take(self, wait: Callable[[Condition], None]) -> tuple[Ticket, Batch] | None:
         """The next ticket and its batch; None when there will be none.
 
         *wait* waits for a condition: until the main process, or another worker, wakes this one, having
@@ -425,34 +427,28 @@ class Taker:
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
     def give(
-        self,
-        slot: int,
-        first: int,
-        count: int,
-        results: Pickles,
-        read: Callable[[], int],
-        wake: Callable[[], None],
+        self, slot: int, first: int, count: int, results: Pickles, wake: Callable[[], None]
     ) -> None:
         """Hand over the results of *count* items of the batch in *slot*, from number *first* on.
 
-        *read* says how many blocks of this rank the main process has read; *wake* wakes it where it has
-        to read some.  Raises: SharedMemoryError.
+        *wake* wakes the main process where it has to read some.  Raises: SharedMemoryError.
         """
-        while (record := self.record(slot, first, count, results, read())) is None:
+        while (record := self.record(slot, first, count, results)) is None:
             wake()
             time.sleep(_PAUSE)
         while not self.write(record):
             wake()
             self._room.poll()
 
-    def record(self, slot: int, first: int, count: int, results: Pickles, read: int) -> bytes | None:
+    def record(self, slot: int, first: int, count: int, results: Pickles) -> bytes | None:
         """The record of results, which lie in a block if they are large; None while too many blocks are
-        unread: all but *read*."""
+        unread."""
         nbytes, way = _size(results), _way(results)
         if nbytes <= _SMALL:
             memory = bytearray(nbytes)
             _write(memoryview(memory), results)
             return _RESULT.pack(slot, first, count, _INSIDE, nbytes, way) + memory
+        read = self._blocks_read()
         while self._read < read:
             self._unread.popleft()
             self._read += 1

@@ -37,6 +37,8 @@ def polling(size: int, on_gpus: bool = False) -> float:
 
 
 Fence = Callable[[], None]
+Condition = Callable[[], bool]
+Nap = Callable[[list[int]], object]  # sleeps until one of these descriptors is readable, at most
 
 
 class Words(Protocol):
@@ -70,7 +72,7 @@ def new_fence() -> Fence:
     return fence
 
 
-def spin(condition: Callable[[], bool], seconds: float = SPIN) -> bool:
+def spin(condition: Condition, seconds: float = SPIN) -> bool:
     """Poll until *condition* holds, at most so many seconds; returns whether it does.
 
     Between two looks it yields its core, so that polling takes little from processes that compute.
@@ -86,13 +88,7 @@ def spin(condition: Callable[[], bool], seconds: float = SPIN) -> bool:
             return False
 
 
-def sleep_until(
-    condition: Callable[[], bool],
-    words: Words,
-    sleeps: int,
-    fence: Fence,
-    nap: Callable[[], bool],
-) -> None:
+def sleep_until(condition: Condition, words: Words, sleeps: int, fence: Fence, nap: Condition) -> None:
     """Sleep until *condition* holds, or *nap* says that the wait is over.
 
     *nap* sleeps once, until it is woken or for as long as it likes.  ``words[sleeps]`` says meanwhile
@@ -126,7 +122,7 @@ class Patience:
         self._credit = 10 * seconds  # seconds of polling in vain that are allowed
         self._paid = self._start = time.perf_counter()  # until when credit has been given
 
-    def poll(self, condition: Callable[[], bool]) -> bool:
+    def poll(self, condition: Condition) -> bool:
         """Poll for *condition* if that is worth while; returns whether it holds."""
         self._polled = self._short or self._may_poll()
         if self._polled and spin(condition, self._seconds):

@@ -124,7 +124,7 @@ class Tasks:
         self._listener = listener
         self._frozen: list[Array] = []
         self._state: _State | None = None  # of a map that goes on, or has failed
-        self._taker = Taker(rank.number, queue)
+        self._taker = Taker(rank.number, queue, listener.blocks_read)
         os.register_at_fork(after_in_child=self._on_fork)
         self._on_cpu = rank.device.xp is np
         self._items: tuple[Batch, list[list[Any]]] | None = None  # of a batch that is pickled together
@@ -140,7 +140,7 @@ class Tasks:
     def work(self, command: Work) -> None:
         """Take items until there are no more."""
         rank = self._rank
-        self._taker.begin(self._listener.blocks_read())
+        self._taker.begin()
         self._items, self._done, self._check = None, 0, 1
         if command.plan.function != self._function:
             self._function, self._quota = command.plan.function, 1
@@ -346,9 +346,7 @@ class Tasks:
         if late and not fits(several):
             return stop - start > 1 and self._give_some(run, (start + stop) // 2, late)
         listener, number = self._listener, run.first + start
-        self._taker.give(
-            run.ticket.slot, number, stop - start, several, listener.blocks_read, listener.wake_main
-        )
+        self._taker.give(run.ticket.slot, number, stop - start, several, listener.wake_main)
         run.gave(stop - start)
         if listener.is_expected(number, stop - start):
             listener.wake_main()
