@@ -81,14 +81,11 @@ class Communicator(ABC):
     def tidy(self) -> None:
         """Give unused memory back."""
 
-    def reduce_out(
-        self,
-        operations: Sequence[Operation],
-        divisor: float,
-        partials: Sequence[Any],
-        targets: Sequence[Array],
-    ) -> None:
-        """Reduce partials of all ranks, which lie on their GPUs, into arrays in host memory."""
+    def reduce_out(self, jobs: Sequence[tuple[Operation, Any, Array]], divisor: float) -> None:
+        """Reduce partials of all ranks, which lie on their GPUs, into arrays in host memory.
+
+        Each job is an operation, this rank's partial, and where the result goes.
+        """
         raise InternalError("partials that lie on GPUs, on a rank that has none.")
 
     def part_of(self, array: Array) -> Array:

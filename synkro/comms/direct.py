@@ -125,44 +125,38 @@ class DirectCollectives(Communicator):
             operation.finish(array, self.count, out=array)
         return linked
 
-    def reduce_out(
-        self,
-        operations: Sequence[Operation],
-        divisor: float,
-        partials: Sequence[Any],
-        targets: Sequence[Array],
-    ) -> None:
+    def reduce_out(self, jobs: Sequence[tuple[Operation, Any, Array]], divisor: float) -> None:
         """Reduce partials of all ranks, as one transfer, into arrays in host memory.
 
         Each rank copies its n-th part of the elements to the host, over its own bus.
         """
         sent, parts = [], []
-        for operation, partial in zip(operations, partials, strict=True):
+        for operation, partial, _ in jobs:
             length = -(-partial.size // self.count)
             vector = self._device.empty((length * self.count,), partial.dtype)
             self._device.assign(vector[: partial.size].reshape(partial.shape), partial)
             sent.append(encode(operation, vector))
             parts.append(self._device.empty((sent[-1].size // self.count,), sent[-1].dtype))
-        names = ",".join(operation.name for operation in operations)
-        record = Record("reduce_scatter", names, in_place=True, given=given(partials), on_gpu=True)
+        names = [operation.name for operation, _, _ in jobs]
+        shapes = given([partial for _, partial, _ in jobs])
+        record = Record("reduce_scatter", ",".join(names), in_place=True, given=shapes, on_gpu=True)
         _, link, linked = self._agree(record)
         if not linked:
             self.agreement.refuse("NCCL cannot connect the GPUs any more")
         if link is not None:
-            reductions = [REDUCTIONS[operation.name] for operation in operations]
-            jobs = list(zip(sent, parts, strict=True))
-            link.reduce_scatter(jobs, reductions)
+            pairs = list(zip(sent, parts, strict=True))
+            link.reduce_scatter(pairs, [REDUCTIONS[name] for name in names])
         self._meeting.pass_on()
-        pairs = []
-        for operation, partial, source, target in zip(
-            operations, partials, sent if link is None else parts, targets, strict=True
+        results = []
+        for (operation, partial, target), source in zip(
+            jobs, sent if link is None else parts, strict=True
         ):
             reduced = decode(operation, source, partial.dtype)
             operation.finish(reduced, divisor, out=reduced)
             start = min(self.place * reduced.size, target.size)
             stop = min(start + reduced.size, target.size)
-            pairs.append((target.reshape(-1)[start:stop], reduced[: stop - start]))
-        self._device.copy_out(pairs)
+            results.append((target.reshape(-1)[start:stop], reduced[: stop - start]))
+        self._device.copy_out(results)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 

@@ -197,12 +197,10 @@ class Link:
     def exchange(self, sent: Sequence[tuple[Any, int]], received: Sequence[tuple[Any, int]]) -> None:
         """Send arrays to their ranks, and receive arrays from theirs."""
         with self._together() as stream:
-            for array, peer in sent:
-                if array.nbytes:
-                    self._comm.send(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, stream)
-            for array, peer in received:
-                if array.nbytes:
-                    self._comm.recv(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, stream)
+            for move, pairs in ((self._comm.send, sent), (self._comm.recv, received)):
+                for array, peer in pairs:
+                    if array.nbytes:
+                        move(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, stream)
 
     # ── the watchdog ─────────────────────────────────────────────────────────────────────────────
 

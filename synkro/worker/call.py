@@ -67,15 +67,14 @@ class PreparedCall:
         instead = None if rank.device.xp is np else library_instead(spec.fn)
         self._libraries = tuple([library or instead for library in libraries])
         self._files = [a for a in plan.inputs if isinstance(a, plans.ScatteredFile)]
-        files = self._files or any(isinstance(a, plans.BroadcastFile) for a in plan.inputs)
-        fed = any(isinstance(a, plans.Broadcast | plans.Scattered) for a in plan.inputs)
-        copied = fed and rank.device.pins
-        changing = isinstance(plan.selection, plans.Picked) or copied or bool(files)
+        kinds = {type(argument) for argument in plan.inputs}
+        files = kinds & {plans.ScatteredFile, plans.BroadcastFile}
+        copied = rank.device.pins and kinds & {plans.Broadcast, plans.Scattered, plans.Items}
+        changing = isinstance(plan.selection, plans.Picked) or files or copied
         self._pieces = None if changing else self._sources()
         # whether every run has the same arguments, except for numbers and pickles
-        changing_inputs = (plans.Held, plans.Replicated, plans.Items)
-        held = any(isinstance(argument, changing_inputs) for argument in plan.inputs)
-        same = self._pieces is not None and not held and plan.form is None
+        held = kinds & {plans.Held, plans.Replicated, plans.Items}
+        same = not (changing or held or plan.form)
         self._fixed = list(self._arguments()) if same else None
         self._numbers = list(self._numbers_among(self._fixed or []))
         # whether a run only calls the function, once, and leaves its outputs
