@@ -18,7 +18,7 @@ Partials merge in rank order on a host, and then in the order of the hosts: the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 from ..plan.split import split
 from ..values.arrays import Array
-from .board import board_bytes
 from .journal import Journal
 from .ops import OPERATIONS, Operation, reduce_share
 from .records import Record, layout_of, unpack
@@ -75,10 +74,9 @@ def _parts(record: Record, count: int, first: int, last: int) -> list[_Part]:
     layout = layout_of(record)
     whole = [(number, 0, size, 1) for number, ((size,), _) in enumerate(layout.vectors)]
     if record.kind == "reduce_scatter":
-        shapes = [shape for shape, _ in record.given]
         whole = [
             (vector, start, shape[0], prod(shape[1:]))
-            for shape, (vector, start, _) in zip(shapes, layout.places, strict=True)
+            for (shape, _), (vector, start, _) in zip(record.given, layout.places, strict=True)
         ]
     parts = []
     for vector, start, rows, row in whole:
@@ -88,24 +86,12 @@ def _parts(record: Record, count: int, first: int, last: int) -> list[_Part]:
 
 
 class HostsCommunicator(ShmCommunicator):
-    """One rank's end of the collectives of ranks on several hosts."""
+    """One rank's end of the collectives of ranks on several hosts, which has a journal.
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        file: int,
-        wakes: Sequence[int],
-        answered: Callable[[int, int], bool] | None,
-        hosts: Sequence[range],
-        wake_relay: int,
-    ) -> None:
-        """One of *size* ranks; *file* is that of this host, and *wakes* count for its ranks only.
+    The file of the arena is that of this host, and ranks are woken on this host only.
+    """
 
-        *hosts* are the ranks of each host, *wake_relay* is the eventfd of this host's relay.
-        """
-        self._journal = Journal(file, board_bytes(size), rank, hosts, wake_relay)
-        super().__init__(rank, size, file, wakes, answered, self._journal)
+    _journal: Journal
 
     def _groups(self) -> list[_Group]:
         """The ranks that meet, by host."""

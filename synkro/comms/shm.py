@@ -16,6 +16,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -61,6 +62,7 @@ class ShmCommunicator(Communicator):
         *answered* tells whether a rank has ended the call of an epoch; None: ``end`` tells the others.
         A *journal* is for sessions on several hosts (``hosts``).
         """
+        self._journal = journal
         self._arena = Arena(file, rank, None if journal is None else journal.forget)
         board = map_file(file, board_bytes(size), Access.WRITE)
         meeting = Meeting(board.data, rank, size, self._arena, wakes, answered, journal)
@@ -245,12 +247,10 @@ class ShmCommunicator(Communicator):
         if needed > len(self._stage):
             self._stage = np.empty(0, np.uint8)  # freed before more is asked for
             self._stage = self._arena.empty((needed,), np.uint8)
-        places, end = [], 0
-        for (shape, dtype), nbytes in zip(types, sizes, strict=True):
-            place: Array = np.ndarray(shape, dtype, buffer=self._stage, offset=end)
-            places.append(place)
-            end += nbytes
-        return places
+        starts = accumulate(sizes, initial=0)
+        return [
+            np.ndarray(*each, self._stage, start) for each, start in zip(types, starts, strict=False)
+        ]
 
     def _shown(self, arrays: Sequence[Array]) -> tuple[int, ...]:
         """Where all can see *arrays*: large ones of the arena where they are, others staged."""

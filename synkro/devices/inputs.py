@@ -113,24 +113,23 @@ class Inputs:
         """Queue a copy of *source* into *target*, of the same shape; ``finish`` stops it early."""
         if not target.nbytes:
             return
-        if source.indices is None:
-            copied = self._copied(source, target) if self._is_plain(source) else 0
-            if copied is None or copied == target.nbytes:
-                return
-        elif self._is_plain(source) and self._pins.pinned(source.array):
+        plain = self._is_plain(source)
+        if plain and source.indices is None and self._copied(source, target):
+            return
+        if plain and source.indices is not None and self._pins.pinned(source.array):
             self._gather(source, target)
             return
         self._buffers.load(source, target.data.ptr, self.stream, self._over)
 
-    def _copied(self, source: Source, target: Any) -> int | None:
-        """Copy *source* as far as it can be pinned; returns the bytes, or None if the call ends."""
+    def _copied(self, source: Source, target: Any) -> bool:
+        """Copy *source* as far as it can be pinned; returns whether that is all, or the call ends."""
         copied = 0
         for address, nbytes in self._pins.blocks(source.array):
             if self._over.is_set():
-                return None
+                return True
             copy_in(target.data.ptr + copied, address, nbytes, self.stream)
             copied += nbytes
-        return copied
+        return copied == int(target.nbytes)
 
     def _gather(self, source: Source, target: Any) -> None:
         """Have the GPU fetch the rows of *source* by itself."""
@@ -156,7 +155,7 @@ class Inputs:
         found = []
         for value in piece:
             if isinstance(value, Source):
-                kept = None if value.version is None else self.kept.find(value)
+                kept = self.kept.find(value)
                 if kept is None:
                     return None
                 found.append(lend(kept))

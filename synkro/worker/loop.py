@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from .. import here, messages
+from ..comms.board import board_bytes
 from ..comms.hosts import HostsCommunicator
+from ..comms.journal import Journal
 from ..comms.shm import ShmCommunicator
 from ..devices.hints import shorten
 from ..errors import CollectiveError, OutputError, UsageError, reason, with_article
@@ -52,8 +54,10 @@ def run(rank: int, size: int, hosts: Sequence[range], fds: Sequence[int]) -> Non
     os.close(block)
     listener = Listener(memory, rank, size, wakes_main, wake_workers)
     descriptors = Descriptors(socket.socket(fileno=sock))
-    end = rank, size, arena, wakes, listener.answered
-    comm = HostsCommunicator(*end, hosts, wake_relay) if len(hosts) > 1 else ShmCommunicator(*end)
+    several = len(hosts) > 1
+    journal = Journal(arena, board_bytes(size), rank, hosts, wake_relay) if several else None
+    kind = HostsCommunicator if several else ShmCommunicator
+    comm = kind(rank, size, arena, wakes, listener.answered, journal)
     Worker(Rank(rank, size, hosts, listener, descriptors, comm), listener).serve()
     descriptors.close()
 
