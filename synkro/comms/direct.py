@@ -34,7 +34,7 @@ from ..values.arrays import Array, code_of
 from .agreement import Agreement
 from .base import Communicator
 from .ops import OPERATIONS, Operation
-from .records import ArrayType, Record, given, layout_of, pack, unpack
+from .records import Arrays, ArrayType, Record, given, layout_of, pack, unpack
 
 if TYPE_CHECKING:
     from .nccl import Link
@@ -65,7 +65,7 @@ class DirectCollectives(Communicator):
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def reduced_directly(self, record: Record, arrays: Sequence[Array]) -> list[Array] | None:
+    def reduced_directly(self, record: Record, arrays: Arrays) -> list[Array] | None:
         """The reduction that *record* names, as one vector for each partial dtype."""
         operation = OPERATIONS[record.operation]
         if not _are_native(arrays, operation):
@@ -93,7 +93,7 @@ class DirectCollectives(Communicator):
             results = [self.part_of(result).copy() for result in results]
         return results
 
-    def _reduce(self, record: Record, link: Link, encoded: Sequence[Array]) -> None:
+    def _reduce(self, record: Record, link: Link, encoded: Arrays) -> None:
         """Reduce vectors in place, on the ranks that want the results."""
         name = REDUCTIONS[record.operation]
         if record.kind == "all_reduce":
@@ -111,7 +111,7 @@ class DirectCollectives(Communicator):
                     jobs.append((encoded[vector][part], root))
             link.reduce(jobs, name)
 
-    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+    def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
         """All-reduce *arrays*, each with weight 1, where they lie; whether that was possible."""
         if not all(_as_is(array, operation) for array in arrays):
             return False
@@ -161,7 +161,7 @@ class DirectCollectives(Communicator):
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
     def rooted_directly(
-        self, kind: str, arrays: Sequence[Array] | None, root: int
+        self, kind: str, arrays: Arrays | None, root: int
     ) -> tuple[list[Array] | None, bool]:
         """What this rank gets of *root*'s arrays, if they lie on its GPU; also, whether they do."""
         record = Record(kind, root=root)
@@ -180,9 +180,7 @@ class DirectCollectives(Communicator):
         mine = [self._contiguous(array) for array in arrays or ()]
         return self._exchange(link, mine, everyone, self._rows_of), True
 
-    def _broadcast(
-        self, link: Link | None, arrays: Sequence[Array] | None, origin: Record
-    ) -> list[Array]:
+    def _broadcast(self, link: Link | None, arrays: Arrays | None, origin: Record) -> list[Array]:
         results = [self._device.empty(shape, dtype) for shape, dtype in origin.given]
         if arrays is not None:
             for result, array in zip(results, arrays, strict=True):
@@ -193,7 +191,7 @@ class DirectCollectives(Communicator):
         self._meeting.pass_on()
         return results
 
-    def exchanged_directly(self, kind: str, arrays: Sequence[Array], root: int) -> list[Array] | None:
+    def exchanged_directly(self, kind: str, arrays: Arrays, root: int) -> list[Array] | None:
         """Rows of every rank's arrays, on *root* or, if it is -1, on all ranks."""
 
         def rows_for(rows: int, place: int) -> Span:
@@ -219,7 +217,7 @@ class DirectCollectives(Communicator):
     def _exchange(
         self,
         link: Link | None,
-        arrays: Sequence[Array],
+        arrays: Arrays,
         shapes: Sequence[Sequence[ArrayType]],
         rows_for: Callable[[int, int], Span],
     ) -> list[Array]:
@@ -262,12 +260,12 @@ def in_host_memory(array: Array) -> bool:
     return isinstance(array, np.ndarray)
 
 
-def on_gpu(arrays: Sequence[Array]) -> bool:
+def on_gpu(arrays: Arrays) -> bool:
     """Whether some of *arrays* lie on a GPU."""
     return not all(map(in_host_memory, arrays))
 
 
-def _are_native(arrays: Sequence[Array], operation: Operation) -> bool:
+def _are_native(arrays: Arrays, operation: Operation) -> bool:
     """Whether NCCL can reduce *arrays*."""
     return all(
         not in_host_memory(array) and carrier(operation, operation.partial_dtype(array.dtype))

@@ -12,7 +12,6 @@ the number of the rank's link, and where the numbers differ all ranks make a new
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from ..values.arrays import Array
 from .base import MESSAGE, Communicator
 from .direct import DirectCollectives, in_host_memory, on_gpu
 from .ops import OPERATIONS, Operation
-from .records import Record
+from .records import Arrays, Record
 
 if TYPE_CHECKING:
     from .nccl import Link
@@ -151,7 +150,7 @@ class GpuCommunicator(DirectCollectives):
         return self._to_device(array) if theirs.on_gpu else array
 
     def all_reduce(
-        self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
+        self, arrays: Arrays, operation: Operation, weight: float, names: str = ""
     ) -> list[Array]:
         hosted = [array for array in arrays if in_host_memory(array)]
         if not hosted or len(hosted) == len(arrays):
@@ -163,25 +162,21 @@ class GpuCommunicator(DirectCollectives):
         second = iter(super().all_reduce(others, operation, weight, names))
         return [next(first if in_host_memory(array) else second) for array in arrays]
 
-    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+    def reduced(self, record: Record, arrays: Arrays) -> list[Array]:
         results = self.reduced_directly(record, arrays)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
             results = self._back(self._host.reduced(record, hosted), on_gpu(arrays))
         return results
 
-    def rooted(
-        self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False
-    ) -> list[Array]:
+    def rooted(self, kind: str, arrays: Arrays | None, root: int, keep: bool = False) -> list[Array]:
         results, from_gpu = self.rooted_directly(kind, arrays, root)
         if results is None:
             hosted = None if arrays is None else [self._to_host(array) for array in arrays]
             results = self._back(self._host.rooted(kind, hosted, root), from_gpu)
         return results
 
-    def exchanged(
-        self, kind: str, arrays: Sequence[Array], root: int = -1, keep: bool = False
-    ) -> list[Array]:
+    def exchanged(self, kind: str, arrays: Arrays, root: int = -1, keep: bool = False) -> list[Array]:
         results = self.exchanged_directly(kind, arrays, root)
         if results is None:
             hosted = [self._to_host(array) for array in arrays]
