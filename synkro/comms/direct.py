@@ -95,12 +95,8 @@ class DirectCollectives(Communicator):
 
     def _reduce(self, record: Record, link: Link, encoded: Arrays) -> None:
         """Reduce vectors in place, on the ranks that want the results."""
-        name = REDUCTIONS[record.operation]
-        if record.kind == "all_reduce":
-            link.all_reduce(encoded, name)
-        elif record.kind == "reduce":
-            link.reduce([(vector, record.root) for vector in encoded], name)
-        else:
+        jobs = [(vector, record.root) for vector in encoded]
+        if record.kind == "reduce_scatter":
             layout, jobs = layout_of(record), []
             for (shape, _), (vector, start, stop) in zip(record.given, layout.places, strict=True):
                 (size,), _ = layout.vectors[vector]
@@ -109,7 +105,7 @@ class DirectCollectives(Communicator):
                 for root, (low, high) in enumerate(split(0, shape[0], self.count)):
                     part = slice((start + low * row) * elements, (start + high * row) * elements)
                     jobs.append((encoded[vector][part], root))
-            link.reduce(jobs, name)
+        link.reduce(jobs, REDUCTIONS[record.operation])
 
     def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
         """All-reduce *arrays*, each with weight 1, where they lie; whether that was possible."""
@@ -119,7 +115,7 @@ class DirectCollectives(Communicator):
         records, link, linked = self._agree(record)
         self.agreement.check_alike(records)
         if link is not None:
-            link.all_reduce(arrays, REDUCTIONS[operation.name])
+            link.reduce([(array, -1) for array in arrays], REDUCTIONS[operation.name])
         self._meeting.pass_on()
         for array in arrays if linked else ():
             operation.finish(array, self.count, out=array)

@@ -271,7 +271,9 @@ class Feeding:
             self._inputs.arrived[number % 2].record(self._inputs.stream)
         if self._copies or self._missing:
             cupy.cuda.get_current_stream().wait_event(self._inputs.arrived[number % 2])
-        self._keep_missing()
+        while self._missing:
+            column, source = self._missing.popitem()
+            self._inputs.kept.add(source, self._whole[column])
         if self._copies and number + 1 < len(self._pieces):
             self.begin(number + 1)
         return [
@@ -291,11 +293,6 @@ class Feeding:
         """Say that all that computes on the piece is queued."""
         if self._copies:
             self._inputs.computed[number % 2].record(cupy.cuda.get_current_stream())
-
-    def _keep_missing(self) -> None:
-        while self._missing:
-            column, source = self._missing.popitem()
-            self._inputs.kept.add(source, self._whole[column])
 
     def close(self) -> None:
         """Wait until nothing reads the inputs or writes to the buffers any more."""

@@ -127,7 +127,6 @@ class Tasks:
         self._state: _State | None = None  # of a map that goes on, or has failed
         self._taker = Taker(rank.number, queue)
         os.register_at_fork(after_in_child=self._on_fork)
-        self._on_cpu = rank.device.xp is np
         self._items: tuple[Batch, list[Any]] | None = None  # of a batch that is pickled together
         self._quota = 1  # how many items the next run should have
         self._done = 0  # how many items were done in the command
@@ -207,7 +206,7 @@ class Tasks:
         rank, first, give = self._rank, batch.first, run.results.append
         fn, common, _ = job
         words, place = self._listener.count
-        on_cpu, seldom = self._on_cpu, common is not None or self._listener.traced
+        on_cpu, seldom = rank.device.xp is np, common is not None or self._listener.traced
         kwargs: dict[str, Any] = {}
         try:
             items = self._together(batch)
@@ -289,7 +288,7 @@ class Tasks:
     def _pickled(self, value: Any) -> Pickles:
         """A result, pickled.  Raises: OutputError."""
         try:
-            if not self._on_cpu:
+            if self._rank.device.xp is not np:
                 value = in_host_memory(value, self._rank.device)
             stream, buffers, by_us = self._rank.objects.pickled_apart(value)
         except Exception as error:
