@@ -19,7 +19,7 @@ from ..values.arrays import Array
 from .agreement import Agreement
 from .members import Members
 from .ops import Operation
-from .records import Record, given
+from .records import Arrays, Record, given
 
 MESSAGE = Record("send or recv")
 _BARRIER = Record("barrier")
@@ -81,14 +81,11 @@ class Communicator(ABC):
     def tidy(self) -> None:
         """Give unused memory back."""
 
-    def reduce_out(
-        self,
-        operations: Sequence[Operation],
-        divisor: float,
-        partials: Sequence[Any],
-        targets: Sequence[Array],
-    ) -> None:
-        """Reduce partials of all ranks, which lie on their GPUs, into arrays in host memory."""
+    def reduce_out(self, jobs: Sequence[tuple[Operation, Any, Array]], divisor: float) -> None:
+        """Reduce partials of all ranks, which lie on their GPUs, into arrays in host memory.
+
+        Each job is an operation, this rank's partial, and where the result goes.
+        """
         raise InternalError("partials that lie on GPUs, on a rank that has none.")
 
     def part_of(self, array: Array) -> Array:
@@ -128,29 +125,25 @@ class Communicator(ABC):
     # ── collectives of three shapes ──────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+    def reduced(self, record: Record, arrays: Arrays) -> list[Array]:
         """The reduction of *arrays* that *record* describes; anything on a rank that gets no results."""
 
     @abstractmethod
-    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+    def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
         """``all_reduce_in_place``, if *arrays* can be reduced where they lie; returns whether."""
 
     @abstractmethod
-    def rooted(
-        self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False
-    ) -> list[Array]:
+    def rooted(self, kind: str, arrays: Arrays | None, root: int, keep: bool = False) -> list[Array]:
         """What this rank gets of *root*'s arrays in the collective *kind*."""
 
     @abstractmethod
-    def exchanged(
-        self, kind: str, arrays: Sequence[Array], root: int = -1, keep: bool = False
-    ) -> list[Array]:
+    def exchanged(self, kind: str, arrays: Arrays, root: int = -1, keep: bool = False) -> list[Array]:
         """This rank's share of the rows of all ranks, in rank order; anything if it gets no results."""
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
     def all_reduce(
-        self, arrays: Sequence[Array], operation: Operation, weight: float, names: str = ""
+        self, arrays: Arrays, operation: Operation, weight: float, names: str = ""
     ) -> list[Array]:
         """Reduce each array over the ranks, in rank order; shapes and dtypes are the same on all.
 
@@ -160,48 +153,46 @@ class Communicator(ABC):
         record = Record("all_reduce", operation.name, weight=weight, given=given(arrays), names=names)
         return self.reduced(record, arrays)
 
-    def all_reduce_in_place(self, arrays: Sequence[Array], operation: Operation) -> None:
+    def all_reduce_in_place(self, arrays: Arrays, operation: Operation) -> None:
         """Reduce *arrays*, which ``empty`` has made, in place, as ``all_reduce`` does with weight 1."""
         if not self.reduced_in_place(arrays, operation):
             for array, result in zip(arrays, self.all_reduce(arrays, operation, 1), strict=True):
                 array[...] = result
 
     def reduce(
-        self, arrays: Sequence[Array], operation: Operation, weight: float, root: int
+        self, arrays: Arrays, operation: Operation, weight: float, root: int
     ) -> list[Array] | None:
         """Reduce each array as ``all_reduce`` does; only *root* gets the results."""
         record = Record("reduce", operation.name, root, weight, given(arrays))
         results = self.reduced(record, arrays)
         return results if self.place == root else None
 
-    def reduce_scatter(
-        self, arrays: Sequence[Array], operation: Operation, weight: float
-    ) -> list[Array]:
+    def reduce_scatter(self, arrays: Arrays, operation: Operation, weight: float) -> list[Array]:
         """This rank's rows of the results of ``all_reduce``, split as by ``scatter``."""
         record = Record("reduce_scatter", operation.name, weight=weight, given=given(arrays))
         return self.reduced(record, arrays)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
-    def broadcast(self, arrays: Sequence[Array] | None, root: int, keep: bool = False) -> list[Array]:
+    def broadcast(self, arrays: Arrays | None, root: int, keep: bool = False) -> list[Array]:
         """Copies of *root*'s arrays; the other ranks give None."""
         return self.rooted("broadcast", arrays, root, keep)
 
-    def scatter(self, arrays: Sequence[Array] | None, root: int) -> list[Array]:
+    def scatter(self, arrays: Arrays | None, root: int) -> list[Array]:
         """This rank's rows of *root*'s arrays, split as evenly as can be; the other ranks give None."""
         return self.rooted("scatter", arrays, root)
 
-    def all_gather(self, arrays: Sequence[Array], keep: bool = False) -> list[Array]:
+    def all_gather(self, arrays: Arrays, keep: bool = False) -> list[Array]:
         """The arrays of all ranks, concatenated along axis 0 in their order."""
         return self.exchanged("all_gather", arrays, keep=keep)
 
-    def gather(self, arrays: Sequence[Array], root: int) -> list[Array] | None:
+    def gather(self, arrays: Arrays, root: int) -> list[Array] | None:
         """The arrays of all ranks, as ``all_gather`` returns them, on *root*; None on the other
         ranks."""
         results = self.exchanged("gather", arrays, root)
         return results if self.place == root else None
 
-    def all_to_all(self, arrays: Sequence[Array]) -> list[Array]:
+    def all_to_all(self, arrays: Arrays) -> list[Array]:
         """This rank's part of the rows of every rank, in rank order.
 
         Each rank's rows are split over the ranks as by ``scatter``.

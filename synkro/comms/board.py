@@ -9,6 +9,7 @@ It lies at the beginning of the arena's file; each rank writes only its own line
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..ipc.waiting import Fence, Words
 from ..memory.arena import Arena
@@ -50,29 +51,23 @@ def board_bytes(size: int) -> int:
     return (size * LINE + size * size * _BOX) * _WORD
 
 
+@dataclass(eq=False)
 class Board:
     """What the ranks of the running call show.
 
     Attributes:
         words: the memory of the board.
+        size: how many ranks there are in the session.
+        answered: *answered(rank, epoch)* tells whether a rank has replied to the command of that call.
         epoch: the number of the call.
         all: the ranks that take part in it.
     """
 
-    def __init__(
-        self,
-        words: Words,
-        size: int,
-        arena: Arena,
-        fence: Fence,
-        answered: Callable[[int, int], bool] | None,
-    ) -> None:
-        """*answered(rank, epoch)* tells whether a rank has replied to the command of that call."""
-        self.words = words
-        self._size = size
-        self._arena = arena
-        self._fence = fence
-        self._answered = answered
+    words: Words
+    size: int
+    arena: Arena
+    fence: Fence
+    answered: Callable[[int, int], bool] | None
 
     def begin(self, epoch: int, ranks: Members) -> None:
         """A call begins."""
@@ -92,16 +87,16 @@ class Board:
 
     def never_came(self, rank: int) -> bool:
         """Whether *rank* has ended this call without having come to the board."""
-        if self._answered is None or not self._answered(rank, self.epoch):
+        if self.answered is None or not self.answered(rank, self.epoch):
             return False
-        self._fence()  # the answer is loaded before EPOCH, which was stored before it
+        self.fence()  # the answer is loaded before EPOCH, which was stored before it
         return not self.here(rank)
 
     # ── boxes ────────────────────────────────────────────────────────────────────────────────────
 
     def box(self, source: int, to: int) -> int:
         """Where the box for messages from one rank to another begins."""
-        return self._size * LINE + (source * self._size + to) * _BOX
+        return self.size * LINE + (source * self.size + to) * _BOX
 
     def full(self, box: int) -> bool:
         """Whether the sender has to wait until a message is received."""
@@ -134,7 +129,7 @@ class Board:
     def _among(self, rank: int) -> Members:
         """Whom *rank*, which is here, meets now."""
         at = self.words[rank * LINE + AMONG]
-        return found(self._arena, at, rank, []) if at else self.all
+        return found(self.arena, at, rank, []) if at else self.all
 
     def _waits(self, rank: int) -> bool:
         words, line = self.words, rank * LINE

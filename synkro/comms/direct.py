@@ -18,10 +18,15 @@ Partials of other dtypes travel as one of those, so that the result is NumPy's:
 
 Sums and means of float16 and bfloat16 need no entry: their partials are float32 (``ops``).  Products
 and orders of complex numbers, and long doubles, go through host memory.
+
+A *link* is an NCCL communicator.  The ranks of a call make it when they first need it, and keep it for
+later calls of the same ranks.  After an error some ranks may have aborted theirs: each record carries
+the number of the rank's link, and where the numbers differ all ranks make a new link.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -29,18 +34,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..devices.base import Device
+from ..errors import CollectiveError
 from ..plan.split import Span, split
 from ..values.arrays import Array, code_of
-from .agreement import Agreement
 from .base import Communicator
 from .ops import OPERATIONS, Operation
-from .records import ArrayType, Record, given, layout_of, pack, unpack
+from .records import Arrays, ArrayType, Record, given, layout_of, pack, unpack
 
 if TYPE_CHECKING:
     from .nccl import Link
-
-    Agree = Callable[[Record], tuple[list[Record], Link | None, bool]]
-    """Enters a collective; returns all records, the link if one is needed, and whether NCCL can."""
 
 NATIVE = ("i1", "u1", "i4", "u4", "i8", "u8", "f4", "f8")
 """The dtypes in which reductions travel."""
@@ -55,17 +57,110 @@ REDUCTIONS = {"mean": "SUM", "sum": "SUM", "prod": "PROD", "max": "MAX", "min": 
 without a name go through host memory."""
 
 
-class DirectCollectives(Communicator):
-    """One rank's end of the collectives from GPU to GPU; a subclass goes through host memory else."""
+_UNKNOWN, _IMPOSSIBLE, _ALONE = 0, -1, -2
+"""Numbers instead of a link's: there is none yet; NCCL cannot connect; one rank needs none."""
 
-    def __init__(self, agreement: Agreement, device: Device, agree: Agree) -> None:
-        super().__init__(agreement)
+
+class Links:
+    """One rank's ends of the links of a session, by the ranks that they connect."""
+
+    def __init__(self, host: Communicator, gpu: int | None) -> None:
+        """*gpu* is the number of this rank's GPU; None where NCCL cannot serve."""
+        self._host = host
+        self._gpu = gpu
+        self._meeting = host.agreement.meeting
+        self._known: dict[tuple[int, ...], tuple[int, Link | None]] = {}
+        self._made = 0
+
+    def agree(self, record: Record) -> tuple[list[Record], Link | None, bool]:
+        """Enter a collective; returns all records, the link if one is needed, and whether NCCL can."""
+        while True:
+            number, link = self._current()
+            records = self._host.agreement.enter(record._replace(link=number))
+            if number != _UNKNOWN and all(other.link == number for other in records):
+                return records, link, number != _IMPOSSIBLE
+            self._meeting.pass_on()
+            if link is not None:
+                link.abort()
+            self.connect()
+
+    def _current(self) -> tuple[int, Link | None]:
+        if self._host.count == 1:
+            return _ALONE, None
+        if self._gpu is None:
+            return _IMPOSSIBLE, None
+        number, link = self._known.get(self._meeting.members.ranks, (_UNKNOWN, None))
+        return (_UNKNOWN, None) if link is not None and not link.alive else (number, link)
+
+    def connect(self) -> str:
+        """Make a link, with all ranks of this call; returns why NCCL cannot, or an empty text."""
+        if self._host.count == 1 or self._gpu is None:
+            return ""
+        from .nccl import Link  # noqa: PLC0415  where there is no GPU there is no CuPy
+
+        identity, problem = self._identity()
+        link = None
+        if identity:
+            try:
+                place, count = self._host.place, self._host.count
+                link = Link(identity, place, count, self._meeting, self._gpu)
+            except CollectiveError as error:
+                problem = str(error)
+        problem = self._problem_of_any(problem)
+        if problem and link is not None:
+            link.abort()
+        self._made += 1
+        made = self._host.all_reduce([np.array(self._made)], OPERATIONS["max"], 1)
+        self._made = int(made[0])
+        known = (_IMPOSSIBLE, None) if problem else (self._made, link)
+        self._known[self._meeting.members.ranks] = known
+        return problem
+
+    def close(self) -> None:
+        """Abort all links, as the process ends."""
+        for _, link in self._known.values():
+            if link is not None:
+                with contextlib.suppress(Exception):  # what cannot be given back goes with the process
+                    link.abort()
+        self._known.clear()
+
+    def _identity(self) -> tuple[bytes, str]:
+        """NCCL's unique id, which the first rank makes; empty if it cannot, with the problem."""
+        told, problem = None, ""
+        if self._host.place == 0:
+            from .nccl import unique_id  # noqa: PLC0415  as in connect
+
+            try:
+                told = [np.frombuffer(unique_id(self._meeting), np.uint8)]
+            except CollectiveError as error:
+                told, problem = [np.empty(0, np.uint8)], str(error)
+        return self._host.broadcast(told, 0)[0].tobytes(), problem
+
+    def _problem_of_any(self, problem: str) -> str:
+        """The problem of the first rank that has one, told to all ranks."""
+        text = np.frombuffer(problem.encode() + b"\0", np.uint8)
+        problems = self._host.all_gather([text])[0].tobytes().decode()
+        return next(filter(None, problems.split("\0")), "")
+
+
+class DirectCollectives(Communicator):
+    """One rank's end of the collectives from GPU to GPU; a subclass goes through host memory else.
+
+    Attributes:
+        links: the links of NCCL to other ranks.
+    """
+
+    def __init__(self, host: Communicator, device: Device, gpu: int | None) -> None:
+        """*host* is the communicator of arrays in host memory; *gpu* is the number of this rank's GPU,
+        or None where NCCL cannot serve."""
+        super().__init__(host.agreement)
+        self._host = host
         self._device = device
-        self._agree = agree
+        self.links = Links(host, gpu)
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def reduced_directly(self, record: Record, arrays: Sequence[Array]) -> list[Array] | None:
+    def reduced_directly(self, record: Record, arrays: Arrays) -> list[Array] | None:
         """The reduction that *record* names, as one vector for each partial dtype."""
         operation = OPERATIONS[record.operation]
         if not _are_native(arrays, operation):
@@ -75,7 +170,7 @@ class DirectCollectives(Communicator):
         vectors = [self._device.empty(shape, dtype) for shape, dtype in layout.vectors]
         pack(record, arrays, vectors)
         encoded = [encode(operation, vector) for vector in vectors]
-        records, link, linked = self._agree(record)
+        records, link, linked = self.links.agree(record)
         self.agreement.check_alike(records)
         if record.kind == "reduce_scatter":
             self.agreement.check_rows(records)
@@ -93,14 +188,10 @@ class DirectCollectives(Communicator):
             results = [self.part_of(result).copy() for result in results]
         return results
 
-    def _reduce(self, record: Record, link: Link, encoded: Sequence[Array]) -> None:
+    def _reduce(self, record: Record, link: Link, encoded: Arrays) -> None:
         """Reduce vectors in place, on the ranks that want the results."""
-        name = REDUCTIONS[record.operation]
-        if record.kind == "all_reduce":
-            link.all_reduce(encoded, name)
-        elif record.kind == "reduce":
-            link.reduce([(vector, record.root) for vector in encoded], name)
-        else:
+        jobs = [(vector, record.root) for vector in encoded]
+        if record.kind == "reduce_scatter":
             layout, jobs = layout_of(record), []
             for (shape, _), (vector, start, stop) in zip(record.given, layout.places, strict=True):
                 (size,), _ = layout.vectors[vector]
@@ -109,71 +200,65 @@ class DirectCollectives(Communicator):
                 for root, (low, high) in enumerate(split(0, shape[0], self.count)):
                     part = slice((start + low * row) * elements, (start + high * row) * elements)
                     jobs.append((encoded[vector][part], root))
-            link.reduce(jobs, name)
+        link.reduce(jobs, REDUCTIONS[record.operation])
 
-    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+    def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
         """All-reduce *arrays*, each with weight 1, where they lie; whether that was possible."""
         if not all(_as_is(array, operation) for array in arrays):
             return False
         record = Record("all_reduce", operation.name, in_place=True, given=given(arrays), on_gpu=True)
-        records, link, linked = self._agree(record)
+        records, link, linked = self.links.agree(record)
         self.agreement.check_alike(records)
         if link is not None:
-            link.all_reduce(arrays, REDUCTIONS[operation.name])
+            link.reduce([(array, -1) for array in arrays], REDUCTIONS[operation.name])
         self._meeting.pass_on()
         for array in arrays if linked else ():
             operation.finish(array, self.count, out=array)
         return linked
 
-    def reduce_out(
-        self,
-        operations: Sequence[Operation],
-        divisor: float,
-        partials: Sequence[Any],
-        targets: Sequence[Array],
-    ) -> None:
+    def reduce_out(self, jobs: Sequence[tuple[Operation, Any, Array]], divisor: float) -> None:
         """Reduce partials of all ranks, as one transfer, into arrays in host memory.
 
         Each rank copies its n-th part of the elements to the host, over its own bus.
         """
         sent, parts = [], []
-        for operation, partial in zip(operations, partials, strict=True):
+        for operation, partial, _ in jobs:
             length = -(-partial.size // self.count)
             vector = self._device.empty((length * self.count,), partial.dtype)
             self._device.assign(vector[: partial.size].reshape(partial.shape), partial)
             sent.append(encode(operation, vector))
             parts.append(self._device.empty((sent[-1].size // self.count,), sent[-1].dtype))
-        names = ",".join(operation.name for operation in operations)
-        record = Record("reduce_scatter", names, in_place=True, given=given(partials), on_gpu=True)
-        _, link, linked = self._agree(record)
+        names = [operation.name for operation, _, _ in jobs]
+        shapes = given([partial for _, partial, _ in jobs])
+        record = Record("reduce_scatter", ",".join(names), in_place=True, given=shapes, on_gpu=True)
+        _, link, linked = self.links.agree(record)
         if not linked:
             self.agreement.refuse("NCCL cannot connect the GPUs any more")
         if link is not None:
-            reductions = [REDUCTIONS[operation.name] for operation in operations]
-            jobs = list(zip(sent, parts, strict=True))
-            link.reduce_scatter(jobs, reductions)
+            pairs = list(zip(sent, parts, strict=True))
+            link.reduce_scatter(pairs, [REDUCTIONS[name] for name in names])
         self._meeting.pass_on()
-        pairs = []
-        for operation, partial, source, target in zip(
-            operations, partials, sent if link is None else parts, targets, strict=True
+        results = []
+        for (operation, partial, target), source in zip(
+            jobs, sent if link is None else parts, strict=True
         ):
             reduced = decode(operation, source, partial.dtype)
             operation.finish(reduced, divisor, out=reduced)
             start = min(self.place * reduced.size, target.size)
             stop = min(start + reduced.size, target.size)
-            pairs.append((target.reshape(-1)[start:stop], reduced[: stop - start]))
-        self._device.copy_out(pairs)
+            results.append((target.reshape(-1)[start:stop], reduced[: stop - start]))
+        self._device.copy_out(results)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
     def rooted_directly(
-        self, kind: str, arrays: Sequence[Array] | None, root: int
+        self, kind: str, arrays: Arrays | None, root: int
     ) -> tuple[list[Array] | None, bool]:
         """What this rank gets of *root*'s arrays, if they lie on its GPU; also, whether they do."""
         record = Record(kind, root=root)
         if arrays is not None:
             record = record._replace(given=given(arrays), on_gpu=on_gpu(arrays))
-        records, link, linked = self._agree(record)
+        records, link, linked = self.links.agree(record)
         origin = records[root]
         if not (linked and origin.on_gpu):
             self._meeting.pass_on()
@@ -186,9 +271,7 @@ class DirectCollectives(Communicator):
         mine = [self._contiguous(array) for array in arrays or ()]
         return self._exchange(link, mine, everyone, self._rows_of), True
 
-    def _broadcast(
-        self, link: Link | None, arrays: Sequence[Array] | None, origin: Record
-    ) -> list[Array]:
+    def _broadcast(self, link: Link | None, arrays: Arrays | None, origin: Record) -> list[Array]:
         results = [self._device.empty(shape, dtype) for shape, dtype in origin.given]
         if arrays is not None:
             for result, array in zip(results, arrays, strict=True):
@@ -199,7 +282,7 @@ class DirectCollectives(Communicator):
         self._meeting.pass_on()
         return results
 
-    def exchanged_directly(self, kind: str, arrays: Sequence[Array], root: int) -> list[Array] | None:
+    def exchanged_directly(self, kind: str, arrays: Arrays, root: int) -> list[Array] | None:
         """Rows of every rank's arrays, on *root* or, if it is -1, on all ranks."""
 
         def rows_for(rows: int, place: int) -> Span:
@@ -210,7 +293,7 @@ class DirectCollectives(Communicator):
         split_up = kind == "all_to_all"
         arrays = [self._contiguous(array if array.ndim or split_up else array[None]) for array in arrays]
         record = Record(kind, root=root, given=given(arrays), on_gpu=True)
-        records, link, linked = self._agree(record)
+        records, link, linked = self.links.agree(record)
         self.agreement.check_fit(records)
         if not linked:
             self._meeting.pass_on()
@@ -225,7 +308,7 @@ class DirectCollectives(Communicator):
     def _exchange(
         self,
         link: Link | None,
-        arrays: Sequence[Array],
+        arrays: Arrays,
         shapes: Sequence[Sequence[ArrayType]],
         rows_for: Callable[[int, int], Span],
     ) -> list[Array]:
@@ -268,12 +351,12 @@ def in_host_memory(array: Array) -> bool:
     return isinstance(array, np.ndarray)
 
 
-def on_gpu(arrays: Sequence[Array]) -> bool:
+def on_gpu(arrays: Arrays) -> bool:
     """Whether some of *arrays* lie on a GPU."""
     return not all(map(in_host_memory, arrays))
 
 
-def _are_native(arrays: Sequence[Array], operation: Operation) -> bool:
+def _are_native(arrays: Arrays, operation: Operation) -> bool:
     """Whether NCCL can reduce *arrays*."""
     return all(
         not in_host_memory(array) and carrier(operation, operation.partial_dtype(array.dtype))

@@ -18,7 +18,7 @@ Partials merge in rank order on a host, and then in the order of the hosts: the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -26,10 +26,9 @@ from typing import NamedTuple
 
 from ..plan.split import split
 from ..values.arrays import Array
-from .board import board_bytes
 from .journal import Journal
 from .ops import OPERATIONS, Operation, reduce_share
-from .records import Record, layout_of, unpack
+from .records import Arrays, Record, layout_of, unpack
 from .shm import ShmCommunicator
 
 _WHOLE_UP_TO = 1 << 14
@@ -75,10 +74,9 @@ def _parts(record: Record, count: int, first: int, last: int) -> list[_Part]:
     layout = layout_of(record)
     whole = [(number, 0, size, 1) for number, ((size,), _) in enumerate(layout.vectors)]
     if record.kind == "reduce_scatter":
-        shapes = [shape for shape, _ in record.given]
         whole = [
             (vector, start, shape[0], prod(shape[1:]))
-            for shape, (vector, start, _) in zip(shapes, layout.places, strict=True)
+            for (shape, _), (vector, start, _) in zip(record.given, layout.places, strict=True)
         ]
     parts = []
     for vector, start, rows, row in whole:
@@ -88,30 +86,18 @@ def _parts(record: Record, count: int, first: int, last: int) -> list[_Part]:
 
 
 class HostsCommunicator(ShmCommunicator):
-    """One rank's end of the collectives of ranks on several hosts."""
+    """One rank's end of the collectives of ranks on several hosts, which has a journal.
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        file: int,
-        wakes: Sequence[int],
-        answered: Callable[[int, int], bool] | None,
-        hosts: Sequence[range],
-        wake_relay: int,
-    ) -> None:
-        """One of *size* ranks; *file* is that of this host, and *wakes* count for its ranks only.
+    The file of the arena is that of this host, and ranks are woken on this host only.
+    """
 
-        *hosts* are the ranks of each host, *wake_relay* is the eventfd of this host's relay.
-        """
-        self._journal = Journal(file, board_bytes(size), rank, hosts, wake_relay)
-        super().__init__(rank, size, file, wakes, answered, self._journal)
+    _journal: Journal
 
     def _groups(self) -> list[_Group]:
         """The ranks that meet, by host."""
         return _by_host(self._meeting.members.ranks, self._journal.hosts)
 
-    def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
+    def _reveal(self, kind: str, root: int, arrays: Arrays, at: Sequence[int]) -> None:
         if kind in _REDUCTIONS and sum(array.nbytes for array in arrays) > _WHOLE_UP_TO:
             return  # this host reduces them first
         for group in self._groups():
@@ -126,7 +112,7 @@ class HostsCommunicator(ShmCommunicator):
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+    def reduced(self, record: Record, arrays: Arrays) -> list[Array]:
         if len(self._groups()) == 1:
             return super().reduced(record, arrays)
         nbytes = sum(size * dtype.itemsize for (size,), dtype in layout_of(record).vectors)
@@ -145,15 +131,15 @@ class HostsCommunicator(ShmCommunicator):
         self._meeting.part()
         return results
 
-    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+    def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
         return len(self._groups()) == 1 and super().reduced_in_place(arrays, operation)
 
     def _reduced_by_host(
         self,
         record: Record,
-        arrays: Sequence[Array],
+        arrays: Arrays,
         divisor: float,
-        sources: Sequence[Sequence[Array]],
+        sources: Sequence[Arrays],
         alone: Array | None,
     ) -> list[Array]:
         """The results of a large reduction; anything on a rank that gets none."""
@@ -189,9 +175,7 @@ class HostsCommunicator(ShmCommunicator):
         here = next(group for group in self._groups() if group.start <= self.place < group.stop)
         return self.place - here.start, here.stop - here.start
 
-    def _reduce_on_host(
-        self, record: Record, sources: Sequence[Sequence[Array]], alone: Array | None
-    ) -> None:
+    def _reduce_on_host(self, record: Record, sources: Sequence[Arrays], alone: Array | None) -> None:
         """Reduce this rank's share of its host's partials, and show each other host what it merges."""
         groups, (place, count) = self._groups(), self._share()
         first = self.place - place
@@ -205,7 +189,7 @@ class HostsCommunicator(ShmCommunicator):
                 self._show(sources, part, group.host)
 
     def _merge(
-        self, operation: Operation, divisor: float, stages: Sequence[Array], part: _Part, into: Array
+        self, operation: Operation, divisor: float, stages: Arrays, part: _Part, into: Array
     ) -> None:
         """Merge what all hosts have of *part*; *stages* hold what each has reduced, share by share.
 
@@ -223,7 +207,7 @@ class HostsCommunicator(ShmCommunicator):
             sources = [stages[place][low:high] for place in places]
             reduce_share(operation, divisor, sources, [into[low - part.start : high - part.start]])
 
-    def _show(self, sources: Sequence[Sequence[Array]], part: _Part, host: int) -> None:
+    def _show(self, sources: Sequence[Arrays], part: _Part, host: int) -> None:
         """Show *host* a part of what lies on this rank's stage."""
         at = self.agreement.records[self.place].at[part.vector]
         itemsize = sources[part.vector][0].itemsize

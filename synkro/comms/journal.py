@@ -72,13 +72,10 @@ def bed(file: int, behind: int) -> memoryview:
     return map_file(file, mmap.PAGESIZE, Access.WRITE, _page_up(behind)).data.cast("Q")
 
 
-class _JournalRing:
-    """One rank's ring: entries, how many have been written, and how many read."""
-
-    def __init__(self, file: int, behind: int, rank: int) -> None:
-        memory = map_file(file, _RING, Access.WRITE, _ring_at(behind, rank))
-        self.counts = memory[:_LINES].data.cast("Q")
-        self.entries = memory[_LINES : _LINES + ENTRIES * ENTRY.size]
+def _ring(file: int, behind: int, rank: int) -> tuple[memoryview, NDArray[np.uint8]]:
+    """One rank's ring: how many entries have been written, and how many read; the entries."""
+    memory = map_file(file, _RING, Access.WRITE, _ring_at(behind, rank))
+    return memory[:_LINES].data.cast("Q"), memory[_LINES : _LINES + ENTRIES * ENTRY.size]
 
 
 class JournaledWords:
@@ -113,8 +110,8 @@ class Journal:
         self.hosts = tuple(hosts)
         self.host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
         self.near = hosts[self.host]
-        ring = _JournalRing(file, behind, rank)
-        self._counts, self._entries = ring.counts, ring.entries.data
+        self._counts, entries = _ring(file, behind, rank)
+        self._entries = entries.data
         self._written = self._counts[_HEAD]
         self._bed = bed(file, behind)
         self._wake_relay = wake_relay
@@ -157,11 +154,7 @@ class Journal:
 
     def _wait_for_room(self) -> None:
         """Wait until the relay has read: it never waits for a rank."""
-
-        def room() -> bool:
-            return self._written - self._counts[_TAIL] < ENTRIES
-
-        while not spin(room):
+        while not spin(lambda: self._written - self._counts[_TAIL] < ENTRIES):
             time.sleep(_NAP)
 
 
@@ -169,9 +162,8 @@ class JournalReader:
     """The relay's end of one rank's ring."""
 
     def __init__(self, file: int, behind: int, rank: int) -> None:
-        ring = _JournalRing(file, behind, rank)
-        self._counts = ring.counts
-        self._entries = ring.entries.view(np.uint64).reshape(ENTRIES, -1)
+        self._counts, entries = _ring(file, behind, rank)
+        self._entries = entries.view(np.uint64).reshape(ENTRIES, -1)
         self._read = self._counts[_TAIL]
         self._fence = new_fence()
 

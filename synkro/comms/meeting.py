@@ -105,7 +105,6 @@ class Meeting:
         self._boards: list[Array] = []  # of members whose first rank this is; others may read them
         self._blank: Array | None = None  # offered in vain: it can be offered again
         self._seen: Cache[tuple[int, int], memoryview] = Cache()
-        self._answered = answered
         self._announced = False
         self._unfinished = False
         self._posting: set[int] = set()  # the ranks that this call has sent something to
@@ -128,7 +127,7 @@ class Meeting:
 
         A rank that never came to the board, and did not fail, writes nothing: its reply shows it.
         """
-        if not (self._announced or failed or self._answered is None):
+        if not (self._announced or failed or self._board.answered is None):
             return
         if not self._announced:
             self._announce()

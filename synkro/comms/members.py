@@ -13,6 +13,7 @@ On another host the header may be late: until it is there, they are none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,37 +49,34 @@ class OwnRecord:
         self.payload = payload
 
 
+@dataclass(eq=False)
 class Members:
     """Ranks that meet, as one of them sees them.
 
     Attributes:
-        ranks: their numbers in the session, in order.
-        place: the index of this rank among them; -1 if it is not one.
-        at: where the header lies in the arena; 0 for all ranks of a call.
+        rank: the number of this rank in the session.
+        ranks: their numbers there, in order.
         words, lines: the memory of the lines, and where the line of each begins.
+        own: this rank's two records.
+        at: where the header lies in the arena; 0 for all ranks of a call.
+        place: the index of this rank among them; -1 if it is not one.
         others: the number and the line of each other rank.
         line: this rank's.
         count: how many collectives this rank has entered with them.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        ranks: tuple[int, ...],
-        words: Words,
-        lines: Sequence[int],
-        own: list[OwnRecord],
-        at: int = 0,
-    ) -> None:
-        """*own* are this rank's two records."""
-        self.ranks = ranks
-        self.place = ranks.index(rank) if rank in ranks else -1
-        self.at = at
-        self.words, self.lines = words, lines
-        self.line = lines[self.place] if lines else -1
-        self.others = [each for each in zip(ranks, lines, strict=True) if each[0] != rank]
+    rank: int
+    ranks: tuple[int, ...]
+    words: Words
+    lines: Sequence[int]
+    own: list[OwnRecord]
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        self.place = self.ranks.index(self.rank) if self.rank in self.ranks else -1
+        self.line = self.lines[self.place] if self.lines else -1
+        self.others = [e for e in zip(self.ranks, self.lines, strict=True) if e[0] != self.rank]
         self.count = 0
-        self._own = own
 
     def begin(self) -> None:
         """A call begins."""
@@ -88,10 +86,10 @@ class Members:
         """This rank enters its next collective, and shows *payload*."""
         self.count += 1
         turn = self.count % 2
-        record = self._own[turn]
+        record = self.own[turn]
         if payload is not record.payload:
             if len(payload) > len(record.memory):
-                record = self._own[turn] = OwnRecord(arena, 2 * len(payload), record.journal)
+                record = self.own[turn] = OwnRecord(arena, 2 * len(payload), record.journal)
             record.write(payload)
         word = self.line + _RECORDS + 2 * turn
         self.words[word], self.words[word + 1] = record.at, len(payload)

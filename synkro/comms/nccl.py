@@ -165,17 +165,15 @@ class Link:
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def all_reduce(self, vectors: Sequence[Any], operation: str) -> None:
-        """Reduce each vector over all ranks, in place."""
-        with self._together() as stream:
-            for vector in vectors:
-                self._comm.allReduce(*_ends(vector, vector), *_kind(vector.dtype, operation), stream)
-
     def reduce(self, jobs: Sequence[tuple[Any, int]], operation: str) -> None:
-        """Reduce each vector, in place, on its root."""
+        """Reduce each vector, in place, on its root, or on all ranks where that is -1."""
         with self._together() as stream:
             for vector, root in jobs:
-                self._comm.reduce(*_ends(vector, vector), *_kind(vector.dtype, operation), root, stream)
+                what = *_ends(vector, vector), *_kind(vector.dtype, operation)
+                if root == -1:
+                    self._comm.allReduce(*what, stream)
+                else:
+                    self._comm.reduce(*what, root, stream)
 
     def reduce_scatter(self, jobs: Sequence[tuple[Any, Any]], operations: Sequence[str]) -> None:
         """Reduce each first vector, this rank's n-th part of it into the second one."""
@@ -197,12 +195,10 @@ class Link:
     def exchange(self, sent: Sequence[tuple[Any, int]], received: Sequence[tuple[Any, int]]) -> None:
         """Send arrays to their ranks, and receive arrays from theirs."""
         with self._together() as stream:
-            for array, peer in sent:
-                if array.nbytes:
-                    self._comm.send(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, stream)
-            for array, peer in received:
-                if array.nbytes:
-                    self._comm.recv(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, stream)
+            for move, pairs in ((self._comm.send, sent), (self._comm.recv, received)):
+                for array, peer in pairs:
+                    if array.nbytes:
+                        move(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, stream)
 
     # ── the watchdog ─────────────────────────────────────────────────────────────────────────────
 

@@ -18,6 +18,9 @@ _REMEMBERED = 64  # layouts that are kept
 _ONE_SIDED = ("broadcast", "scatter", "send or recv", "exchange")
 
 
+Arrays = Sequence[Array]
+"""The arrays of one collective, or of all ranks."""
+
 ArrayType = tuple[tuple[int, ...], Code]
 """The shape and the dtype of an array."""
 
@@ -67,12 +70,12 @@ def _cached_layout(given: tuple[ArrayType, ...], op: str) -> FlatLayout:
     return FlatLayout(tuple(vectors), tuple(places))
 
 
-def given(arrays: Sequence[Array]) -> tuple[ArrayType, ...]:
+def given(arrays: Arrays) -> tuple[ArrayType, ...]:
     """The shapes and dtypes of *arrays*, as a record has them."""
     return tuple([(array.shape, code_of(array.dtype)) for array in arrays])
 
 
-def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> None:
+def pack(record: Record, arrays: Arrays, vectors: Arrays) -> None:
     """Write the partials of *arrays* to *vectors*: scaled and cast in one step."""
     for array, (vector, start, stop) in zip(arrays, layout_of(record).places, strict=True):
         place = vectors[vector][start:stop].reshape(array.shape)
@@ -84,7 +87,7 @@ def pack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> N
             place[...] = array
 
 
-def as_vector(record: Record, arrays: Sequence[Array]) -> Array | None:
+def as_vector(record: Record, arrays: Arrays) -> Array | None:
     """A single array for which ``pack`` would write what is in it, as a vector; else None."""
     if len(arrays) != 1 or record.weight != 1 or not arrays[0].flags.c_contiguous:
         return None
@@ -92,7 +95,7 @@ def as_vector(record: Record, arrays: Sequence[Array]) -> Array | None:
     return arrays[0].reshape(-1) if arrays[0].dtype == partial else None
 
 
-def unpack(record: Record, arrays: Sequence[Array], vectors: Sequence[Array]) -> list[Array]:
+def unpack(record: Record, arrays: Arrays, vectors: Arrays) -> list[Array]:
     """The results for *arrays*, cut out of the reduced *vectors*."""
     results = []
     for array, (vector, start, stop) in zip(arrays, layout_of(record).places, strict=True):

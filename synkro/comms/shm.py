@@ -16,6 +16,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -34,7 +35,7 @@ from .board import board_bytes
 from .journal import Journal
 from .meeting import Meeting
 from .ops import OPERATIONS, Operation, reduce_share
-from .records import Record, as_vector, given, layout_of, pack, unpack
+from .records import Arrays, Record, as_vector, given, layout_of, pack, unpack
 
 _IN_PLACE_FROM = 1 << 14
 """Bytes from which an array that lies in the arena is read where it is rather than copied."""
@@ -61,6 +62,7 @@ class ShmCommunicator(Communicator):
         *answered* tells whether a rank has ended the call of an epoch; None: ``end`` tells the others.
         A *journal* is for sessions on several hosts (``hosts``).
         """
+        self._journal = journal
         self._arena = Arena(file, rank, None if journal is None else journal.forget)
         board = map_file(file, board_bytes(size), Access.WRITE)
         meeting = Meeting(board.data, rank, size, self._arena, wakes, answered, journal)
@@ -86,7 +88,7 @@ class ShmCommunicator(Communicator):
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 
-    def reduced(self, record: Record, arrays: Sequence[Array]) -> list[Array]:
+    def reduced(self, record: Record, arrays: Arrays) -> list[Array]:
         operation, place, count = OPERATIONS[record.operation], self.place, self.count
         share = None if record.kind == "reduce_scatter" else (place, count)
         divisor, sources, alone = self._entered(record, arrays, share)
@@ -104,7 +106,7 @@ class ShmCommunicator(Communicator):
         return results
 
     def _entered(
-        self, record: Record, arrays: Sequence[Array], share: tuple[int, int] | None
+        self, record: Record, arrays: Arrays, share: tuple[int, int] | None
     ) -> tuple[float, list[list[Array]], Array | None]:
         """Enter a reduction: what a mean divides by, and the stages with the partials of each vector, by
         place.
@@ -133,14 +135,12 @@ class ShmCommunicator(Communicator):
         ]
         return divisor, stages, alone
 
-    def _with_own(self, stages: Sequence[Array], alone: Array | None) -> list[Array]:
+    def _with_own(self, stages: Arrays, alone: Array | None) -> list[Array]:
         """*stages*, with the partials that are not on this rank's."""
         own = stages[self.place] if alone is None else alone
         return [*stages[: self.place], own, *stages[self.place + 1 :]]
 
-    def _rows_reduced(
-        self, record: Record, divisor: float, sources: Sequence[Sequence[Array]]
-    ) -> list[Array]:
+    def _rows_reduced(self, record: Record, divisor: float, sources: Sequence[Arrays]) -> list[Array]:
         """This rank's rows of a ``reduce_scatter``."""
         operation, results = OPERATIONS[record.operation], []
         places = layout_of(record).places
@@ -151,7 +151,7 @@ class ShmCommunicator(Communicator):
             results.append(partial.astype(operation.result_dtype(np.dtype(dtype)), copy=False))
         return results
 
-    def reduced_in_place(self, arrays: Sequence[Array], operation: Operation) -> bool:
+    def reduced_in_place(self, arrays: Arrays, operation: Operation) -> bool:
         if any(operation.partial_dtype(array.dtype) != array.dtype for array in arrays):
             return False
         at = self._places_of(arrays)
@@ -164,7 +164,7 @@ class ShmCommunicator(Communicator):
         self._meeting.part()
         return True
 
-    def _collected(self, sources: Sequence[Array]) -> Array:
+    def _collected(self, sources: Arrays) -> Array:
         """A reduced vector, put together of the shares on all stages."""
         vector = self._new(sources[0].shape, sources[0].dtype)
         for source, (start, stop) in zip(sources, split(0, vector.size, self.count), strict=True):
@@ -173,9 +173,7 @@ class ShmCommunicator(Communicator):
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────
 
-    def rooted(
-        self, kind: str, arrays: Sequence[Array] | None, root: int, keep: bool = False
-    ) -> list[Array]:
+    def rooted(self, kind: str, arrays: Arrays | None, root: int, keep: bool = False) -> list[Array]:
         at = () if arrays is None else self._shown(arrays)
         record = Record(kind, root=root, given=given(arrays or ()), at=at)
         self._reveal(kind, root, arrays or (), at)
@@ -189,9 +187,7 @@ class ShmCommunicator(Communicator):
         self._meeting.part()
         return results
 
-    def exchanged(
-        self, kind: str, arrays: Sequence[Array], root: int = -1, keep: bool = False
-    ) -> list[Array]:
+    def exchanged(self, kind: str, arrays: Arrays, root: int = -1, keep: bool = False) -> list[Array]:
         record = Record(kind, root=root, given=given(arrays), at=self._shown(arrays))
         self._reveal(kind, root, arrays, record.at)
         records = self.agreement.enter(record)
@@ -235,7 +231,7 @@ class ShmCommunicator(Communicator):
 
     # ── showing and seeing ───────────────────────────────────────────────────────────────────────
 
-    def _reveal(self, kind: str, root: int, arrays: Sequence[Array], at: Sequence[int]) -> None:
+    def _reveal(self, kind: str, root: int, arrays: Arrays, at: Sequence[int]) -> None:
         """Other ranks will read *arrays*, which lie *at* these offsets: all of them can, on one host."""
 
     def _staged(self, types: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Array]:
@@ -245,14 +241,12 @@ class ShmCommunicator(Communicator):
         if needed > len(self._stage):
             self._stage = np.empty(0, np.uint8)  # freed before more is asked for
             self._stage = self._arena.empty((needed,), np.uint8)
-        places, end = [], 0
-        for (shape, dtype), nbytes in zip(types, sizes, strict=True):
-            place: Array = np.ndarray(shape, dtype, buffer=self._stage, offset=end)
-            places.append(place)
-            end += nbytes
-        return places
+        starts = accumulate(sizes, initial=0)
+        return [
+            np.ndarray(*each, self._stage, start) for each, start in zip(types, starts, strict=False)
+        ]
 
-    def _shown(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+    def _shown(self, arrays: Arrays) -> tuple[int, ...]:
         """Where all can see *arrays*: large ones of the arena where they are, others staged."""
         shown = list(arrays)
         copied = [
@@ -266,7 +260,7 @@ class ShmCommunicator(Communicator):
             shown[index] = place
         return self._places_of(shown)
 
-    def _places_of(self, arrays: Sequence[Array]) -> tuple[int, ...]:
+    def _places_of(self, arrays: Arrays) -> tuple[int, ...]:
         """The offsets of *arrays*, which lie in this rank's shared memory."""
         places = tuple([at for array in arrays if (at := self._arena.locate(array)) is not None])
         if len(places) < len(arrays):
@@ -277,7 +271,7 @@ class ShmCommunicator(Communicator):
         """Array *index* of each record, seen in place."""
         return [self._arena.view(each.at[index], *each.given[index]) for each in records]
 
-    def _copied(self, pieces: Sequence[Array], keep: bool = False) -> Array:
+    def _copied(self, pieces: Arrays, keep: bool = False) -> Array:
         """*pieces* one behind the other along axis 0, in new memory; a single one as it is."""
         first = pieces[0]
         make = self.empty if keep else self._new

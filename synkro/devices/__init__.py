@@ -5,13 +5,12 @@
     cuda       a GPU, through CuPy
     gpus       which GPUs there are
     cpu        NumPy in the worker's own memory
-    inputs     what a call is given, on its way to a GPU
+    inputs     what a call is given, on its way to a GPU, and what of it stays there from call to call
     gathering  rows of host memory that a GPU fetches by itself
     buffers    small pinned ones, for memory that a GPU cannot reach
     portions   arrays in pieces that fit into such a buffer
     pins       which host memory is pinned
     context    a GPU that gets ready while CuPy is imported
-    kept       copies of inputs that stay on the GPU from call to call
     hints      what to do after an error that comes of mixing arrays of host and GPU
     base       the interface of a device
 """

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -28,10 +28,51 @@ from ..values.arrays import Array
 from .base import Source
 from .buffers import Buffers, copy_in
 from .gathering import gather
-from .kept import KeptInputs
 from .pins import Pins
 
 _SOON = 1 << 20  # bytes that are pinned or pass through buffers while the main thread waits
+
+
+class KeptInputs:
+    """Copies of broadcast inputs on the device, by their version and where they lie in host memory.
+
+    Attributes:
+        limit: the bytes that they may have together; larger inputs are not kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._copies: dict[Any, Array] = {}
+
+    def find(self, source: Source) -> Array | None:
+        """A copy of an input that has not changed; None if there is none."""
+        return self._copies.get(_key(source))
+
+    def add(self, source: Source, array: Array) -> None:
+        """Remember that *array* is a copy of *source*."""
+        if source.version is None or array.nbytes > self.limit:
+            return
+        number = source.version[0]
+        self._drop(lambda version: version[0] == number and version != source.version)
+        while sum(copy.nbytes for copy in self._copies.values()) + array.nbytes > self.limit:
+            del self._copies[next(iter(self._copies))]  # the oldest
+        self._copies[_key(source)] = array
+
+    def forget(self, number: int) -> None:
+        """Drop the copies of inputs in segment *number*."""
+        self._drop(lambda version: version[0] == number)
+
+    def _drop(self, goes: Callable[[tuple[int, int]], bool]) -> None:
+        for key in [key for key in self._copies if goes(key[0])]:
+            del self._copies[key]
+
+    def clear(self) -> None:
+        self._copies.clear()
+
+
+def _key(source: Source) -> Any:
+    array = source.array
+    return source.version, array.ctypes.data, array.shape, array.dtype, array.strides
 
 
 class Inputs:
@@ -72,24 +113,23 @@ class Inputs:
         """Queue a copy of *source* into *target*, of the same shape; ``finish`` stops it early."""
         if not target.nbytes:
             return
-        if source.indices is None:
-            copied = self._copied(source, target) if self._is_plain(source) else 0
-            if copied is None or copied == target.nbytes:
-                return
-        elif self._is_plain(source) and self._pins.pinned(source.array):
+        plain = self._is_plain(source)
+        if plain and source.indices is None and self._copied(source, target):
+            return
+        if plain and source.indices is not None and self._pins.pinned(source.array):
             self._gather(source, target)
             return
         self._buffers.load(source, target.data.ptr, self.stream, self._over)
 
-    def _copied(self, source: Source, target: Any) -> int | None:
-        """Copy *source* as far as it can be pinned; returns the bytes, or None if the call ends."""
+    def _copied(self, source: Source, target: Any) -> bool:
+        """Copy *source* as far as it can be pinned; returns whether that is all, or the call ends."""
         copied = 0
         for address, nbytes in self._pins.blocks(source.array):
             if self._over.is_set():
-                return None
+                return True
             copy_in(target.data.ptr + copied, address, nbytes, self.stream)
             copied += nbytes
-        return copied
+        return copied == int(target.nbytes)
 
     def _gather(self, source: Source, target: Any) -> None:
         """Have the GPU fetch the rows of *source* by itself."""
@@ -115,7 +155,7 @@ class Inputs:
         found = []
         for value in piece:
             if isinstance(value, Source):
-                kept = None if value.version is None else self.kept.find(value)
+                kept = self.kept.find(value)
                 if kept is None:
                     return None
                 found.append(lend(kept))
@@ -231,7 +271,9 @@ class Feeding:
             self._inputs.arrived[number % 2].record(self._inputs.stream)
         if self._copies or self._missing:
             cupy.cuda.get_current_stream().wait_event(self._inputs.arrived[number % 2])
-        self._keep_missing()
+        while self._missing:
+            column, source = self._missing.popitem()
+            self._inputs.kept.add(source, self._whole[column])
         if self._copies and number + 1 < len(self._pieces):
             self.begin(number + 1)
         return [
@@ -251,11 +293,6 @@ class Feeding:
         """Say that all that computes on the piece is queued."""
         if self._copies:
             self._inputs.computed[number % 2].record(cupy.cuda.get_current_stream())
-
-    def _keep_missing(self) -> None:
-        while self._missing:
-            column, source = self._missing.popitem()
-            self._inputs.kept.add(source, self._whole[column])
 
     def close(self) -> None:
         """Wait until nothing reads the inputs or writes to the buffers any more."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ FILE_PART = 1 << 26
 
 SHARE = 16
 """One part in so many of the memory that is free at the start may be pinned for files."""
+
+_start = attrgetter("start")
 
 
 class Memory:
@@ -85,18 +88,13 @@ class Pins:
         self._limit = available_memory() // SHARE
         # guards all that follows: segments are mapped in one thread, and inputs copied in another
         self._lock = threading.Lock()
-        self._starts: list[int] = []
-        self._memories: dict[int, Memory] = {}  # by start
-        self._parts_of_files: dict[
-            tuple[int, int], int
-        ] = {}  # by start and part: the bytes; oldest first
+        self._memories: list[Memory] = []  # in the order of their addresses
+        self._parts_of_files: dict[tuple[Memory, int], int] = {}  # the bytes of each; oldest first
 
     def mapped(self, number: int, memory: NDArray[np.uint8]) -> None:
         """A segment has been mapped, or a file, which is read-only."""
         with self._lock:
-            made = Memory(number, memory)
-            insort(self._starts, made.start)
-            self._memories[made.start] = made
+            insort(self._memories, Memory(number, memory), key=_start)
 
     def missing(self, array: NDArray[Any]) -> int | None:
         """How many bytes have to be pinned before all of *array* is; None if that cannot be."""
@@ -144,25 +142,24 @@ class Pins:
     def forget(self, number: int) -> None:
         """The segment or file is about to be unmapped."""
         with self._lock:
-            for memory in [each for each in self._memories.values() if each.number == number]:
-                self._starts.remove(memory.start)
-                del self._memories[memory.start]
+            for memory in [each for each in self._memories if each.number == number]:
+                self._memories.remove(memory)
                 for part in memory.pinned:
-                    self._parts_of_files.pop((memory.start, part), None)
+                    self._parts_of_files.pop((memory, part), None)
                     self._unregister(memory.span(part)[0])
 
     def _holding(self, array: NDArray[Any]) -> Memory | None:
         """The memory that all of *array* lies in."""
         address: int = array.ctypes.data
-        index = bisect_right(self._starts, address) - 1
+        index = bisect_right(self._memories, address, key=_start) - 1
         if index < 0:
             return None
-        memory = self._memories[self._starts[index]]
+        memory = self._memories[index]
         return memory if address + array.nbytes <= memory.start + memory.size else None
 
     def _pin(self, memory: Memory, part: int) -> bool:
         """Whether a part is pinned, after an attempt to pin it."""
-        key = memory.start, part
+        key = memory, part
         if part in memory.pinned:
             if memory.is_file:
                 self._parts_of_files[key] = self._parts_of_files.pop(key)
@@ -184,8 +181,7 @@ class Pins:
         """Unpin parts of files until so many bytes may be pinned."""
         while self._parts_of_files and sum(self._parts_of_files.values()) + size > self._limit:
             self._wait()
-            start, part = next(iter(self._parts_of_files))
-            del self._parts_of_files[start, part]
-            memory = self._memories[start]
+            memory, part = next(iter(self._parts_of_files))
+            del self._parts_of_files[memory, part]
             memory.pinned.remove(part)
             self._unregister(memory.span(part)[0])

@@ -67,13 +67,11 @@ class PreparedCall:
         arrays = [a for a in plan.inputs if isinstance(a, plans.Broadcast | plans.Scattered)]
         files = [a for a in arrays if isinstance(a.array, plans.FileArray)]
         self._files: list[Any] = [a for a in files if isinstance(a, plans.Scattered)]
-        copied = bool(arrays) and rank.device.pins
-        changing = isinstance(plan.selection, plans.Picked) or copied or bool(files)
+        changing = isinstance(plan.selection, plans.Picked) or files or (arrays and rank.device.pins)
         self._pieces = None if changing else self._sources()
         # whether every run has the same arguments, except for numbers and pickles
-        changing_inputs = (plans.Held, plans.Replicated, plans.Items)
-        held = any(isinstance(argument, changing_inputs) for argument in plan.inputs)
-        same = self._pieces is not None and not held and plan.form is None
+        held = {*map(type, plan.inputs)} & {plans.Held, plans.Replicated, plans.Items}
+        same = not (changing or held or plan.form)
         self._fixed = list(self._arguments()) if same else None
         self._numbers = list(self._numbers_among(self._fixed or []))
         # whether a run only calls the function, once, and leaves its outputs

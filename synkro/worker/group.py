@@ -435,14 +435,11 @@ class Group:
                 f"backward() came to a collective of the ranks {members.ranks} in a call of the ranks "
                 f"{ranks}: call it in a call of the same ranks."
             )
-        with self.among(members):
-            return self._go_back(entry, work)
-
-    def _go_back(self, entry: Entry, work: Callable[[], Any]) -> Any:
         before, self.within = self.within, entry
-        self.comm.agreement.note(0, entry)
         try:
-            return work()
+            with self.among(members):
+                self.comm.agreement.note(0, entry)
+                return work()
         except CollectiveError as error:
             raise CollectiveError(
                 f"{error} This was in the backward of {entry[1]}: all ranks have to call backward(), on "

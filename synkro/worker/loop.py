@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from .. import here, messages
+from ..comms.board import board_bytes
 from ..comms.hosts import HostsCommunicator
+from ..comms.journal import Journal
 from ..comms.shm import ShmCommunicator
 from ..devices.hints import shorten
 from ..errors import CollectiveError, OutputError, UsageError, reason, with_article
@@ -53,9 +55,11 @@ def run(rank: int, hosts: Sequence[range], fds: Sequence[int]) -> None:
     os.close(inherited.block)
     listener = Listener(memory, rank, size, inherited)
     descriptors = Descriptors(socket.socket(fileno=sock))
-    end = rank, size, inherited.arena, inherited.wakes, listener.answered
     several = len(hosts) > 1
-    comm = HostsCommunicator(*end, hosts, inherited.wake_relay) if several else ShmCommunicator(*end)
+    arena, wake = inherited.arena, inherited.wake_relay
+    journal = Journal(arena, board_bytes(size), rank, hosts, wake) if several else None
+    kind = HostsCommunicator if several else ShmCommunicator
+    comm = kind(rank, size, arena, inherited.wakes, listener.answered, journal)
     Worker(Rank(rank, size, hosts, listener, descriptors, comm), listener).serve()
     descriptors.close()
 

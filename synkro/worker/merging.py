@@ -182,14 +182,8 @@ class Merger:
         """Learn from the first piece of a call how outputs are nested, and their dtypes."""
         self.tree, self.modes = tree, modes
         self._operations = [OPERATIONS.get(mode or "") for mode in modes]
-        self.dtypes = [
-            np.dtype(INTEGER)
-            if isinstance(each, int)
-            else each[0].dtype
-            if isinstance(each, list)
-            else each.dtype
-            for each in found
-        ]
+        first = [each[0] if isinstance(each, list) else each for each in found]
+        self.dtypes = [np.dtype(INTEGER) if isinstance(each, int) else each.dtype for each in first]
         self._partials = [
             None if operation is None else operation.partial_dtype(dtype)
             for operation, dtype in zip(self._operations, self.dtypes, strict=True)

@@ -163,7 +163,7 @@ class Rank(Workspace):
 
     def _reducing(self, command: messages.Reduce) -> Callable[[], Reply]:
         if not command.reductions[0].sources:
-            return lambda: self._reduce_kept(command, command.ranks)
+            return lambda: self._reduce_kept(command)
         together = [rank for rank in command.ranks if rank in self.host]
         place, count = together.index(self.number), len(together)
         shares = list(filter(None, map(self._share, command.reductions)))
@@ -196,17 +196,16 @@ class Rank(Workspace):
         divisor = reduction.divisor if len(sources) == len(reduction.sources) else 1
         return OPERATIONS[reduction.op], divisor, sources, self.array(reduction.target)
 
-    def _reduce_kept(self, command: messages.Reduce, ranks: tuple[int, ...]) -> Ack:
+    def _reduce_kept(self, command: messages.Reduce) -> Ack:
         """Reduce outputs that wait on GPUs, by the GPUs."""
-        if self.number in ranks:
-            self.begin(ranks)
+        if self.number in command.ranks:
+            self.begin(command.ranks)
             self.report(Phase.REDUCING, 0)
-            self.comm.reduce_out(
-                [OPERATIONS[reduction.op] for reduction in command.reductions],
-                command.reductions[0].divisor,
-                [self._kept[reduction.leaf][0] for reduction in command.reductions],
-                [self.array(reduction.target) for reduction in command.reductions],
-            )
+            jobs = [
+                (OPERATIONS[each.op], self._kept[each.leaf][0], self.array(each.target))
+                for each in command.reductions
+            ]
+            self.comm.reduce_out(jobs, command.reductions[0].divisor)
             for reduction in command.reductions:
                 self._kept[reduction.leaf] = []
         return Ack()

@@ -126,7 +126,6 @@ class Tasks:
         self._state: _State | None = None  # of a map that goes on, or has failed
         self._taker = Taker(rank.number, queue, listener.blocks_read)
         os.register_at_fork(after_in_child=self._on_fork)
-        self._on_cpu = rank.device.xp is np
         self._items: tuple[Batch, list[list[Any]]] | None = None  # of a batch that is pickled together
         self._function = 0  # the number of the last function
         self._quota = 1  # how many items the next run should have
@@ -209,7 +208,7 @@ class Tasks:
         """
         first, give = batch.first, run.results.append
         words, place = self._listener.count
-        device = None if self._on_cpu else self._rank.device
+        device = None if self._rank.device.xp is np else self._rank.device
         try:
             columns = self._columns(batch)
         except Exception as error:
@@ -307,7 +306,7 @@ class Tasks:
     def _pickled(self, value: Any) -> Pickles:
         """A result, pickled.  Raises: OutputError."""
         try:
-            if not self._on_cpu:
+            if self._rank.device.xp is not np:
                 value = in_host_memory(value, self._rank.device)
             stream, buffers, by_us = self._rank.objects.pickled_apart(value)
         except Exception as error:

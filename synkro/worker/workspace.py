@@ -105,9 +105,7 @@ class Workspace:
             self.functions.pop(number, None)
             self.variables.pop(number, None)
             self.objects.drop(number)
-            if self.files.drop(number):
-                self.device.forget(number)
-            if self.segments.is_mapped(number):
+            if self.files.drop(number) or self.segments.is_mapped(number):
                 self.device.forget(number)  # what is pinned is unpinned before it is unmapped
             self.segments.drop(number)
         if housekeeping.drop:

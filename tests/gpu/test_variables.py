@@ -217,7 +217,7 @@ def test_without_nccl_they_go_through_host_memory(n):
             return 0
         from synkro.comms.nccl import Link
 
-        for name in ("all_reduce", "reduce", "reduce_scatter", "broadcast", "exchange"):
+        for name in ("reduce", "reduce_scatter", "broadcast", "exchange"):
             if forbidden:
                 setattr(Link, f"kept_{name}", getattr(Link, name))
                 setattr(Link, name, None)

@@ -67,8 +67,10 @@ class HostsWorld(ShmWorld):
         mirrors = self.mirrors
         for rank in range(self.size):
             host = mirrors.host_of(rank)
-            own = mirrors.files[host], mirrors.wakes[host], None, mirrors.hosts, mirrors.beds[host]
-            self.comms.append(HostsCommunicator(rank, self.size, *own))
+            file, journal = mirrors.files[host], mirrors.journal(rank)
+            self.comms.append(
+                HostsCommunicator(rank, self.size, file, mirrors.wakes[host], None, journal)
+            )
 
     def total(self, operation, arrays, weights):
         """A large reduction: each host's first."""
