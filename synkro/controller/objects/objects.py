@@ -524,43 +524,35 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
 
 def _changes(walk: Walk, forced: bool, parts: Container[int]) -> list[Change]:
     """What is to change on the workers; of *parts*, by id, what they have taken over."""
-    ways = ((_change_of_part if ident in parts else change_of, f) for ident, f in walk.found.items())
-    changes = (way(found, forced) for way, found in ways)
+    changes = (_change_of(found, forced, ident in parts) for ident, found in walk.found.items())
     return [change for change in changes if change is not None]
 
 
-def change_of(found: Found, forced: bool) -> Change | None:
-    """What is to change on the workers of an object that they have; None for nothing."""
+def _change_of(found: Found, forced: bool, is_part: bool) -> Change | None:
+    """What is to change on the workers of an object that they have; None for nothing.
+
+    Of a *part*, which they have made by an import, that are entries which they have taken over.
+    """
     known = found.known
-    if known is None:
+    if known is None or (is_part and known.kind not in (CLASS, INSTANCE)):
         return None
     before, now = known.contents, found.contents
-    if forced and known.kind is OPAQUE and before == now and not known.kind.can_travel(known.obj):
+    if is_part:
+        there = {key: value for key, value in (before or {}).items() if value is not UNKNOWN}
+        before, now = kept_of_part(known.kind, there), kept_of_part(known.kind, now)
+    elif forced and known.kind is OPAQUE and before == now and not known.kind.can_travel(known.obj):
         return None
-    if forced or before is None or _is_reordered(known, before, now):
+    elif forced or before is None or _is_reordered(known, before, now):
         return Change(known, now, (), before or {}, True, found.values)
-    if not known.kind.apart:
+    elif not known.kind.apart:
         same = same_entries(before, now)
         return None if same else Change(known, now, (), before, False, found.values)
-    changed = {k: v for k, v in now.items() if k not in before or not alike(before[k], v)}
-    gone = tuple(key for key in before if key not in now)
+    changed = {k: v for k, v in now.items() if forced or k not in before or not alike(before[k], v)}
+    gone = tuple(key for key in before if key not in found.contents)
     if not (changed or gone):
         return None
     old = {key: before[key] for key in (*changed, *gone) if key in before}
     return Change(known, changed, gone, old, False, found.values)
-
-
-def _change_of_part(found: Found, forced: bool) -> Change | None:
-    """What is to change of an object that the workers have made by an import, of what they have taken
-    over of it; None for nothing."""
-    known = found.known
-    if known is None or known.kind not in (CLASS, INSTANCE):
-        return None
-    there = {key: value for key, value in (known.contents or {}).items() if value is not UNKNOWN}
-    now, before = kept_of_part(known.kind, found.contents), kept_of_part(known.kind, there)
-    changed = {k: v for k, v in now.items() if forced or k not in before or not alike(before[k], v)}
-    gone = tuple(key for key in before if key not in found.contents)
-    return Change(known, changed, gone, before, False) if changed or gone else None
 
 
 def _inner_first(changes: Sequence[Change], walk: Walk) -> list[Change]:
