@@ -83,11 +83,7 @@ class Background:
 
     def await_all(self) -> None:
         """Wait until all calls that have been submitted are over."""
-        from concurrent.futures import CancelledError  # noqa: PLC0415
-
-        for future in list(self._last.values()):
-            with contextlib.suppress(CancelledError):
-                future.exception()
+        _await(list(self._last.values()))
 
     def cancel(self) -> None:
         """Cancel the calls that have not begun; none can be submitted any more."""
@@ -110,9 +106,14 @@ def result_of(future: Future[Any], called: str) -> Any:
 
 
 def _after(earlier: list[Future[Any]], call: Callable[[], Any]) -> Any:
+    _await(earlier)
+    return call()
+
+
+def _await(futures: list[Future[Any]]) -> None:
+    """Wait until all *futures* are done, or were cancelled; the list keeps none of their results."""
     from concurrent.futures import CancelledError  # noqa: PLC0415
 
-    while earlier:  # which keeps none of their results
+    while futures:
         with contextlib.suppress(CancelledError):
-            earlier.pop().exception()
-    return call()
+            futures.pop().exception()

@@ -178,7 +178,7 @@ class CompiledComparison:
             return f"{self._name(obj)}.{key}"
         if key == CLASS_OF and known.kind is INSTANCE:
             return f"type({self._name(obj)})"
-        held = obj if known.kind is DICT else attributes_of(obj) if known.kind is INSTANCE else None
+        held = _dict_of(known) if known.kind in (DICT, INSTANCE) else None
         return f"{self._name(held)}[{key!r}]" if type(held) is dict and type(key) is str else None
 
 
