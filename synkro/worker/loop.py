@@ -39,9 +39,8 @@ from ..messages import (
     Store,
     TooLong,
 )
-from ..packing.exceptions import kinds, pickled
+from ..packing.failures import kinds, pickled, sent
 from ..packing.pickles import dumped
-from ..packing.tracebacks import sent
 from ..values.cache import Cache
 from .rank import Rank
 from .terminal import end_lines, refuse_questions, write_lines
