@@ -53,8 +53,7 @@ from .explain import explain, explain_loading
 from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
 from .registry import Registry
-from .relied import Relied, ReliedOn, SharedByTasks
-from .values import Values
+from .values import Relied, ReliedOn, SharedByTasks, Values
 from .walk import Found, Walk
 from .watch import Watch
 from .words import contradiction, missed, uncompared
