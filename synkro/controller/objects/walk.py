@@ -265,7 +265,7 @@ class Walk:
 
     def _members(self, found: Found) -> Iterator[Any]:
         """See what a crowd holds; the objects of their own among it, to be visited."""
-        contents, parts = look_through(found.obj, self._registry.numbers)
+        contents, parts = look_through(found.obj, self._registry.by_id)
         found.look(contents)
         inner = found.inner.setdefault(_MEMBERS, [])
         return ((part, getattr(part, "__name__", found.path), inner, False) for part in parts)
