@@ -9,26 +9,9 @@ from itertools import chain
 from typing import Any
 
 from ...memory.departures import call_with_last
+from ...packing import kinds
 from ...packing.imported import Part
-from ...packing.kinds import (
-    ARRAY,
-    CLASS,
-    FIXED,
-    FUNCTION,
-    INSTANCE,
-    NAME,
-    STATEFUL,
-    TENSOR,
-    WHOLE,
-    Contents,
-    Kind,
-    Name,
-    cached_names,
-    goes_by_number,
-    inside,
-    is_named,
-    kind_of,
-)
+from ...packing.kinds import Contents, Kind, Name, cached_names, goes_by_number, inside, kind_of
 from ...packing.pickles import Space, ValueWriter, Writer
 from .known import Known, Remembered, in_cycles
 
@@ -120,7 +103,7 @@ class Registry:
         kept = self._kept_of(obj)
         if kept is None or not kept.is_of(obj):
             return None
-        if kept.kind not in (CLASS, FUNCTION) and not self._has(type(obj)):
+        if kept.kind not in (kinds.CLASS, kinds.FUNCTION) and not self._has(type(obj)):
             return None  # if its class travels, the workers would get another one
         known = Known(kept.number, obj, kept.kind, kept.path, kept.space, kept)
         now = kept.kind.look(obj)
@@ -147,8 +130,8 @@ class Registry:
         """What stands for *obj*, which the workers are to have: until nothing here holds it, or, if that
         is longer, until the program does not."""
         number = self._number()
-        space = self.space(obj.__globals__) if kind is FUNCTION else None
-        if kind is NAME or (space is not None and not space.lasts):
+        space = self.space(obj.__globals__) if kind is kinds.FUNCTION else None
+        if kind is kinds.NAME or (space is not None and not space.lasts):
             known = Known(number, obj, kind, path, space)
             self._watch(known, number)
             return known
@@ -170,7 +153,7 @@ class Registry:
             assert known.kept is not None
             known.kept.hold(None if known in circular else known.obj)
         for known in knowns:
-            named = known.kind in (NAME, FUNCTION)
+            named = known.kind in (kinds.NAME, kinds.FUNCTION)
             for inner in chain.from_iterable(known.inner.values()) if named else ():
                 if inner.kept is not None and not inner.kept.is_weak and _bytes_in(inner) <= _HEAVIEST:
                     self._recent.pop(inner.kept, None)
@@ -184,7 +167,7 @@ class Registry:
             self.by_id.add(known)
             if goes_by_number(known.obj):
                 self.named[known.number] = known.obj
-            if known.kind in (INSTANCE, STATEFUL) and cached_names(type(known.obj)):
+            if known.kind in (kinds.INSTANCE, kinds.STATEFUL) and cached_names(type(known.obj)):
                 self.caching.add(known)
 
     def forget(self, obj: Any) -> None:
@@ -197,11 +180,11 @@ class Registry:
         """The number of what the workers have, by its id, where it is no value as an argument: of a
         class, a function, what is the only one of its kind; None for all else."""
         known = self.by_id.known(ident)
-        if known is None and (kept := self._kept.get(ident)) is not None and is_named(kept.obj):
+        if known is None and (kept := self._kept.get(ident)) is not None and kinds.is_named(kept.obj):
             known = self.known(kept.obj)  # as no function names it, nobody has seen whether it changed
             if known is None or known.contents != known.kind.look(known.obj):
                 return None
-        if known is None or not (known.kind is FIXED or goes_by_number(known.obj)):
+        if known is None or not (known.kind is kinds.FIXED or goes_by_number(known.obj)):
             return None
         return known.number
 
@@ -228,7 +211,7 @@ class Registry:
         found = self._names.get((space.number, name))
         known = None if found is None else self.known(found)
         contents: Contents = (known.contents if known else None) or {}
-        return WHOLE in contents and contents[WHOLE] is value
+        return kinds.WHOLE in contents and contents[kinds.WHOLE] is value
 
 
 def _objects_in(value: Any) -> Iterator[Any]:
@@ -242,5 +225,5 @@ def _objects_in(value: Any) -> Iterator[Any]:
 
 def _bytes_in(known: Known) -> int:
     """The bytes of arrays that a container holds."""
-    arrays = (each for each in chain.from_iterable(known.inner.values()) if each.kind in (ARRAY, TENSOR))
-    return sum(int(each.obj.nbytes) for each in arrays)
+    held = chain.from_iterable(known.inner.values())
+    return sum(int(each.obj.nbytes) for each in held if each.kind in (kinds.ARRAY, kinds.TENSOR))
