@@ -17,7 +17,6 @@ import pickle
 import stat
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -211,8 +210,5 @@ def _has(code: CodeType, name: str, lineno: int) -> bool:
     """Whether a function of this *name* has this line, in *code* or in what it defines."""
     if code.co_name == name and any(line == lineno for _, _, line in code.co_lines()):
         return True
-    return any(_has(inner, name, lineno) for inner in _inner(code))
-
-
-def _inner(code: CodeType) -> Iterator[CodeType]:
-    return (each for each in code.co_consts if isinstance(each, CodeType))
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return any(_has(each, name, lineno) for each in inner)

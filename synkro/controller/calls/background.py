@@ -41,21 +41,16 @@ class Background:
         variables = self._variables
         if not is_future(value):
             return variables.transfer(value, target)
-        ranks = self._ranks_of(value)
-        if target != "cpu":
-            to = variables.targets.ranks(target) or (variables.collectives.master_rank,)
-            ranks = tuple(sorted({*ranks, *to}))
-        return self.submit(ranks, lambda: variables.transfer(result_of(value, "transfer()"), target))
-
-    def _ranks_of(self, future: Future[Any]) -> tuple[int, ...]:
-        """The ranks of the call whose *future* it is.  Raises: InvalidType if it is of no such call."""
-        ranks = self._ranks.get(future)
+        ranks = self._ranks.get(value)
         if ranks is None:
             raise InvalidType(
                 "transfer() takes the future of a call submitted in this session: give the result() of "
                 "another one."
             )
-        return ranks
+        if target != "cpu":
+            to = variables.targets.ranks(target) or (variables.collectives.master_rank,)
+            ranks = tuple(sorted({*ranks, *to}))
+        return self.submit(ranks, lambda: variables.transfer(result_of(value, "transfer()"), target))
 
     def submit(self, ranks: tuple[int, ...], call: Callable[[], Any]) -> Future[Any]:
         """Run *call*, which uses *ranks*, after the calls that were submitted before.

@@ -89,11 +89,11 @@ def differing(group: EntryGroup) -> Iterator[Assigned]:
 
 def is_assigned(one: Assigned) -> bool:
     """Whether an entry is a number or a string, as it was before, which can be changed by itself."""
-    if not one.group.places or one.place[0].kind in (kinds.STATEFUL, kinds.OPAQUE):
+    if not one.group.places:
         return False
-    if not (
-        one.place[1] is WHOLE or type(one.place[1]) in (str, int)
-    ):  # a key that holds objects, or NaN
+    known, key = one.place
+    named = key is WHOLE or type(key) in (str, int)  # else it is a key that holds objects, or NaN
+    if known.kind in (kinds.STATEFUL, kinds.OPAQUE) or not named:
         return False
     return is_scalar(one.value) and is_scalar(one.group.last[one.at])
 
@@ -311,7 +311,7 @@ class Comparison:
         for known in self.functions:
             for index, cell in enumerate(known.obj.__closure__ or ()):
                 if known.contents and index not in known.contents:  # it was empty
-                    yield EntryGroup(_count_filled, cell, [0])
+                    yield EntryGroup(_is_empty, cell, [True])
                     continue
                 cells.append(cell)
                 places.append((known, index))
@@ -518,8 +518,5 @@ def _entry(known: Known, key: Any, otherwise: Any = GONE) -> Any:
     return otherwise if known.contents is None else known.contents.get(key, otherwise)
 
 
-def _count_filled(cell: CellType) -> Iterator[int]:
-    try:
-        return iter([len([cell.cell_contents])])
-    except ValueError:
-        return iter([0])
+def _is_empty(cell: CellType) -> tuple[bool]:
+    return (cell == CellType(),)
