@@ -17,7 +17,7 @@ from support.sessions import current, lasting, running
 from support.waiting import wait_until
 from synkro import InvalidType, InvalidValue
 from synkro.controller.objects.known import Known
-from synkro.controller.objects.registry import NumbersById
+from synkro.controller.objects.registry import KnownById
 from synkro.packing.kinds import DICT
 
 pytestmark = pytest.mark.quick
@@ -595,7 +595,7 @@ def test_an_interrupt_keeps_no_number_of_what_is_gone():
     def interrupt(frame, event, argument):
         raise KeyboardInterrupt
 
-    numbers, obj = NumbersById(), {"a": 1}
+    numbers, obj = KnownById(), {"a": 1}
     known = Known(1, obj, DICT, "a dict", None)
     numbers.add(known)
     assert numbers.get(id(obj)) == 1

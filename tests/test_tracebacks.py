@@ -11,7 +11,7 @@ import synkro as synk
 from support.programs import ROOT
 from support.sessions import lasting
 from synkro.errors import HOME
-from synkro.packing.tracebacks import TEXT_LIMIT, sent, shown
+from synkro.packing.failures import TEXT_LIMIT, sent, shown
 
 PROGRAM = """
 import numpy as np, synkro as synk

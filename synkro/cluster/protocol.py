@@ -44,7 +44,7 @@ from typing import NamedTuple
 from ..ipc.process import ProcessEnd
 from ..memory.files import Likeness
 from ..messages import Failed
-from ..packing.exceptions import kinds, pickled
+from ..packing.failures import kinds, pickled
 from ..plan.extents import Partial
 from .parcels import Parcel, ValueParcel
 

@@ -12,6 +12,5 @@
     refused     what cannot be sent to the workers, and what to do instead
     settings    settings of libraries, which the workers take over
     place       working directory and search path, which they take over, too
-    exceptions  exceptions of the workers, on their way to the main process
-    tracebacks  what is shown of them there
+    failures    exceptions of the workers, and their tracebacks, on the way to the main process
 """

@@ -18,20 +18,9 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import InvalidType, reason, shown, with_article
+from . import kinds
 from .code import is_own
-from .kinds import (
-    CLASS,
-    CLASS_OF,
-    INSTANCE,
-    KINDS,
-    Contents,
-    Kind,
-    alike,
-    holds_only_plain,
-    is_plain,
-    is_sent_by_value,
-    kind_of,
-)
+from .kinds import Contents, Kind, alike, holds_only_plain, is_plain, kind_of
 
 
 class Part(NamedTuple):
@@ -123,22 +112,22 @@ def taken_over(obj: Any) -> tuple[int, Contents, bool] | None:
     a semaphore is set to what it is here, and so is what a queue holds.
     """
     kind = kind_of(obj)
-    if kind is None or kind not in (CLASS, INSTANCE):
+    if kind is None or kind not in (kinds.CLASS, kinds.INSTANCE):
         return None
-    compared = kind is INSTANCE and not isinstance(obj, _COUNTING)
-    return KINDS.index(kind), kept_of_part(kind, kind.look(obj)), compared
+    compared = kind is kinds.INSTANCE and not isinstance(obj, _COUNTING)
+    return kinds.KINDS.index(kind), kept_of_part(kind, kind.look(obj)), compared
 
 
 def kept_of_part(kind: Kind, contents: Contents) -> Contents:
     """What is taken over of the *contents* of a part."""
-    cls = contents.get(CLASS_OF, object) if kind is INSTANCE else object
+    cls = contents.get(kinds.CLASS_OF, object) if kind is kinds.INSTANCE else object
     counts, queues = issubclass(cls, _COUNTING), issubclass(cls, queue.Queue)
     return {
         name: value
         for name, value in contents.items()
         if isinstance(name, str) and (counts or not name.startswith("_"))
         if is_plain(value)
-        or (kind is CLASS and _is_function(value))
+        or (kind is kinds.CLASS and _is_function(value))
         or (queues and _is_container(value))
     }
 
@@ -154,7 +143,7 @@ _COUNTING = (threading.Event, threading.Semaphore, threading.Barrier)
 def _is_function(value: Any) -> bool:
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
-    return isinstance(value, FunctionType | property) and is_sent_by_value(
+    return isinstance(value, FunctionType | property) and kinds.is_sent_by_value(
         value.fget if isinstance(value, property) else value
     )
 
@@ -163,7 +152,7 @@ def settle(obj: Any, state: tuple[int, Contents, bool]) -> None:
     """On a worker: have what was made be what it is in the program.  Raises: InvalidType if it is not,
     and cannot be changed."""
     number, contents, compared = state
-    kind = KINDS[number]
+    kind = kinds.KINDS[number]
     if not compared:
         kind.change(obj, contents, ())
         return

@@ -790,8 +790,8 @@ def inside(obj: Any) -> Iterator[tuple[str, Any]] | None:  # noqa: PLR0911
             return ((f"[{key!r}]", value) for key, value in obj.items())
         case enum.Enum():
             return iter([("", type(obj))])
-    if isinstance(obj, functools.cached_property):
-        return iter([("", obj.func)])
+        case functools.cached_property():
+            return iter([("", obj.func)])
     return None
 
 

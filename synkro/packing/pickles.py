@@ -29,22 +29,10 @@ import numpy as np
 from ..errors import InvalidValue, UsageError, too_deep
 from ..memory.segment import check_descriptors
 from ..values.foreign import is_movable, is_numba
+from . import kinds
 from .code import is_own, uses
 from .imported import Part, made, settle, taken_over
-from .kinds import (
-    CONTEXT,
-    FUNCTION_PARTS,
-    INSTANCE,
-    SIMPLE,
-    Contents,
-    NumberOf,
-    is_for_program,
-    is_named,
-    is_sent_by_value,
-    own_slots,
-    singleton,
-    stays_here,
-)
+from .kinds import Contents, NumberOf, is_for_program, is_named, is_sent_by_value
 from .pytrees import set_and_register, ways_of
 from .refused import Absent, is_parallel_map, refuse_open_file
 
@@ -59,12 +47,12 @@ INTEGER = np.dtype(np.int64).newbyteorder("S").str
 
 HEAD = 4  # bytes before it, which say how many buffers follow
 
-NUMBERS = SIMPLE - {str, bytes}
+NUMBERS = kinds.SIMPLE - {str, bytes}
 """Types of numbers, and of nothing."""
 
 _SHORT = 64  # entries of a container that is looked through, characters of a string that is small
 
-_ATOMS = SIMPLE | {tuple}
+_ATOMS = kinds.SIMPLE | {tuple}
 
 
 class Space:
@@ -227,7 +215,7 @@ class _ForWorkers(Stream):
         if id(obj) in self._parts:
             state, part = taken_over(obj), self._parts[id(obj)][1]
             return (made, part) if state is None else (made, part, state, None, None, settle)
-        if what := stays_here(obj):
+        if what := kinds.stays_here(obj):
             return Absent, (what,)
         if isinstance(obj, FunctionType):
             return self._function(obj) if is_sent_by_value(obj) else super().reducer_override(obj)
@@ -254,14 +242,14 @@ class _ForWorkers(Stream):
         if isinstance(obj, functools.cached_property):  # before Python 3.12 it has a lock
             return _cached_property, (obj.func, obj.attrname)
         if type(obj) is ContextVar:
-            return ContextVar, (obj.name,), CONTEXT.look(obj), None, None, _set
+            return ContextVar, (obj.name,), kinds.CONTEXT.look(obj), None, None, _set
         if type(obj) is threading.local:
-            return threading.local, (), INSTANCE.look(obj), None, None, _complete
+            return threading.local, (), kinds.INSTANCE.look(obj), None, None, _complete
         if isinstance(obj, np.finfo):
             return np.finfo, (obj.dtype,)
         if (reduced := by_value(obj)) is not None:
             return reduced
-        place = singleton(obj) or _place(obj)
+        place = kinds.singleton(obj) or _place(obj)
         return super().reducer_override(obj) if place is None else (_singleton, place)
 
     def _function(self, fn: FunctionType) -> Any:
@@ -282,7 +270,7 @@ class _ForWorkers(Stream):
                     cells.append((len(cells), value))
                     continue
             cells.append((-1, None))
-        parts = {name: getattr(fn, name) for name in (*FUNCTION_PARTS[1:], *_DESCRIBING)}
+        parts = {name: getattr(fn, name) for name in (*kinds.FUNCTION_PARTS[1:], *_DESCRIBING)}
         try:
             parts["__annotations__"] = fn.__annotations__
         except NameError:  # from Python 3.14 on, of what is imported for type checkers only
@@ -304,7 +292,7 @@ class _ForWorkers(Stream):
         finally:
             if register:
                 cloudpickle.unregister_pickle_by_value(module)
-        if isinstance(reduced, tuple) and (slots := own_slots(cls)):
+        if isinstance(reduced, tuple) and (slots := kinds.own_slots(cls)):
             contents = reduced[2][0]
             for name in slots:
                 contents.pop(name, None)
@@ -478,7 +466,7 @@ def by_value(obj: Any) -> tuple[Any, ...] | None:
     ``NewType``; None for all else."""
     if not is_named(obj):
         return None
-    return __newobj__, (type(obj),), INSTANCE.look(obj), None, None, _complete
+    return __newobj__, (type(obj),), kinds.INSTANCE.look(obj), None, None, _complete
 
 
 def for_program(obj: Any) -> tuple[Any, ...] | None:
@@ -486,7 +474,7 @@ def for_program(obj: Any) -> tuple[Any, ...] | None:
     had it; None for all else."""
     if not is_named(obj):
         return None
-    return _programs, (obj.__module__, obj.__reduce_ex__(4), type(obj), INSTANCE.look(obj))
+    return _programs, (obj.__module__, obj.__reduce_ex__(4), type(obj), kinds.INSTANCE.look(obj))
 
 
 def _programs(module: str, name: str, cls: Any, contents: Contents) -> Any:
@@ -624,11 +612,11 @@ def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _complete(obj: Any, contents: Contents) -> None:
-    INSTANCE.change(obj, contents, ())
+    kinds.INSTANCE.change(obj, contents, ())
 
 
 def _set(variable: ContextVar[Any], contents: Contents) -> None:
-    CONTEXT.change(variable, contents, ())
+    kinds.CONTEXT.change(variable, contents, ())
 
 
 def _module(module: ModuleType) -> ModuleType:

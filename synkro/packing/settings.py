@@ -17,22 +17,16 @@ from typing import Any
 JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion")
 PYTENSOR = ("floatX", "mode", "linker", "optimizer", "cxx", "on_unused_input", "cast_policy")
 
-PYTHON = {
-    get: put
-    for get, put in {
-        "getrecursionlimit": "setrecursionlimit",
-        "get_int_max_str_digits": "set_int_max_str_digits",  # which older ones of Python 3.10 lack
-    }.items()
-    if hasattr(sys, get)
-}
-"""Functions of ``sys``: what reads a setting, and what sets it."""
+PYTHON = [get for get in ("getrecursionlimit", "get_int_max_str_digits") if hasattr(sys, get)]
+"""Functions of ``sys`` that read settings; older ones of Python 3.10 lack the last one."""
 
 _FLAGS = "PYTENSOR_FLAGS"
 
 
 def collected() -> dict[str, dict[str, Any]]:
     """The settings of Python, and of the libraries that this process has imported, by library."""
-    found = {"sys": dict(zip(PYTHON.values(), _of_python(), strict=True))}
+    setters = [get.replace("get", "set") for get in PYTHON]
+    found = {"sys": dict(zip(setters, _of_python(), strict=True))}
     for library, names in (("jax", JAX), ("pytensor", PYTENSOR)):
         config = getattr(sys.modules.get(library), "config", None)
         if config is not None:

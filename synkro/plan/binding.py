@@ -54,6 +54,7 @@ class Binder:
         self._signature = _signature(fn, listed)
         self._called = cut(f"{name}{self._signature}")
         parameters = self._signature.parameters
+        self._open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         self._check(parameters, listed)
         self._whole = library_of_function(fn)
         self._libraries = {p.name: library_named(p.annotation) for p in parameters.values()}
@@ -62,14 +63,12 @@ class Binder:
         variadic = [p.name for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
         self._variadic = variadic[0] if variadic else ""
         self._names = {p.name: p for p in parameters.values() if p.kind is not Parameter.VAR_POSITIONAL}
-        self._open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         self._required = sum(map(_is_required, positional))
         self._needs_keywords = any(
             _is_required(p) and p.kind is Parameter.KEYWORD_ONLY for p in parameters.values()
         )
 
     def _check(self, parameters: Mapping[str, Parameter], listed: list[str]) -> None:
-        open_ended = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
         if next(iter(parameters), None) == "self":
             raise InvalidType(
                 f"{self._called} is a method, and function() was given no object for it: "
@@ -88,7 +87,7 @@ class Binder:
                     f"{shown(name)} is listed twice for the function {self._name!r}: name each "
                     f"parameter once, in inputs (scattered) or in bcast_inputs (broadcast)."
                 )
-            if name not in parameters and not open_ended:
+            if name not in parameters and not self._open_ended:
                 raise InvalidValue(
                     f"the function {self._name!r} has no parameter {shown(name)}: its parameters are "
                     f"{cut(str(self._signature))}."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..values.arrays import Code
+from ..values.arrays import Array, Code
 from .batch import Strided
 from .outputs import Tree, unflatten
 from .split import Span
@@ -119,6 +119,12 @@ class Pickled:
     """
 
     region: Region
+
+    @staticmethod
+    def lengths(memory: Array) -> list[int]:
+        """The bytes of the table at the beginning of *memory*, of the stream, and of each buffer."""
+        count = 2 + int.from_bytes(memory[:LENGTH].tobytes(), "little")
+        return [count * LENGTH, *memory[: count * LENGTH].view("<u8").tolist()[1:]]
 
 
 @dataclass(frozen=True)

@@ -175,11 +175,8 @@ def _items(
 
 def _pickled(region: Region, view: View) -> Iterator[Extent]:
     """The part of *region* that is filled, as its table of lengths says."""
-    memory = view.array(region)
-    count = 2 + int.from_bytes(memory[: plans.LENGTH].tobytes(), "little")
-    table = count * plans.LENGTH
-    _, *lengths = memory[:table].view("<u8").tolist()
-    end = sum(map(aligned, (table, *lengths[:-1]))) + lengths[-1]
+    *before, last = plans.Pickled.lengths(view.array(region))
+    end = sum(map(aligned, before)) + last
     yield Extent(region.segment, region.offset, region.offset + end)
 
 

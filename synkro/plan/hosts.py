@@ -136,12 +136,8 @@ def expanded(nodes: str) -> list[str]:
 
     Raises: InvalidValue.
     """
-    return [name for entry in _entries(nodes) for name in _names(entry, nodes)]
-
-
-def _entries(nodes: str) -> list[str]:
-    """The list, cut at the commas outside of brackets."""
-    return re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodes)
+    entries = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodes)  # cut at the commas outside of brackets
+    return [name for entry in entries for name in _names(entry, nodes)]
 
 
 def _names(entry: str, nodes: str) -> Iterator[str]:

@@ -267,10 +267,9 @@ class PreparedCall:
         array = self._rank.array(argument.region)
         if isinstance(argument, plans.Number):
             return array.item() if argument.plain else array[()]
-        count = 2 + int.from_bytes(array[: plans.LENGTH].tobytes(), "little")
-        _, *lengths = array[: count * plans.LENGTH].view("<u8").tolist()
-        places = list(accumulate(map(aligned, (count * plans.LENGTH, *lengths))))
-        stream, *buffers = [array[p : p + n].data for p, n in zip(places, lengths, strict=False)]
+        lengths = argument.lengths(array)
+        places = accumulate(map(aligned, lengths))
+        stream, *buffers = [array[p : p + n].data for p, n in zip(places, lengths[1:], strict=False)]
         return self._rank.objects.unpickled(self._called, bytes(stream), buffers)
 
     def _items(self, argument: plans.Items, places: Array) -> list[Any]:

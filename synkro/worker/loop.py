@@ -28,9 +28,8 @@ from ..ipc.process import give_up
 from ..machine import importing
 from ..memory.interrupts import atomic
 from ..messages import Ack, Failed, Phase, Reply
-from ..packing.exceptions import kinds, pickled
+from ..packing.failures import kinds, pickled, sent
 from ..packing.pickles import dumped
-from ..packing.tracebacks import sent
 from ..values.cache import Cache
 from .rank import Rank
 from .terminal import end_lines, refuse_questions, write_lines

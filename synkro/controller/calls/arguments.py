@@ -16,46 +16,13 @@ from ...errors import InvalidType, InvalidValue, counted, how_to_await, reason, 
 from ...memory.segment import Segment
 from ...messages import FunctionSpec
 from ...packing.pickles import check_cause
+from ...plan import call as plans
 from ...plan.binding import Bound
-from ...plan.call import (
-    LENGTH,
-    Argument,
-    Broadcast,
-    FileArray,
-    Form,
-    Held,
-    Items,
-    Number,
-    Pickled,
-    Region,
-    Replicated,
-    Scattered,
-    aligned,
-)
+from ...plan.call import Region, aligned
 from ...plan.outputs import Tree, flatten, leaf_paths
 from ...storage.files import describe, is_stored
-from ...values.arrays import (
-    Array,
-    Rounded,
-    as_array,
-    cast,
-    code_of,
-    is_numeric,
-    is_of_own_class,
-    lost_in,
-    native,
-)
-from ...values.foreign import (
-    is_future,
-    is_generator,
-    is_graph_shared,
-    is_key,
-    is_on_gpu,
-    is_sparse,
-    is_view_of_hdf5,
-    library_of,
-    offers,
-)
+from ...values import arrays, foreign
+from ...values.foreign import library_of
 from ..data.data import Data, make_data
 from ..data.outgoing import Outgoing, Placed
 from ..data.stored import StoredData, make_stored
@@ -89,7 +56,7 @@ class Input:
     """
 
     name: str
-    argument: Argument
+    argument: plans.Argument
     placed: Placed | None = None
     variable: Shared | None = None
     reusable: Reusable | None = None
@@ -177,7 +144,7 @@ class Numbers:
         if key not in self._places:
             if self._segment is None or self._end + _PLACE > self._segment.nbytes:
                 self._segment, self._end = self._engine.allocate(_PLACES * _PLACE), 0
-            dtype = code_of(np.asarray(value).dtype)
+            dtype = arrays.code_of(np.asarray(value).dtype)
             region = Region(self._segment.number, self._end, (), dtype)
             self._end += _PLACE
             placed = Placed(region, self._segment)
@@ -237,7 +204,7 @@ class Arguments:
         self.copied = any(each is not _DATA for each in self._reusable)
         return known
 
-    def opened(self, arguments: list[Bound]) -> tuple[list[Bound], Form | None]:
+    def opened(self, arguments: list[Bound]) -> tuple[list[Bound], plans.Form | None]:
         """The leaves of *arguments*, and how to build these again; None if they are their own leaves."""
         leaves: list[Bound] = []
         trees: list[Tree] = []
@@ -251,7 +218,7 @@ class Arguments:
         libraries = tuple([leaf.library for leaf in leaves])
         if not any(trees) and {None, "numpy"}.issuperset(libraries):
             return leaves, None
-        return leaves, Form(tuple(trees), libraries)
+        return leaves, plans.Form(tuple(trees), libraries)
 
     def input(self, index: int, bound: Bound) -> Input:
         """Argument number *index*, in shared memory if it has to be.
@@ -262,7 +229,7 @@ class Arguments:
         value = self._stored_as(index, bound)
         if isinstance(value, Whole):
             return self._pickled(index, bound, value.value)
-        if is_generator(value):
+        if foreign.is_generator(value):
             raise InvalidType(refused_generator(called, value))
         wanted = self._types.get(bound.name)
         if wanted is not None:
@@ -283,16 +250,16 @@ class Arguments:
         try:
             if bound.broadcast and (self._stays(value) or not _is_array(value)):
                 raise InvalidType  # it arrives as it is
-            if is_of_own_class(value) and not isinstance(value, np.ma.MaskedArray):
+            if arrays.is_of_own_class(value) and not isinstance(value, np.ma.MaskedArray):
                 raise InvalidType(
                     f"{called} is {shortened(value)}, whose rows would be plain arrays: give "
                     f"np.asarray(…), and make it of that in the function, or name it in bcast_inputs."
                 )
-            array = as_array(value, called)
+            array = arrays.as_array(value, called)
         except InvalidType as error:
             return self._other(index, bound, value, error)
         if self._engine.on_gpus:
-            array = native(array)
+            array = arrays.native(array)
         buffer, placed = self._put(index, array, called)
         reusable = ReusableArray(buffer, placed) if array is bound.value else None
         return Input(bound.name, _by_rows(bound, placed.region), placed, reusable=reusable)
@@ -301,7 +268,7 @@ class Arguments:
         """Whether *value* is no number, and either one element, or an array for GPUs, which have no
         such."""
         array = isinstance(value, np.ndarray) and self._engine.on_gpus
-        return (array or isinstance(value, np.generic)) and not is_numeric(value.dtype)
+        return (array or isinstance(value, np.generic)) and not arrays.is_numeric(value.dtype)
 
     def _elsewhere(self, bound: Bound, value: Shared | StoredData, called: str) -> Input:
         """What the workers have, or read from a file by themselves."""
@@ -311,35 +278,35 @@ class Arguments:
         variable = self._variables.check(value, called)
         check_there(variable, called, self._world)
         check_whole(variable, called, self._world)
-        held = Replicated if bound.broadcast else Held
+        held = plans.Replicated if bound.broadcast else plans.Held
         return Input(bound.name, held(variable.number), variable=variable)
 
     def _number(self, index: int, bound: Bound, value: Any) -> Input:
         """A number that every rank gets as it is: by shared memory, so that a new one needs no plan."""
         number = self._numbers.put(index, value)
-        argument = Number(number.placed.region, not isinstance(value, np.generic))
+        argument = plans.Number(number.placed.region, not isinstance(value, np.generic))
         return Input(bound.name, argument, number.placed, reusable=number)
 
     def _other(self, index: int, bound: Bound, value: Any, error: InvalidType) -> Input:
         """What is no array and no number, because of *error*."""
-        if is_future(value):
+        if foreign.is_future(value):
             raise InvalidType(
                 f"{self._called(bound)} is a future: give its result(), or submit() the call, which "
                 f"waits for it."
             ) from None
-        if is_graph_shared(value):
+        if foreign.is_graph_shared(value):
             raise InvalidType(_shared_of_graph(self._called(bound))) from None
-        if is_on_gpu(value) or is_key(value):
+        if foreign.is_on_gpu(value) or foreign.is_key(value):
             raise error from None
         if bound.broadcast:
             return self._pickled(index, bound, value)
-        if isinstance(error, Rounded) or is_sparse(value):
+        if isinstance(error, arrays.Rounded) or foreign.is_sparse(value):
             raise error from None
         if type(value) in (list, tuple):
-            if lost_in(value) and len(set(map(np.shape, value))) == 1:
+            if arrays.lost_in(value) and len(set(map(np.shape, value))) == 1:
                 raise error from None  # as a list of rows it would be one array
             return self._items(index, bound, value)
-        if offers(value, "__array__"):
+        if foreign.offers(value, "__array__"):
             raise error from None
         advice = how_to_await(value) or "Name it in bcast_inputs to give it to every rank whole."
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
@@ -354,7 +321,7 @@ class Arguments:
         stream, buffers = self._dump(value, self._called(bound), _VIEWED)
         table = [len(buffers), len(stream), *map(len, buffers)]
         parts: list[bytes | memoryview] = [
-            b"".join(length.to_bytes(LENGTH, "little") for length in table),
+            b"".join(length.to_bytes(plans.LENGTH, "little") for length in table),
             stream,
             *buffers,
         ]
@@ -371,7 +338,7 @@ class Arguments:
             if not np.array_equal(place, new):
                 place[...] = new
                 buffer.touch()
-        return Input(bound.name, Pickled(buffer.placed.region), buffer.placed)
+        return Input(bound.name, plans.Pickled(buffer.placed.region), buffer.placed)
 
     def _items(self, index: int, bound: Bound, value: Sequence[Any]) -> Input:
         """A list that is no array, by rows."""
@@ -386,7 +353,7 @@ class Arguments:
         _, placed = self._put(index, np.stack([ends[:-1], ends[1:]], axis=1), called)
         memory = self._items_of.setdefault(index, Outgoing(self._engine))
         content = np.frombuffer(b"".join(items) or b"\0", np.uint8)
-        argument = Items(placed.region, items=memory.put(content, called).region, strings=strings)
+        argument = plans.Items(placed.region, items=memory.put(content, called).region, strings=strings)
         return Input(bound.name, argument, placed)
 
     def _dump(self, value: Any, called: str, least: int = sys.maxsize) -> tuple[bytes, list[memoryview]]:
@@ -403,7 +370,7 @@ class Arguments:
                 f"{called} is no array and no number, and cannot be pickled: {reason(error)}. {advice}"
             ) from None
 
-    def _put(self, index: int, array: Array, called: str) -> tuple[Outgoing, Placed]:
+    def _put(self, index: int, array: arrays.Array, called: str) -> tuple[Outgoing, Placed]:
         buffer = self._buffers.get(index)
         if buffer is None:
             buffer = self._buffers[index] = Outgoing(self._engine)
@@ -470,8 +437,8 @@ def _is_array(value: Any) -> bool:
     """Whether *value* is an array, of any library, or a list or a tuple, which may be one of numbers."""
     if isinstance(value, np.ndarray | np.generic) or type(value) in (list, tuple):
         return True
-    in_file = is_stored(value) or is_view_of_hdf5(value)
-    return in_file or library_of(value) is not None or is_on_gpu(value)
+    in_file = is_stored(value) or foreign.is_view_of_hdf5(value)
+    return in_file or library_of(value) is not None or foreign.is_on_gpu(value)
 
 
 def _fits(number: Any) -> bool:
@@ -482,9 +449,11 @@ def _fits(number: Any) -> bool:
     return type(number) in (bool, float, complex) or (type(number) is int and number in _LONG)
 
 
-def _by_rows(bound: Bound, array: Region | FileArray, of_batch: bool = False) -> Broadcast | Scattered:
+def _by_rows(
+    bound: Bound, array: Region | plans.FileArray, of_batch: bool = False
+) -> plans.Broadcast | plans.Scattered:
     """An argument that lies in *array*: split by rows, unless it is broadcast."""
-    return Broadcast(array) if bound.broadcast else Scattered(array, of_batch)
+    return plans.Broadcast(array) if bound.broadcast else plans.Scattered(array, of_batch)
 
 
 def _typed(value: Any, wanted: Any, called: str) -> Any:
@@ -492,11 +461,11 @@ def _typed(value: Any, wanted: Any, called: str) -> Any:
 
     Raises: InvalidType, InvalidValue.
     """
-    if is_graph_shared(value):
+    if foreign.is_graph_shared(value):
         raise InvalidType(_shared_of_graph(called))
     if not isinstance(value, Data | StoredData | Shared | np.memmap):
         advice = "convert the values yourself, or make the function with allow_input_downcast=True"
-        value = cast(value, wanted.dtype, wanted.downcast, called, advice)
+        value = arrays.cast(value, wanted.dtype, wanted.downcast, called, advice)
     if value.ndim != len(wanted.shape):
         raise InvalidValue(
             f"{called} has {counted(len(wanted.shape), 'dimension')} in the graph, got "
@@ -521,7 +490,7 @@ def _typed(value: Any, wanted: Any, called: str) -> Any:
 def _is_record(value: Any) -> bool:
     """Whether *value* holds arguments, each by its name."""
     names = isinstance(value, tuple) and hasattr(value, "_fields")
-    return names or (isinstance(value, dict) and not is_sparse(value))
+    return names or (isinstance(value, dict) and not foreign.is_sparse(value))
 
 
 def _is_tree(value: Any) -> bool:

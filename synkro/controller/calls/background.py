@@ -41,21 +41,16 @@ class Background:
         variables = self._variables
         if not is_future(value):
             return variables.transfer(value, target)
-        ranks = self._ranks_of(value)
-        if target != "cpu":
-            to = variables.targets.ranks(target) or (variables.collectives.master_rank,)
-            ranks = tuple(sorted({*ranks, *to}))
-        return self.submit(ranks, lambda: variables.transfer(result_of(value, "transfer()"), target))
-
-    def _ranks_of(self, future: Future[Any]) -> tuple[int, ...]:
-        """The ranks of the call whose *future* it is.  Raises: InvalidType if it is of no such call."""
-        ranks = self._ranks.get(future)
+        ranks = self._ranks.get(value)
         if ranks is None:
             raise InvalidType(
                 "transfer() takes the future of a call submitted in this session: give the result() of "
                 "another one."
             )
-        return ranks
+        if target != "cpu":
+            to = variables.targets.ranks(target) or (variables.collectives.master_rank,)
+            ranks = tuple(sorted({*ranks, *to}))
+        return self.submit(ranks, lambda: variables.transfer(result_of(value, "transfer()"), target))
 
     def submit(self, ranks: tuple[int, ...], call: Callable[[], Any]) -> Future[Any]:
         """Run *call*, which uses *ranks*, after the calls that were submitted before.
@@ -83,11 +78,7 @@ class Background:
 
     def await_all(self) -> None:
         """Wait until all calls that have been submitted are over."""
-        from concurrent.futures import CancelledError  # noqa: PLC0415
-
-        for future in list(self._last.values()):
-            with contextlib.suppress(CancelledError):
-                future.exception()
+        _await(list(self._last.values()))
 
     def cancel(self) -> None:
         """Cancel the calls that have not begun; none can be submitted any more."""
@@ -110,9 +101,14 @@ def result_of(future: Future[Any], called: str) -> Any:
 
 
 def _after(earlier: list[Future[Any]], call: Callable[[], Any]) -> Any:
+    _await(earlier)
+    return call()
+
+
+def _await(futures: list[Future[Any]]) -> None:
+    """Wait until all *futures* are done, or were cancelled; the list keeps none of their results."""
     from concurrent.futures import CancelledError  # noqa: PLC0415
 
-    while earlier:  # which keeps none of their results
+    while futures:
         with contextlib.suppress(CancelledError):
-            earlier.pop().exception()
-    return call()
+            futures.pop().exception()

@@ -503,19 +503,12 @@ class Function(SentFunction, Generic[P, R]):
         """
         engine = self._settled()
         bound, types = self._binder.bind(args, kwargs), getattr(self.fn, "input_types", {})
+        flags = _minibatch_flags(minibatch, bound, name_of(self.fn))
+        dtypes = [types[each.name].dtype if each.name in types else None for each in bound]
+        make = functools.partial(make_data, engine, force_cast=force_cast, oversize=oversize)
         made = tuple(
-            make_data(
-                engine,
-                each.value,
-                dtype=types[each.name].dtype if each.name in types else None,
-                force_cast=force_cast,
-                oversize=oversize,
-                minibatch=flag,
-                name=each.name,
-            )
-            for each, flag in zip(
-                bound, _minibatch_flags(minibatch, bound, name_of(self.fn)), strict=True
-            )
+            make(each.value, dtype=dtype, minibatch=flag, name=each.name)
+            for each, flag, dtype in zip(bound, flags, dtypes, strict=True)
         )
         return made[0] if len(made) == 1 else made
 

@@ -15,8 +15,7 @@ from ...errors import (
     ranks_in_words,
 )
 from ...messages import Failed, Phase
-from ...packing.exceptions import unpickled
-from ...packing.tracebacks import shown
+from ...packing.failures import shown, unpickled
 from ...values.foreign import is_outcome
 
 _DOING = {

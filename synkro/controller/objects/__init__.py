@@ -4,8 +4,7 @@
 
     known       what the workers have of an object
     registry    ``Registry``: the objects that the workers have, by number, by id, and by name
-    relied      what values of calls and maps rely on
-    values      arguments and items, which are values on the workers
+    values      arguments and items, which are values on the workers, and what they rely on
     walk        from a function to all objects that it reaches
     objects     ``Objects``: what the workers have of them, sent and brought up to date
     parts       what cannot be sent, and is made there by an import

@@ -18,30 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...packing.kinds import (
-    ARRAY,
-    ATTRIBUTES,
-    CLASS,
-    CLASS_OF,
-    CONTEXT,
-    DICT,
-    FUNCTION,
-    FUNCTION_PARTS,
-    INSTANCE,
-    NAME,
-    OPAQUE,
-    SEQUENCE,
-    STATEFUL,
-    TENSOR,
-    WHOLE,
-    Contents,
-    Digest,
-    Kind,
-    attributes_of,
-    is_plain,
-    is_scalar,
-    slots_of,
-)
+from ...packing import kinds
+from ...packing.kinds import WHOLE, Contents, Digest, Kind, attributes_of, is_plain, is_scalar, slots_of
 from ...values.foreign import is_table
 from .known import Known, Snapshot
 
@@ -59,7 +37,7 @@ _MANY = 256
 _TABLE_BYTES = 1 << 16
 """Larger tables are not compared at each call: pickle takes about 50 us for a small one."""
 
-_parts = attrgetter(*FUNCTION_PARTS)
+_parts = attrgetter(*kinds.FUNCTION_PARTS)
 _contents = attrgetter("cell_contents")
 _form = attrgetter("shape", "dtype")
 _version = attrgetter("_version", "requires_grad")
@@ -111,11 +89,11 @@ def differing(group: EntryGroup) -> Iterator[Assigned]:
 
 def is_assigned(one: Assigned) -> bool:
     """Whether an entry is a number or a string, as it was before, which can be changed by itself."""
-    if not one.group.places or one.place[0].kind in (STATEFUL, OPAQUE):
+    if not one.group.places:
         return False
-    if not (
-        one.place[1] is WHOLE or type(one.place[1]) in (str, int)
-    ):  # a key that holds objects, or NaN
+    known, key = one.place
+    named = key is WHOLE or type(key) in (str, int)  # else it is a key that holds objects, or NaN
+    if known.kind in (kinds.STATEFUL, kinds.OPAQUE) or not named:
         return False
     return is_scalar(one.value) and is_scalar(one.group.last[one.at])
 
@@ -170,19 +148,19 @@ class CompiledComparison:
     def _way(self, known: Known, key: Any) -> str | None:
         """The expression for an entry; None if there is no simple one."""
         obj = known.obj
-        if known.kind is NAME:
+        if known.kind is kinds.NAME:
             return f"{self._name(obj.names)}[{obj.name!r}]"
-        if known.kind is FUNCTION and type(key) is int:
+        if known.kind is kinds.FUNCTION and type(key) is int:
             return f"{self._name(obj.__closure__[key])}.cell_contents"
-        if known.kind is FUNCTION and key in FUNCTION_PARTS:
+        if known.kind is kinds.FUNCTION and key in kinds.FUNCTION_PARTS:
             return f"{self._name(obj)}.{key}"
-        if key == CLASS_OF and known.kind is INSTANCE:
+        if key == kinds.CLASS_OF and known.kind is kinds.INSTANCE:
             return f"type({self._name(obj)})"
-        held = obj if known.kind is DICT else attributes_of(obj) if known.kind is INSTANCE else None
+        held = _dict_of(known) if known.kind in (kinds.DICT, kinds.INSTANCE) else None
         return f"{self._name(held)}[{key!r}]" if type(held) is dict and type(key) is str else None
 
 
-_APART = (FUNCTION, SEQUENCE, CLASS, CONTEXT, ARRAY, TENSOR)
+_APART = (kinds.FUNCTION, kinds.SEQUENCE, kinds.CLASS, kinds.CONTEXT, kinds.ARRAY, kinds.TENSOR)
 """Kinds of which all objects are compared in one way."""
 
 
@@ -197,7 +175,7 @@ class Comparison:
     def __init__(self) -> None:
         self._names: dict[int, tuple[dict[str, Any], list[Known]]] = {}
         self._of: dict[Kind, list[Known]] = {kind: [] for kind in _APART}
-        self.functions, self._tensors = self._of[FUNCTION], self._of[TENSOR]
+        self.functions, self._tensors = self._of[kinds.FUNCTION], self._of[kinds.TENSOR]
         self.dicts: list[Known] = []
         self._ordered: list[Known] = []
         self._slotted: list[Known] = []
@@ -214,37 +192,37 @@ class Comparison:
     def add(self, known: Known) -> None:
         """Compare an object, too."""
         obj = known.obj
-        if known.kind is NAME:
+        if known.kind is kinds.NAME:
             self._names.setdefault(id(obj.names), (obj.names, []))[1].append(known)
             return
         if known.kind in self._of:
             self._of[known.kind].append(known)
-        elif known.kind is DICT and isinstance(obj, OrderedDict):  # dict.values sees no order
+        elif known.kind is kinds.DICT and isinstance(obj, OrderedDict):  # dict.values sees no order
             self._ordered.append(known)
         elif _dict_of(known) is not None:
             self.dicts.append(known)
-        if known.kind is INSTANCE and slots_of(obj):
+        if known.kind is kinds.INSTANCE and slots_of(obj):
             self._slotted.append(known)
-        if (known.kind is OPAQUE and isinstance(obj, np.ndarray)) or is_small_table(known):
+        if (known.kind is kinds.OPAQUE and isinstance(obj, np.ndarray)) or is_small_table(known):
             self._wholes.append(known)
 
     @property
     def is_partly_unknown(self) -> bool:
         """Whether nobody knows here of some objects what the workers have."""
-        kinds = {known.kind for known in chain(self.dicts, self._wholes, self._tensors)}
-        return not kinds.isdisjoint((STATEFUL, OPAQUE, TENSOR))
+        found = {known.kind for known in chain(self.dicts, self._wholes, self._tensors)}
+        return not found.isdisjoint((kinds.STATEFUL, kinds.OPAQUE, kinds.TENSOR))
 
     def covers(self, known: Known) -> bool:
         """Whether an object is compared at each call, with all that it holds."""
-        if known.kind is OPAQUE:
+        if known.kind is kinds.OPAQUE:
             return known in self._wholes
         lists = (*self._of.values(), self.dicts, self._ordered, self._slotted)
-        return known.kind is NAME or any(known in some for some in lists)
+        return known.kind is kinds.NAME or any(known in some for some in lists)
 
     def notices(self, known: Known, changed: Container[Any]) -> bool:
         """Whether the next call would see that an object has *changed* in these entries: a tensor by its
         version alone."""
-        if known.kind is TENSOR and known in self._tensors:
+        if known.kind is kinds.TENSOR and known in self._tensors:
             return bool(_version(known.obj) != self._versions[self._tensors.index(known)])
         if known in self._scalars and any(key in changed for key in self._scalars[known]):
             return True
@@ -254,7 +232,7 @@ class Comparison:
 
     def look(self) -> Snapshot:
         """What the objects hold now."""
-        arrays = [(known, known.kind.look(known.obj), _copied(known)) for known in self._of[ARRAY]]
+        arrays = [(known, known.kind.look(known.obj), _copied(known)) for known in self._of[kinds.ARRAY]]
         return [*self._looked_at(), *arrays, *self._looked_at_tensors()]
 
     def changed(self) -> Snapshot:
@@ -278,7 +256,7 @@ class Comparison:
 
     def _looked_at(self) -> Iterator[tuple[Known, Contents, None]]:
         named = chain.from_iterable(knowns for _, knowns in self._names.values())
-        lists = (self._of[kind] for kind in (FUNCTION, SEQUENCE, CLASS, CONTEXT))
+        lists = (self._of[kind] for kind in (kinds.FUNCTION, kinds.SEQUENCE, kinds.CLASS, kinds.CONTEXT))
         others = (self.dicts, self._ordered, self._slotted, self._wholes, self._changed_scalars())
         knowns = dict.fromkeys(chain(named, *lists, *others))
         return ((known, known.kind.look(known.obj), None) for known in knowns)
@@ -293,7 +271,7 @@ class Comparison:
     def _changed_arrays(self) -> Iterator[tuple[Known, Contents, None]]:
         versions = zip(self._tensors, self._versions, strict=True)
         tensors = (known for known, last in versions if _version(known.obj) != last)
-        for known in chain(self._of[ARRAY], tensors):
+        for known in chain(self._of[kinds.ARRAY], tensors):
             contents = known.kind.look(known.obj)
             if contents != known.contents:
                 yield known, contents, None
@@ -314,9 +292,9 @@ class Comparison:
     def _of_functions(self) -> Iterator[EntryGroup]:
         functions = [known.obj for known in self.functions]
         if len(functions) == 1:  # most often, and in half the time
-            yield _group(_parts, functions[0], [(self.functions[0], p) for p in FUNCTION_PARTS])
+            yield _group(_parts, functions[0], [(self.functions[0], p) for p in kinds.FUNCTION_PARTS])
         elif functions:
-            places = [(known, part) for known in self.functions for part in FUNCTION_PARTS]
+            places = [(known, part) for known in self.functions for part in kinds.FUNCTION_PARTS]
             yield _group(lambda fns: chain.from_iterable(map(_parts, fns)), functions, places)
         dicts = [vars(function) for function in functions]
         if dicts:
@@ -333,7 +311,7 @@ class Comparison:
         for known in self.functions:
             for index, cell in enumerate(known.obj.__closure__ or ()):
                 if known.contents and index not in known.contents:  # it was empty
-                    yield EntryGroup(_count_filled, cell, [0])
+                    yield EntryGroup(_is_empty, cell, [True])
                     continue
                 cells.append(cell)
                 places.append((known, index))
@@ -341,11 +319,11 @@ class Comparison:
             yield _group(partial(map, _contents), cells, places)
 
     def _of_instances(self) -> Iterator[EntryGroup]:
-        instances = [known for known in (*self.dicts, *self._slotted) if known.kind is INSTANCE]
+        instances = [known for known in (*self.dicts, *self._slotted) if known.kind is kinds.INSTANCE]
         instances = list(dict.fromkeys(instances))
         if instances:
             objects = [known.obj for known in instances]
-            yield _group(partial(map, type), objects, [(known, CLASS_OF) for known in instances])
+            yield _group(partial(map, type), objects, [(known, kinds.CLASS_OF) for known in instances])
             yield EntryGroup(
                 partial(map, attributes_of), objects, [attributes_of(obj) for obj in objects]
             )
@@ -363,18 +341,18 @@ class Comparison:
             yield EntryGroup(lengths, dicts, [len(each) for each in held])
             yield EntryGroup(elements, dicts, [key for each in held for key, _ in each])
             yield EntryGroup(_values, dicts, [value for each in held for _, value in each], places)
-        if self._of[SEQUENCE]:
-            sequences = [known.obj for known in self._of[SEQUENCE]]
-            values = [tuple(_entry(known, WHOLE, ())) for known in self._of[SEQUENCE]]
+        if knowns := self._of[kinds.SEQUENCE]:
+            sequences = [known.obj for known in knowns]
+            values = [tuple(_entry(known, WHOLE, ())) for known in knowns]
             yield EntryGroup(lengths, sequences, [len(each) for each in values])
             yield EntryGroup(elements, sequences, [value for each in values for value in each])
         for known in self._ordered:
-            entries = {k: v for k, v in (known.contents or {}).items() if k is not ATTRIBUTES}
+            entries = {k: v for k, v in (known.contents or {}).items() if k is not kinds.ATTRIBUTES}
             yield EntryGroup(_items, known.obj, [*entries, *entries.values(), GONE])
-        for known in (*self.dicts, *self._of[SEQUENCE], *self._ordered):
+        for known in (*self.dicts, *self._of[kinds.SEQUENCE], *self._ordered):
             own = attributes_of(known.obj)
-            if known.kind in (DICT, SEQUENCE) and own is not None and own is not known.obj:
-                given = dict(_entry(known, ATTRIBUTES, ()))
+            if known.kind in (kinds.DICT, kinds.SEQUENCE) and own is not None and own is not known.obj:
+                given = dict(_entry(known, kinds.ATTRIBUTES, ()))
                 yield EntryGroup(_items, own, [*given, *given.values(), GONE])
 
     def _of_scalars(self) -> Iterator[EntryGroup]:
@@ -390,13 +368,13 @@ class Comparison:
                 yield Scalars(_scalars_of(twice), dicts, [_entry(*place) for place in places], places)
 
     def _of_classes(self) -> Iterator[EntryGroup]:
-        for known in self._of[CLASS]:
+        for known in self._of[kinds.CLASS]:
             own, keys = vars(known.obj), list(known.contents or ())
             yield EntryGroup(lengths, [own], [len(own)] if _is_agreed(known) else [GONE])
             if keys:
                 yield _group(itemgetter(*keys, keys[0]), own, [(known, k) for k in (*keys, keys[0])])
 
-        for known in self._of[CONTEXT]:
+        for known in self._of[kinds.CONTEXT]:
             yield EntryGroup(_value_of, known.obj, [_entry(known, WHOLE)], [(known, WHOLE)])
 
     def _of_arrays(self) -> Iterator[EntryGroup]:
@@ -405,9 +383,9 @@ class Comparison:
         elif self._wholes:
             wholes = [known.obj for known in self._wholes]
             yield _equals(_bits, wholes, [*map(_bits, wholes)])
-        if self._of[ARRAY]:
-            arrays = [known.obj for known in self._of[ARRAY]]
-            bits = [known.obj.tobytes() if _is_agreed(known) else None for known in self._of[ARRAY]]
+        if knowns := self._of[kinds.ARRAY]:
+            arrays = [known.obj for known in knowns]
+            bits = [known.obj.tobytes() if _is_agreed(known) else None for known in knowns]
             yield _equals(np.ndarray.tobytes, arrays, bits)
             yield _equals(_form, arrays, [*map(_form, arrays)])
         self._versions = [_version(known.obj) for known in self._tensors]
@@ -425,19 +403,20 @@ def _group(
 
 def _dict_of(known: Known) -> dict[Any, Any] | None:
     """The dict whose entries are compared: the object itself, or its attributes."""
-    if known.kind is DICT:
+    if known.kind is kinds.DICT:
         return known.obj  # type: ignore[no-any-return]
-    return attributes_of(known.obj) if known.kind in (INSTANCE, STATEFUL, OPAQUE) else None
+    has_attributes = known.kind in (kinds.INSTANCE, kinds.STATEFUL, kinds.OPAQUE)
+    return attributes_of(known.obj) if has_attributes else None
 
 
 def _entries(known: Known) -> list[tuple[Any, Any]]:
     """The entries of ``_dict_of`` as the workers have them; where that is not known, a strange one."""
     unknown = [(GONE, GONE)]
-    if known.kind in (STATEFUL, OPAQUE):
+    if known.kind in (kinds.STATEFUL, kinds.OPAQUE):
         return list((_dict_of(known) or {}).items()) if _is_agreed(known) else unknown
     if known.contents is None:
         return unknown
-    others = (ATTRIBUTES,) if known.kind is DICT else (CLASS_OF, *slots_of(known.obj))
+    others = (kinds.ATTRIBUTES,) if known.kind is kinds.DICT else (kinds.CLASS_OF, *slots_of(known.obj))
     return [(key, value) for key, value in known.contents.items() if key not in others]
 
 
@@ -472,7 +451,7 @@ def _equals(look: Callable[[Any], Any], objects: list[Any], now: list[Any]) -> E
 def is_small_table(known: Known) -> bool:
     """Whether *known* is a table or a column that is compared at each call, by what pickle takes of
     it."""
-    if known.kind is not OPAQUE or not is_table(known.obj):
+    if known.kind is not kinds.OPAQUE or not is_table(known.obj):
         return False
     return known.contents is not None and known.contents[WHOLE].nbytes <= _TABLE_BYTES
 
@@ -480,7 +459,7 @@ def is_small_table(known: Known) -> bool:
 def _bits(array: Any) -> Any:
     """All that a small array of a class of its own has as elements, or a table."""
     if not isinstance(array, np.ndarray):
-        return OPAQUE.look(array)[WHOLE]
+        return kinds.OPAQUE.look(array)[WHOLE]
     mask = np.ma.getmaskarray(array).tobytes() if isinstance(array, np.ma.MaskedArray) else None
     return np.asarray(array).tobytes(), array.shape, array.dtype, mask
 
@@ -491,18 +470,18 @@ def _slots_looker(names: Sequence[str]) -> Callable[[Any], Iterator[Any]]:
 
 def cost_of(known: Known) -> int:
     """What a comparison of an object at each call costs; 0: it cannot be done."""
-    if known.kind is ARRAY:
+    if known.kind is kinds.ARRAY:
         return 8 + int(known.obj.nbytes) // 256
-    if known.kind is TENSOR or known.kind is CONTEXT or is_small_table(known):
+    if known.kind is kinds.TENSOR or known.kind is kinds.CONTEXT or is_small_table(known):
         return 8
-    if known.kind is SEQUENCE:
+    if known.kind is kinds.SEQUENCE:
         return 4 + len(known.obj) if len(known.obj) <= _MANY else 0
     found, obj = _dict_of(known), known.obj
     if found is None:
-        own = 14 + len(known.contents or ()) if known.kind in (CLASS, INSTANCE) else 0
+        own = 14 + len(known.contents or ()) if known.kind in (kinds.CLASS, kinds.INSTANCE) else 0
     else:
         own = 5 + 2 * len(found) if len(found) <= _MANY else 0
-    if known.kind is OPAQUE and isinstance(obj, np.ndarray):
+    if known.kind is kinds.OPAQUE and isinstance(obj, np.ndarray):
         return own + 20 + obj.nbytes // 256
     return own
 
@@ -516,7 +495,7 @@ def rank_of(known: Known, foreign: bool, cost: int) -> int:
         return 3
     if not foreign:
         return 0
-    if known.kind in (TENSOR, ARRAY):
+    if known.kind in (kinds.TENSOR, kinds.ARRAY):
         return 1
     held = (known.contents or {}).values()
     return 1 if any(is_plain(value) and value is not None for value in held) else 2
@@ -524,7 +503,7 @@ def rank_of(known: Known, foreign: bool, cost: int) -> int:
 
 def _copied(known: Known) -> Any:
     """A copy of an array or a tensor."""
-    return known.obj.copy() if known.kind is ARRAY else known.obj.detach().clone()
+    return known.obj.copy() if known.kind is kinds.ARRAY else known.obj.detach().clone()
 
 
 def is_flat(value: Any) -> bool:
@@ -539,8 +518,5 @@ def _entry(known: Known, key: Any, otherwise: Any = GONE) -> Any:
     return otherwise if known.contents is None else known.contents.get(key, otherwise)
 
 
-def _count_filled(cell: CellType) -> Iterator[int]:
-    try:
-        return iter([len([cell.cell_contents])])
-    except ValueError:
-        return iter([0])
+def _is_empty(cell: CellType) -> tuple[bool]:
+    return (cell == CellType(),)

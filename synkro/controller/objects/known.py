@@ -17,18 +17,8 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from ...packing.kinds import (
-    ATTRIBUTES,
-    OPAQUE,
-    WHOLE,
-    Contents,
-    Digest,
-    Kind,
-    alike,
-    is_plain,
-    parts_of,
-    same_contents,
-)
+from ...packing import kinds
+from ...packing.kinds import Contents, Kind, alike, is_plain, parts_of
 from ...packing.pickles import Space
 
 T = TypeVar("T")
@@ -95,7 +85,7 @@ class Remembered:
         new = contents  # not in place of the old: what that refers to is found in it
         if contents is not None and not all(map(_is_flat, contents.values())):
             new = {key: _weak(value, self._kept) for key, value in contents.items()}
-        named = all(is_plain(key) or key is WHOLE or key is ATTRIBUTES for key in new or ())
+        named = all(is_plain(key) or key is kinds.WHOLE or key is kinds.ATTRIBUTES for key in new or ())
         self._remembered = new if named else None  # not where a key holds an object of the program's
 
     def contents(self, now: Contents, has: Has) -> Contents:
@@ -136,7 +126,7 @@ class _ById(NamedTuple):
 def _is_flat(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(is_plain, value))
-    return is_plain(value) or isinstance(value, Digest)
+    return is_plain(value) or isinstance(value, kinds.Digest)
 
 
 def _weak(value: Any, kept: Kept) -> Any:
@@ -223,7 +213,7 @@ class Known:
 
     def has(self, contents: Contents) -> bool:
         """Whether the workers have these contents."""
-        return self.contents is not None and same_contents(self.kind, self.contents, contents)
+        return self.contents is not None and kinds.same_contents(self.kind, self.contents, contents)
 
     def _remember(self, contents: Contents | None) -> None:
         self.contents = contents
@@ -253,7 +243,7 @@ class Known:
         self.inner = {
             k: held
             for k, held in both.items()
-            if k in contents or self.kind is OPAQUE or type(k) is object
+            if k in contents or self.kind is kinds.OPAQUE or type(k) is object
         }
 
 

@@ -23,27 +23,10 @@ from ...errors import InvalidType, InvalidValue, UsageError, WorkerError, shorte
 from ...memory.departures import WhileThere
 from ...memory.segment import Segment, descriptors_for
 from ...messages import Assign, Command, Compare, Fetch, FunctionSpec, Parcel, Renew
+from ...packing import kinds
 from ...packing.code import is_own_name
 from ...packing.imported import kept_of_part
-from ...packing.kinds import (
-    ARRAY,
-    CLASS,
-    DICT,
-    FIXED,
-    FUNCTION,
-    INSTANCE,
-    KINDS,
-    NAME,
-    OPAQUE,
-    STATEFUL,
-    WHOLE,
-    Contents,
-    alike,
-    cached_names,
-    is_plain,
-    kind_of,
-    same_entries,
-)
+from ...packing.kinds import WHOLE, Contents, alike, cached_names, is_plain, kind_of, same_entries
 from ...packing.pickles import Loader, Writer
 from ...plan.call import aligned
 from ...values.arrays import checked_int
@@ -53,8 +36,7 @@ from .explain import explain, explain_loading
 from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
 from .registry import Registry
-from .relied import Relied, ReliedOn, SharedByTasks
-from .values import Values
+from .values import Relied, ReliedOn, SharedByTasks, Values
 from .walk import Found, Walk
 from .watch import Watch
 from .words import contradiction, missed, uncompared
@@ -288,7 +270,8 @@ class Objects:
         """Values rely on *objects* that the workers have: send what has changed of these."""
         found = [*filter(None, map(self._registry.known, objects.values()))]
         for known in found:
-            if known.kind in (CLASS, FUNCTION) and (one := self._relied.by(known)) is not None:
+            by_name = known.kind in (kinds.CLASS, kinds.FUNCTION)
+            if by_name and (one := self._relied.by(known)) is not None:
                 watch = self._functions.get(one) or self.watch(one)
                 self._functions[one] = watch if watch.same() else self.renew(one, watch, aside=True)
         return found
@@ -317,7 +300,8 @@ class Objects:
         return Loader(stream, buffers, self._registry.named).load()
 
     def _require_known(self, obj: Any, verb: str) -> Known:
-        if kind_of(obj) is None or (verb == "fetch" and kind_of(obj) in (CLASS, FUNCTION, FIXED)):
+        kind, by_name = kind_of(obj), (kinds.CLASS, kinds.FUNCTION, kinds.FIXED)
+        if kind is None or (verb == "fetch" and kind in by_name):
             raise InvalidType(
                 f"{verb}() takes an object that functions use and that can change (a model, an "
                 f"optimizer, an instance, a dict, a list, an array); got {shortened(obj)}."
@@ -410,7 +394,7 @@ class Objects:
         known: dict[int, Known] = {}
         for ident, found in new.items():
             one = self._registry.add(found.obj, found.kind, found.path)
-            if found.kind is NAME:
+            if found.kind is kinds.NAME:
                 known[ident] = one
                 space = self._registry.space(found.obj.names)
                 names.append((one.number, space, found.obj.name, found.contents))
@@ -430,7 +414,7 @@ class Objects:
         for (ident, one), place in zip(others.items(), places, strict=True):
             if place is not None:
                 known[ident] = one
-                placed.append((place, one.number, KINDS.index(one.kind)))
+                placed.append((place, one.number, kinds.KINDS.index(one.kind)))
         writer.dump(placed)
         return known
 
@@ -495,13 +479,13 @@ def _set_aside(contradicted: Sequence[Change], changes: list[Change], walk: Walk
 
 def _forget_parts(registry: Registry, walk: Walk) -> None:
     """Let what cannot be changed there be made anew, as a part of what is sent anew itself."""
-    opaque = [found for found in walk.found.values() if found.kind is OPAQUE]
+    opaque = [found for found in walk.found.values() if found.kind is kinds.OPAQUE]
     _renew_holders(registry, walk, opaque)
     for outer in opaque:
         changed = outer.known is not None and outer.contents != outer.known.contents
         for ident in chain.from_iterable(outer.inner.values()) if changed else ():
             part = walk.found[ident]
-            if part.kind is OPAQUE and part.known and not OPAQUE.can_travel(part.obj):
+            if part.kind is kinds.OPAQUE and part.known and not kinds.OPAQUE.can_travel(part.obj):
                 registry.forget(part.obj)
                 part.forget()
 
@@ -510,7 +494,7 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
     """Let what holds a part that has changed, and that cannot be changed there, get another one."""
     for part in opaque:
         known = part.known
-        if known is None or known.contents == part.contents or OPAQUE.can_travel(part.obj):
+        if known is None or known.contents == part.contents or kinds.OPAQUE.can_travel(part.obj):
             continue
         near = [f for f in walk.found.values() if any(id(part.obj) in ids for ids in f.inner.values())]
         holders = {*registry.holders(known), *(f.known for f in near if f.known is not None)}
@@ -524,50 +508,49 @@ def _renew_holders(registry: Registry, walk: Walk, opaque: Sequence[Found]) -> N
 
 def _changes(walk: Walk, forced: bool, parts: Container[int]) -> list[Change]:
     """What is to change on the workers; of *parts*, by id, what they have taken over."""
-    ways = ((_change_of_part if ident in parts else change_of, f) for ident, f in walk.found.items())
-    changes = (way(found, forced) for way, found in ways)
+    changes = (_change_of(found, forced, ident in parts) for ident, found in walk.found.items())
     return [change for change in changes if change is not None]
 
 
-def change_of(found: Found, forced: bool) -> Change | None:
-    """What is to change on the workers of an object that they have; None for nothing."""
+def _change_of(found: Found, forced: bool, is_part: bool) -> Change | None:
+    """What is to change on the workers of an object that they have; None for nothing.
+
+    Of a *part*, which they have made by an import, that are entries which they have taken over.
+    """
     known = found.known
-    if known is None:
+    if known is None or (is_part and known.kind not in (kinds.CLASS, kinds.INSTANCE)):
         return None
     before, now = known.contents, found.contents
-    if forced and known.kind is OPAQUE and before == now and not known.kind.can_travel(known.obj):
+    if is_part:
+        there = {key: value for key, value in (before or {}).items() if value is not UNKNOWN}
+        before, now = kept_of_part(known.kind, there), kept_of_part(known.kind, now)
+    elif (
+        forced
+        and before == now
+        and known.kind is kinds.OPAQUE
+        and not kinds.OPAQUE.can_travel(known.obj)
+    ):
         return None
-    if forced or before is None or _is_reordered(known, before, now):
+    elif forced or before is None or _is_reordered(known, before, now):
         return Change(known, now, (), before or {}, True, found.values)
-    if not known.kind.apart:
+    elif not known.kind.apart:
         same = same_entries(before, now)
         return None if same else Change(known, now, (), before, False, found.values)
-    changed = {k: v for k, v in now.items() if k not in before or not alike(before[k], v)}
-    gone = tuple(key for key in before if key not in now)
+    changed = {k: v for k, v in now.items() if forced or k not in before or not alike(before[k], v)}
+    gone = tuple(key for key in before if key not in found.contents)
     if not (changed or gone):
         return None
     old = {key: before[key] for key in (*changed, *gone) if key in before}
     return Change(known, changed, gone, old, False, found.values)
 
 
-def _change_of_part(found: Found, forced: bool) -> Change | None:
-    """What is to change of an object that the workers have made by an import, of what they have taken
-    over of it; None for nothing."""
-    known = found.known
-    if known is None or known.kind not in (CLASS, INSTANCE):
-        return None
-    there = {key: value for key, value in (known.contents or {}).items() if value is not UNKNOWN}
-    now, before = kept_of_part(known.kind, found.contents), kept_of_part(known.kind, there)
-    changed = {k: v for k, v in now.items() if forced or k not in before or not alike(before[k], v)}
-    gone = tuple(key for key in before if key not in found.contents)
-    return Change(known, changed, gone, before, False) if changed or gone else None
-
-
 def _inner_first(changes: Sequence[Change], walk: Walk) -> list[Change]:
     """*changes*, in the order in which they are made: what an object holds before the object itself,
     which may copy it when it takes over a state."""
     by_id = {id(change.known.obj): change for change in changes}
-    whole = {ident for ident, change in by_id.items() if change.known.kind in (OPAQUE, STATEFUL)}
+    whole = {
+        ident for ident, change in by_id.items() if change.known.kind in (kinds.OPAQUE, kinds.STATEFUL)
+    }
     ordered = [change for ident, change in by_id.items() if ident not in whole]
     others = inner_first(whole, functools.partial(_held, walk), set())
     return ordered + [by_id[ident] for ident in others if ident in whole]
@@ -581,15 +564,15 @@ def _held(walk: Walk, ident: int) -> Iterable[int]:
 
 def _was_written_to(found: Found) -> bool:
     """Whether another thread has written to an array while it was sent."""
-    if found.kind is not ARRAY or found.values is not None or found.obj.nbytes > _LOOKED_AT:
+    if found.kind is not kinds.ARRAY or found.values is not None or found.obj.nbytes > _LOOKED_AT:
         return False
-    return ARRAY.look(found.obj) != found.contents
+    return kinds.ARRAY.look(found.obj) != found.contents
 
 
 def _is_reordered(known: Known, before: Contents, now: Contents) -> bool:
     """Whether a dict would have its keys in another order than here, or other ones, after its entries
     have changed one by one."""
-    if known.kind is not DICT:
+    if known.kind is not kinds.DICT:
         return False
     if any(isinstance(key, float) and key != key for key in now):  # noqa: PLR0124  NaN finds no other
         return True
@@ -601,7 +584,7 @@ def _may_contradict(change: Change) -> bool:
     """Whether the workers may have changed what *change* does: numbers and strings are sent all the
     same."""
     known, asked = change.known, _asked(change)
-    if known.contents is None or known.kind in (NAME, FUNCTION) or not asked:
+    if known.contents is None or known.kind in (kinds.NAME, kinds.FUNCTION) or not asked:
         return False
     values = [held[key] for held in (change.contents, change.before) for key in asked if key in held]
     return not known.kind.apart or not all(map(is_plain, values))
@@ -611,9 +594,9 @@ def _asked(change: Change) -> list[Any]:
     """The entries of which workers are asked whether they have changed them: not those that an object
     sets by itself, where nothing was, to keep what it computes."""
     keys, cls = [*change.contents, *change.gone], type(change.known.obj)
-    if change.known.kind is DICT and "cache" in change.known.path.lower():
+    if change.known.kind is kinds.DICT and "cache" in change.known.path.lower():
         return [key for key in keys if change.before.get(key) is not None]
-    if change.known.kind not in (INSTANCE, STATEFUL) or is_own_name(cls.__module__):
+    if change.known.kind not in (kinds.INSTANCE, kinds.STATEFUL) or is_own_name(cls.__module__):
         return keys
     cached = cached_names(cls)
     return [
@@ -632,7 +615,7 @@ def _comparable(change: Change) -> Contents | None:
 
 def _digested(change: Change) -> Contents:
     """The new contents, of what holds objects the digests: both sides may have made the same."""
-    return {k: v if is_flat(v) else OPAQUE.look(v)[WHOLE] for k, v in change.contents.items()}
+    return {k: v if is_flat(v) else kinds.OPAQUE.look(v)[WHOLE] for k, v in change.contents.items()}
 
 
 def _known_keys(change: Change) -> list[Any]:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from ...memory.departures import call_with_last
+from ...packing import kinds
 from ...packing.imported import Part
-from ...packing.kinds import (
-    ARRAY,
-    CLASS,
-    FIXED,
-    FUNCTION,
-    INSTANCE,
-    NAME,
-    STATEFUL,
-    TENSOR,
-    WHOLE,
-    Contents,
-    Kind,
-    Name,
-    cached_names,
-    goes_by_number,
-    inside,
-    is_named,
-    kind_of,
-)
+from ...packing.kinds import Contents, Kind, Name, cached_names, goes_by_number, inside, kind_of
 from ...packing.pickles import Space, ValueWriter, Writer
 from .known import Known, Remembered, in_cycles
 
@@ -38,40 +22,37 @@ _HEAVIEST = 1 << 26
 """If they hold arrays of no more bytes."""
 
 
-class NumbersById:
-    """The numbers of the objects that the workers have, by id; each goes with the ``Known`` that has it.
+class KnownById:
+    """What the workers have, by the id of the program's object: an entry goes with its ``Known``.
 
-    A C function notes the end of that, so that Ctrl-C cannot prevent it; the next look acts upon it.
+    A C function removes it, so that Ctrl-C cannot prevent that.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._ended: dict[tuple[int, int], Any] = {}  # the keys are entries that are to go
+        self._known: dict[int, weakref.ref[Known]] = {}
 
     def add(self, known: Known) -> None:
         """The workers have *known*."""
-        if self._ended:
-            self._tidy()  # the same number may have ended before
-        entry = id(known.obj), known.number
-        call_with_last(known, self._ended.__setitem__, entry)
-        self._numbers[entry[0]] = entry[1]
+        ident = id(known.obj)
+        self._known[ident] = weakref.ref(known, functools.partial(self._known.pop, ident))
 
     def drop(self, ident: int) -> None:
-        """Have no number for the object with this id."""
-        self._numbers.pop(ident, None)
+        """Have nothing for the object with this id."""
+        self._known.pop(ident, None)
+
+    def known(self, ident: int) -> Known | None:
+        """What the workers have of the object with this id."""
+        found = self._known.get(ident)
+        return None if found is None else found()
 
     def get(self, ident: int, /) -> int | None:
         """The number of the object with this id; None if the workers do not have it."""
-        if self._ended:
-            self._tidy()
-        return self._numbers.get(ident)
+        found = self._known.get(ident)
+        known = None if found is None else found()
+        return None if known is None else known.number
 
-    def _tidy(self) -> None:
-        for entry in list(self._ended):
-            ident, number = entry
-            if self._numbers.get(ident) == number:  # and not of another object, in the same place
-                del self._numbers[ident]
-            del self._ended[entry]
+    def __iter__(self) -> Iterator[Known]:
+        return filter(None, [found() for found in list(self._known.values())])
 
 
 Parts = dict[int, tuple[Any, Part]]
@@ -90,14 +71,13 @@ class Registry:
         """*number* gives numbers; *watch* tells the workers of an owner's end."""
         self._number = number
         self._watch = watch
-        self._known: weakref.WeakValueDictionary[int, Known] = weakref.WeakValueDictionary()
         self._spaces: weakref.WeakValueDictionary[int, Space] = weakref.WeakValueDictionary()
         self._modules: list[Space] = []  # that are imported
         self._names: weakref.WeakValueDictionary[tuple[int, str], Name] = weakref.WeakValueDictionary()
         self._kept: dict[int, Remembered] = {}  # by the id of an object that the program has
         self._containers: weakref.WeakValueDictionary[int, Remembered] = weakref.WeakValueDictionary()
         self._recent: dict[Remembered, None] = {}  # of containers that functions name
-        self.numbers = NumbersById()
+        self.by_id = KnownById()
         self.parts = {} if parts is None else parts
         self.caching: weakref.WeakSet[Known] = weakref.WeakSet()
         # classes and functions by number: results may refer to them when no function uses them any more
@@ -105,7 +85,7 @@ class Registry:
 
     def writer(self, compiled: Callable[[Any], Any]) -> Writer:
         """What writes a stream, in which the objects that the workers have are these."""
-        return Writer(self.numbers, self.space, self.current, compiled, self.parts)
+        return Writer(self.by_id, self.space, self.current, compiled, self.parts)
 
     def value_writer(self, compiled: Callable[[Any], Any], least: int) -> ValueWriter:
         """What writes values, as values."""
@@ -113,18 +93,17 @@ class Registry:
 
     def holders(self, known: Known) -> list[Known]:
         """The objects that hold *known*, as far as the workers have them."""
-        every = list(self._known.values())
-        return [one for one in every if any(known in inner for inner in one.inner.values())]
+        return [one for one in self.by_id if any(known in inner for inner in one.inner.values())]
 
     def known(self, obj: Any) -> Known | None:
         """What the workers have of *obj*; None if they do not have it."""
-        found = self._known.get(id(obj))
+        found = self.by_id.known(id(obj))
         if found is not None and found.obj is obj:
             return found
         kept = self._kept_of(obj)
         if kept is None or not kept.is_of(obj):
             return None
-        if kept.kind not in (CLASS, FUNCTION) and not self._has(type(obj)):
+        if kept.kind not in (kinds.CLASS, kinds.FUNCTION) and not self._has(type(obj)):
             return None  # if its class travels, the workers would get another one
         known = Known(kept.number, obj, kept.kind, kept.path, kept.space, kept)
         now = kept.kind.look(obj)
@@ -144,15 +123,15 @@ class Registry:
         """Whether the workers have the objects that a value is, or is made of."""
         if kind_of(value) is None:
             return all(self._has(part) for _, part in inside(value) or ())
-        found, kept = self._known.get(id(value)), self._kept_of(value)
+        found, kept = self.by_id.known(id(value)), self._kept_of(value)
         return (found is not None and found.obj is value) or (kept is not None and kept.is_of(value))
 
     def add(self, obj: Any, kind: Kind, path: str) -> Known:
         """What stands for *obj*, which the workers are to have: until nothing here holds it, or, if that
         is longer, until the program does not."""
         number = self._number()
-        space = self.space(obj.__globals__) if kind is FUNCTION else None
-        if kind is NAME or (space is not None and not space.lasts):
+        space = self.space(obj.__globals__) if kind is kinds.FUNCTION else None
+        if kind is kinds.NAME or (space is not None and not space.lasts):
             known = Known(number, obj, kind, path, space)
             self._watch(known, number)
             return known
@@ -174,7 +153,7 @@ class Registry:
             assert known.kept is not None
             known.kept.hold(None if known in circular else known.obj)
         for known in knowns:
-            named = known.kind in (NAME, FUNCTION)
+            named = known.kind in (kinds.NAME, kinds.FUNCTION)
             for inner in chain.from_iterable(known.inner.values()) if named else ():
                 if inner.kept is not None and not inner.kept.is_weak and _bytes_in(inner) <= _HEAVIEST:
                     self._recent.pop(inner.kept, None)
@@ -184,30 +163,28 @@ class Registry:
 
     def keep(self, known: Known) -> None:
         """The workers have *known*."""
-        if self._known.get(id(known.obj)) is not known:  # in this order, as Ctrl-C may come in between
-            self._known[id(known.obj)] = known
-            self.numbers.add(known)
+        if self.by_id.known(id(known.obj)) is not known:
+            self.by_id.add(known)
             if goes_by_number(known.obj):
                 self.named[known.number] = known.obj
-            if known.kind in (INSTANCE, STATEFUL) and cached_names(type(known.obj)):
+            if known.kind in (kinds.INSTANCE, kinds.STATEFUL) and cached_names(type(known.obj)):
                 self.caching.add(known)
 
     def forget(self, obj: Any) -> None:
         """Have *obj* sent anew when it comes again."""
-        self._known.pop(id(obj), None)
         self._kept.pop(id(obj), None)
         self._containers.pop(id(obj), None)
-        self.numbers.drop(id(obj))
+        self.by_id.drop(id(obj))
 
     def get(self, ident: int) -> int | None:
         """The number of what the workers have, by its id, where it is no value as an argument: of a
         class, a function, what is the only one of its kind; None for all else."""
-        known = self._known.get(ident)
-        if known is None and (kept := self._kept.get(ident)) is not None and is_named(kept.obj):
+        known = self.by_id.known(ident)
+        if known is None and (kept := self._kept.get(ident)) is not None and kinds.is_named(kept.obj):
             known = self.known(kept.obj)  # as no function names it, nobody has seen whether it changed
             if known is None or known.contents != known.kind.look(known.obj):
                 return None
-        if known is None or not (known.kind is FIXED or goes_by_number(known.obj)):
+        if known is None or not (known.kind is kinds.FIXED or goes_by_number(known.obj)):
             return None
         return known.number
 
@@ -234,7 +211,7 @@ class Registry:
         found = self._names.get((space.number, name))
         known = None if found is None else self.known(found)
         contents: Contents = (known.contents if known else None) or {}
-        return WHOLE in contents and contents[WHOLE] is value
+        return kinds.WHOLE in contents and contents[kinds.WHOLE] is value
 
 
 def _objects_in(value: Any) -> Iterator[Any]:
@@ -248,5 +225,5 @@ def _objects_in(value: Any) -> Iterator[Any]:
 
 def _bytes_in(known: Known) -> int:
     """The bytes of arrays that a container holds."""
-    arrays = (each for each in chain.from_iterable(known.inner.values()) if each.kind in (ARRAY, TENSOR))
-    return sum(int(each.obj.nbytes) for each in arrays)
+    held = chain.from_iterable(known.inner.values())
+    return sum(int(each.obj.nbytes) for each in held if each.kind in (kinds.ARRAY, kinds.TENSOR))

@@ -1,14 +1,23 @@
-"""``Values``: arguments and items on their way to the workers, which are values there."""
+"""``Values``: arguments and items on their way to the workers, which are values there.
+
+What they rely on, classes and functions, is as one function more.  An instance that is an argument or
+an item has a class that the workers have, perhaps since a function came that is gone.  What the program
+changes of the class reaches the workers before the instance does.
+"""
 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...errors import CallTimeout, SessionError, WorkerDied
+from ...messages import FunctionSpec
+from ...packing.kinds import CLASS, FUNCTION
 from ...packing.pickles import ValueWriter, are_small
 from ...packing.together import Together
+from .known import Known, reached
 from .parts import find_parts_of
 from .registry import Registry
 
@@ -103,3 +112,102 @@ class Values:
         """Send what has changed of what the values rely on."""
         if self._together.writer.relies:
             self._rely(self._together.writer.relied)
+
+
+# ── what they rely on ────────────────────────────────────────────────────────────────────────────
+
+_MOST = 128
+"""How many objects are compared when a value is sent that relies on them."""
+
+_RECENTLY = 10.0
+"""Seconds in which others have to be compared as well, so that none takes the place of another."""
+
+
+class Relied:
+    """A class or a function that values rely on, as a function that is nothing else.
+
+    Attributes:
+        name, roots, spec: as a function has them.
+    """
+
+    def __init__(self, obj: Any) -> None:
+        self.name = str(getattr(obj, "__name__", type(obj).__name__))
+        self.roots: list[Known] = []
+        self.spec = FunctionSpec(self.name, obj, None)
+        self._at = time.monotonic()  # when a value relied on it last
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether a value relied on it a moment ago."""
+        return time.monotonic() - self._at < _RECENTLY
+
+    def hold(self, roots: list[Known]) -> None:
+        """A value relies on it; the workers know it as *roots*."""
+        self.roots, self._at = roots, time.monotonic()
+
+
+class ReliedOn:
+    """All that values rely on, what came last in the end; it takes the place of what came first."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Relied] = {}  # by id
+
+    def has_room(self, idents: Iterable[int]) -> bool:
+        """Whether objects can be relied on, too."""
+        new = len({*idents} - self._found.keys())
+        over = max(0, len(self._found) + new - _MOST)
+        return new <= _MOST and not any(relied.is_recent for relied in [*self._found.values()][:over])
+
+    def add(self, new: Mapping[int, Relied]) -> None:
+        """Values rely on *new* ones, by id, for which there is room."""
+        self._found |= new
+        for ident in [*self._found][:-_MOST]:
+            del self._found[ident]
+
+    def by(self, known: Known) -> Relied | None:
+        """What stands for an object on which a value relies now; None if there is no room."""
+        ident = id(known.obj)
+        relied = self._found.pop(ident) if ident in self._found else Relied(known.obj)
+        if not self.has_room([ident]):
+            return None
+        self.add({ident: relied})
+        relied.hold([known])
+        return relied
+
+
+class SharedByTasks:
+    """What the tasks of one map share: they may read it, not change it.
+
+    That is what the function uses, and what its items rely on, such as their classes, with all that is
+    in it.  An item that is the first to rely on something pauses the map.
+    """
+
+    def __init__(
+        self, pause: Callable[[], None], rely: Callable[[Mapping[int, Any]], list[Known]]
+    ) -> None:
+        """*rely* sends what has changed of objects, by id, and returns what is known of them."""
+        self._pause = pause
+        self._rely = rely
+        self._objects: dict[int, Any] = {}  # what is shared, by id
+        self._known: set[Known] = set()  # of it
+
+    def use(self, roots: Iterable[Known]) -> None:
+        """Tasks share *roots*, which stay on the workers, whatever takes their places here."""
+        self._known |= reached(roots)
+        self._objects |= {id(known.obj): known.obj for known in self._known}
+
+    def add(self, objects: Mapping[int, Any]) -> None:
+        """Items rely on these *objects*, by id."""
+        new = {ident: obj for ident, obj in objects.items() if ident not in self._objects}
+        if not new:
+            return
+        self._pause()
+        self._objects |= new
+        self.use(self._rely(new))
+
+    def paths(self) -> dict[int, str]:
+        """How to call what is shared, by number."""
+        return {known.number: _PATHS.get(known.kind, "{}").format(known.path) for known in self._known}
+
+
+_PATHS = {FUNCTION: "an attribute of {}", CLASS: "the class {}"}

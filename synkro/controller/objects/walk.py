@@ -18,41 +18,14 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, warn
+from ...packing import kinds
 from ...packing.code import Uses, is_own, uses
 from ...packing.imported import kept_of_part
-from ...packing.kinds import (
-    ARRAY,
-    ATTRIBUTES,
-    CLASS,
-    CROWD,
-    DICT,
-    FIXED,
-    FUNCTION,
-    GENERATOR,
-    INSTANCE,
-    NAME,
-    OPAQUE,
-    SEQUENCE,
-    TENSOR,
-    WHOLE,
-    Contents,
-    Kind,
-    alike,
-    are_alike_in_kind,
-    holds_only_plain,
-    inside,
-    inside_of_opaque,
-    is_crowd,
-    is_data,
-    is_for_program,
-    is_scalar,
-    kind_of,
-    look_through,
-)
+from ...packing.kinds import WHOLE, Contents, Kind, alike, inside, is_for_program, is_scalar, kind_of
 from .known import Known, Snapshot
 from .registry import Registry
 
-_HEAVY = (ARRAY, TENSOR, OPAQUE, CROWD)  # what takes long to look at
+_HEAVY = (kinds.ARRAY, kinds.TENSOR, kinds.OPAQUE, kinds.CROWD)  # what takes long to look at
 
 _LARGE = 1 << 24  # bytes of an array of which a sample is kept
 
@@ -111,7 +84,7 @@ class Found:
         """See what the object holds, or take *contents* for it, and *values* for an array's elements."""
         self.values = values
         self.contents = self.kind.look(self.obj) if contents is None else contents
-        if contents is None and self.kind is ARRAY and self.obj.nbytes > _LARGE:
+        if contents is None and self.kind is kinds.ARRAY and self.obj.nbytes > _LARGE:
             self.sample = _sample_of(self.obj)
 
 
@@ -159,7 +132,7 @@ class Walk:
         """Look at *root* and all that it holds; returns the ids of the outermost objects."""
         self._steps.append(lambda walk: walk.visit(root, path))
         outermost: list[int] = []
-        if kind_of(root) not in (None, CLASS, FUNCTION):  # an object that is called
+        if kind_of(root) not in (None, kinds.CLASS, kinds.FUNCTION):  # an object that is called
             path += ".__self__"
         self._walk([(root, path, outermost, True)], light=False)
         return outermost
@@ -189,11 +162,11 @@ class Walk:
                 changed = kept_of_part(known.kind, changed)
             again.append((found, changed))
         for found, changed in again:
-            if found.kind is FUNCTION:
+            if found.kind is kinds.FUNCTION:
                 self._walk(self._globals(found), light=False)
             self._walk(self._entries(found, changed), light=False)
         for found, changed in again:
-            if found.kind not in (FUNCTION, NAME):
+            if found.kind not in (kinds.FUNCTION, kinds.NAME):
                 rest = {k: v for k, v in self._to_visit(found, False).items() if k not in changed}
                 self._walk(self._entries(found, rest), light=True)
 
@@ -211,9 +184,9 @@ class Walk:
                 continue
             found = self.found[id(obj)] = self._found(obj, kind, path)
             kind = found.kind
-            if kind is GENERATOR:
+            if kind is kinds.GENERATOR:
                 _check_generator(found, direct)
-            elif is_data(obj):
+            elif kinds.is_data(obj):
                 name = path if path.isidentifier() else "x"
                 raise InvalidType(
                     f"{path!r}, which a function brings along, is a Data: give it to the function as an "
@@ -224,16 +197,16 @@ class Walk:
             if before is not None and kind in _HEAVY and (light or self._is_heavy(found, before)):
                 found.look(before)
                 continue
-            if kind is CROWD:
+            if kind is kinds.CROWD:
                 queue += self._members(found)
                 continue
             found.look(*self._seen.get(id(obj), ()))
-            if kind is FUNCTION:
+            if kind is kinds.FUNCTION:
                 queue += self._globals(found, strict=direct)
-            elif kind is FIXED:
+            elif kind is kinds.FIXED:
                 queue.append((_plain_function(obj), path, found.inner.setdefault(_WRAPPED, []), False))
             queue += self._entries(found, self._to_visit(found, direct))
-            for cls in obj.__bases__ if kind is CLASS else (type(obj),):
+            for cls in obj.__bases__ if kind is kinds.CLASS else (type(obj),):
                 if cls in _BUILTIN:
                     continue
                 queue.append((cls, cls.__name__, found.inner.setdefault(_TYPE, []), False))
@@ -241,9 +214,9 @@ class Walk:
     def _to_visit(self, found: Found, direct: bool) -> Contents:
         """The contents of *found* that go to the workers."""
         if id(found.obj) in self._registry.parts:
-            known = found.kind in (CLASS, INSTANCE)
+            known = found.kind in (kinds.CLASS, kinds.INSTANCE)
             return kept_of_part(found.kind, found.contents) if known else {}
-        if found.kind is FUNCTION and not direct:
+        if found.kind is kinds.FUNCTION and not direct:
             return {key: value for key, value in found.contents.items() if not is_for_program(value)}
         return found.contents
 
@@ -252,20 +225,20 @@ class Walk:
         kind = self._kinds.get(cls)
         if kind is None:
             kind = kind_of(obj)
-            if kind is INSTANCE and are_alike_in_kind(cls):
+            if kind is kinds.INSTANCE and kinds.are_alike_in_kind(cls):
                 self._kinds[cls] = kind
         return kind
 
     def _found(self, obj: Any, kind: Kind, path: str) -> Found:
         """What is found; a container that the workers have stays the crowd that it is, or is not."""
         known = self._registry.known(obj)
-        if kind is DICT or kind is SEQUENCE:
-            kind = known.kind if known else CROWD if is_crowd(obj) else kind
+        if kind is kinds.DICT or kind is kinds.SEQUENCE:
+            kind = known.kind if known else kinds.CROWD if kinds.is_crowd(obj) else kind
         return Found(obj, kind, path, known)
 
     def _members(self, found: Found) -> Iterator[Any]:
         """See what a crowd holds; the objects of their own among it, to be visited."""
-        contents, parts = look_through(found.obj, self._registry.numbers)
+        contents, parts = kinds.look_through(found.obj, self._registry.by_id)
         found.look(contents)
         inner = found.inner.setdefault(_MEMBERS, [])
         return ((part, getattr(part, "__name__", found.path), inner, False) for part in parts)
@@ -275,7 +248,7 @@ class Walk:
         seen."""
         if self._most is None:
             return False
-        whole = found.kind in (OPAQUE, CROWD)
+        whole = found.kind in (kinds.OPAQUE, kinds.CROWD)
         if (before[WHOLE].nbytes if whole else found.obj.nbytes) <= self._most:
             return False
         sample = None if found.known is None else found.known.sample
@@ -283,21 +256,21 @@ class Walk:
 
     def _entries(self, found: Found, contents: Contents) -> Iterator[Any]:
         """The *contents* of *found*, to be visited."""
-        named = found.kind in (NAME, FUNCTION)
-        held = contents.get(WHOLE, ()) if found.kind is SEQUENCE else contents
-        if len(held) > _MANY and holds_only_plain(held):
+        named = found.kind in (kinds.NAME, kinds.FUNCTION)
+        held = contents.get(WHOLE, ()) if found.kind is kinds.SEQUENCE else contents
+        if len(held) > _MANY and kinds.holds_only_plain(held):
             return
-        if found.kind is CROWD:
+        if found.kind is kinds.CROWD:
             yield from self._members(found)
             return
-        attributes = found.kind is not DICT
-        if found.kind is OPAQUE:
-            contents = inside_of_opaque(found.obj)
-        elif found.kind is DICT:  # objects may be keys
+        attributes = found.kind is not kinds.DICT
+        if found.kind is kinds.OPAQUE:
+            contents = kinds.inside_of_opaque(found.obj)
+        elif found.kind is kinds.DICT:  # objects may be keys
             keys = tuple(
                 key
                 for key in contents
-                if key is not ATTRIBUTES
+                if key is not kinds.ATTRIBUTES
                 and (kind_of(key) is not None or isinstance(key, tuple | frozenset))
             )
             yield keys, found.path, found.inner.setdefault(_KEYS, []), False
@@ -305,9 +278,9 @@ class Walk:
             above = found.inner.setdefault(key, [])
             if is_scalar(value):
                 continue
-            if isinstance(key, int) and found.kind is FUNCTION:
+            if isinstance(key, int) and found.kind is kinds.FUNCTION:
                 path = found.obj.__code__.co_freevars[key]
-            elif named or key in (WHOLE, ATTRIBUTES) or len(found.path) > _LONG_PATH:
+            elif named or key in (WHOLE, kinds.ATTRIBUTES) or len(found.path) > _LONG_PATH:
                 path = found.path
             else:
                 path = found.path + (f".{key}" if attributes else f"[{key!r}]")

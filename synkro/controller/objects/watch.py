@@ -14,17 +14,9 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from ...packing import kinds
 from ...packing.code import is_own, is_own_name, uses
-from ...packing.kinds import (
-    FIXED,
-    FUNCTION,
-    GENERATOR,
-    INSTANCE,
-    NAME,
-    OPAQUE,
-    STATEFUL,
-    TENSOR,
-)
+from ...packing.kinds import FUNCTION, NAME, OPAQUE, TENSOR
 from ...values.foreign import is_module
 from .comparison import (
     DELETED,
@@ -208,7 +200,7 @@ class Watch:
             self._count += 1
             if known.kind in (NAME, FUNCTION):
                 self.comparison.add(known)
-            elif known.kind not in (FIXED, GENERATOR):
+            elif known.kind not in (kinds.FIXED, kinds.GENERATOR):
                 cost = cost_of(known)
                 chosen[rank_of(known, foreign, cost)].append((cost, known))
             if GLOBALS in known.inner:  # a function, and not of an installed module
@@ -242,7 +234,7 @@ class Watch:
             for known, foreign in level:
                 yield known, foreign
                 inside = foreign or (
-                    known.kind in (INSTANCE, STATEFUL, OPAQUE)
+                    known.kind in (kinds.INSTANCE, kinds.STATEFUL, OPAQUE)
                     and not is_own_name(type(known.obj).__module__)
                 )
                 for inner in chain.from_iterable(known.inner.values()):

@@ -31,7 +31,7 @@ from ..calls.distribution import SentFunction
 from ..calls.planner import Planned
 from ..engine.engine import Engine, State
 from ..engine.failures import first_failure, worker_error
-from ..objects.relied import SharedByTasks
+from ..objects.values import SharedByTasks
 from ..progress import Progress
 from .feed import Feed, shown
 

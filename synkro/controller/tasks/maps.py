@@ -38,7 +38,7 @@ from ..calls.function import Function, Options, check_returns, name_of
 from ..calls.planner import Planned, Planner
 from ..calls.request import Request
 from ..data.data import Data
-from ..objects.relied import SharedByTasks
+from ..objects.values import SharedByTasks
 from ..progress import Progress
 from ..variables.shared import Shared, check_whole
 from .feed import Feed

@@ -1,4 +1,4 @@
-"""The traceback of a worker's exception, shown in the main process.
+"""A worker's exception, its classes and its traceback, on their way to the main process.
 
 A worker has no source of what was typed into a notebook or at a prompt; the main process has.  So the
 worker sends the parts of the traceback, as ``traceback.TracebackException`` has them, and the main
@@ -7,6 +7,7 @@ process puts the missing lines in and formats them.  Frames of Synkro itself are
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -16,12 +17,15 @@ import pickle
 import stat
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..errors import HOME
+from ..errors import HOME, Parts
+from ..values.foreign import is_outcome
+from .pickles import Loader, dumped
+
+_LIMIT = 1 << 16  # bytes that a pickled exception may have
 
 TEXT_LIMIT = 20_000
 """Characters of a text that travel, or are shown, from its end."""
@@ -30,7 +34,46 @@ _SENT_LIMIT = 1 << 20  # bytes of a traceback's parts, which are more than those
 _COLUMNS = ("end_lineno", "colno", "end_colno")  # attributes of a frame, which Python 3.10 has not
 
 
-# ── in the worker ────────────────────────────────────────────────────────────────────────────────────
+# ── in the worker ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def pickled(error: BaseException) -> bytes | None:
+    """The exception, pickled; None if it cannot be unpickled again, or is too long."""
+    for form in (_Outcome(error),) if is_outcome(error) else (error, Parts(error)):
+        try:
+            data: bytes = dumped(form, there=True)
+            again = _Familiar(data).load()
+        except BaseException:
+            continue
+        if type(again) is type(error) and len(data) <= _LIMIT:
+            return data
+    return None
+
+
+class _Outcome:
+    """Pickles an exception of pytest's, whose class says of itself that it is a builtin."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _outcome, (type(self.error).__name__, self.error.args, vars(self.error))
+
+
+def _outcome(name: str, args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    kind = getattr(sys.modules["_pytest.outcomes"], name)
+    error: BaseException = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
+
+
+def kinds(error: BaseException) -> tuple[bytes, ...]:
+    """The classes of the exception, the nearest first, each pickled by itself."""
+    found = []
+    for kind in type(error).__mro__[: -len(BaseException.__mro__)]:
+        with contextlib.suppress(BaseException):
+            found.append(dumped(kind, there=True))
+    return tuple(found)
 
 
 def sent(error: BaseException) -> bytes:
@@ -75,7 +118,26 @@ def _text(obj: object) -> str:
         return f"<unprintable {type(obj).__name__} object>"
 
 
-# ── in the main process ──────────────────────────────────────────────────────────────────────────────
+# ── in the main process ────────────────────────────────────────────────────────────────────────────────
+
+
+def unpickled(data: bytes) -> Any:
+    """The exception, or the class, in *data*; None if its modules are not imported here."""
+    with contextlib.suppress(Exception):
+        return _Familiar(data).load()
+    return None
+
+
+class _Familiar(Loader):
+    """Loads an exception only if its modules are imported here already.
+
+    An error of CuPy's would otherwise import CuPy, and so CUDA, into the main process.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in sys.modules:
+            raise ImportError(f"{module} is not imported here")
+        return super().find_class(module, name)
 
 
 def shown(parts: bytes) -> str:
@@ -148,8 +210,5 @@ def _has(code: CodeType, name: str, lineno: int) -> bool:
     """Whether a function of this *name* has this line, in *code* or in what it defines."""
     if code.co_name == name and any(line == lineno for _, _, line in code.co_lines()):
         return True
-    return any(_has(inner, name, lineno) for inner in _inner(code))
-
-
-def _inner(code: CodeType) -> Iterator[CodeType]:
-    return (each for each in code.co_consts if isinstance(each, CodeType))
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return any(_has(each, name, lineno) for each in inner)
