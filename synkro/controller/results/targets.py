@@ -33,7 +33,7 @@ from ...ipc.channel import Lane
 from ...messages import Export
 from ...packing.pickles import PICKLED
 from ...plan.call import CallPlan
-from ...plan.outputs import Tree, describe, flatten, take_subset
+from ...plan.outputs import Tree, describe, flatten, take_subset, unflatten
 from ...storage.targets import Chunked, chunked
 from ...values.arrays import Array
 from ...values.foreign import library_of
@@ -227,8 +227,12 @@ class Destinations:
             if isinstance(out, _NESTED) and _keys(out) != chosen:  # so it is nested as all outputs are
                 out = take_subset(plan.subset, out, "out=")
         _check_modes(out, modes, "", name)
-        nested = _opened(out, home.engine, home.windows, plan.world)
-        targets = [leaf for leaf in flatten(nested)[0] if leaf is not None]
+        leaves, tree = flatten(out)
+        opened = [
+            None if leaf is None else _opened(leaf, home.engine, home.windows, plan.world)
+            for leaf in leaves
+        ]
+        targets = [target for target in opened if target is not None]
         for one, other in combinations(targets, 2):
             if one.shares(other):
                 raise InvalidValue(
@@ -238,7 +242,7 @@ class Destinations:
         straight = [target for target in targets if target.place is not None]
         if straight:
             _check_apart(straight, given, home.engine, name)
-        return OpenTargets(nested)
+        return OpenTargets(unflatten(tree, iter(opened)))
 
 
 def _check_kind(value: Any) -> None:
@@ -331,14 +335,11 @@ def _refuse_nesting(out: Any, path: str, name: str, outputs: str) -> NoReturn:
     )
 
 
-def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) -> Any:
-    """*out* with targets that can be written in the places of what the user gave."""
-    if isinstance(out, dict):
-        return {key: _opened(value, engine, windows, world) for key, value in out.items()}
-    if isinstance(out, tuple | list):
-        return [_opened(value, engine, windows, world) for value in out]
-    if out is None:
-        return None
+def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) -> Target:
+    """The target that can be written for what the user gave.
+
+    Raises: as ``Destinations.opened``.
+    """
     if isinstance(out, Data):
         return _of_data(out, engine, windows)
     if not isinstance(out, np.ndarray):
