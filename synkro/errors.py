@@ -293,10 +293,11 @@ class Parts:
         self.error = error
 
     def __reduce__(self) -> Any:
-        return _joined, (type(self.error), self.error.args, vars(self.error))
+        return joined, (type(self.error), self.error.args, vars(self.error))
 
 
-def _joined(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+def joined(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    """The exception that ``Parts`` has taken apart."""
     error = kind.__new__(kind, *args)
     vars(error).update(attributes)
     return error

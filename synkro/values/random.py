@@ -89,19 +89,17 @@ def from_words(words: Words, rank: int) -> np.random.Generator:
 def state_of(generator: Any) -> Any:
     """The state of a random generator, NumPy's, Python's or PyTorch's; a copy."""
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
+        generator = generator.bit_generator
     if isinstance(generator, np.random.BitGenerator):
         return generator.state
-    if hasattr(generator, "get_state"):
-        return generator.get_state()
-    return generator.getstate()
+    return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()
 
 
 def put_state(generator: Any, state: Any) -> None:
     """Put a random generator into a *state*."""
     if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.BitGenerator):
+        generator = generator.bit_generator
+    if isinstance(generator, np.random.BitGenerator):
         generator.state = state
     elif hasattr(generator, "set_state"):
         generator.set_state(state)

@@ -165,13 +165,12 @@ class Feed:
 
         A generator of items is closed if nobody else has it.
         """
-        back = [
+        self._back = [
             (batch, start, min(stop, number - batch.first))
             for batch, start, stop in self._back
             if batch.first + start < number
         ]
-        self._back = back
-        self._read = self.count + sum(stop - start for _, start, stop in back)
+        self._read = self.count + sum(stop - start for _, start, stop in self._back)
         self.exhausted, self.error = True, None
         self._items, self._rest = iter(()), []
 
