@@ -56,6 +56,8 @@ class Place(NamedTuple):
 
 Update = tuple[Any, Any, str]  # a shared variable, its new value, and its operation
 
+_OUTPUT = (GraphVariable, pytensor.Out)  # what an output of a graph may be given as
+
 
 class Graph:
     """A function of a graph, checked.
@@ -415,8 +417,7 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
     """Each output with its operation, and whether there is a single one, not in a list."""
     if outputs is None:
         return [], False
-    outputs = _bare(outputs)
-    single = isinstance(outputs, GraphVariable) or _is_pair(outputs)
+    single = isinstance(outputs, _OUTPUT) or _is_pair(outputs)
     listed = [outputs] if single else outputs
     if not isinstance(listed, list | tuple):
         raise InvalidType(
@@ -424,14 +425,6 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
             f"got {shown(outputs)}."
         )
     return [_pair(output) for output in listed], single
-
-
-def _bare(outputs: Any) -> Any:
-    """*outputs* without ``Out``, whose ``borrow=`` means nothing here: results are copied anyway."""
-    if isinstance(outputs, list | tuple):
-        bare = map(_bare, outputs)
-        return tuple(bare) if isinstance(outputs, tuple) else list(bare)
-    return outputs.variable if isinstance(outputs, pytensor.Out) else outputs
 
 
 def _default_name(outputs: Any, inputs: Any) -> str:
@@ -447,17 +440,17 @@ def _default_name(outputs: Any, inputs: Any) -> str:
 
 def _is_pair(value: Any) -> bool:
     two = isinstance(value, tuple) and len(value) == 2
-    return two and isinstance(value[0], GraphVariable) and not isinstance(value[1], GraphVariable)
+    return two and isinstance(value[0], _OUTPUT) and not isinstance(value[1], _OUTPUT)
 
 
 def _pair(output: Any) -> tuple[Any, Any]:
-    if _is_pair(output):
-        return output[0], output[1]
-    if isinstance(output, GraphVariable):
-        return output, DEFAULT
-    raise InvalidType(
-        f"an output of a graph is a variable, or a pair (variable, operation); got {shown(output)}."
-    )
+    """An output and its operation; ``borrow=`` of an ``Out`` means nothing: results are copied."""
+    variable, mode = output if _is_pair(output) else (output, DEFAULT)
+    if not isinstance(variable, _OUTPUT):
+        raise InvalidType(
+            f"an output of a graph is a variable, or a pair (variable, operation); got {shown(output)}."
+        )
+    return variable.variable if isinstance(variable, pytensor.Out) else variable, mode
 
 
 def _updates(updates: Any) -> list[Update]:

@@ -66,9 +66,7 @@ class Opened(ABC):
         Raises: OSError.
         """
         if target.size:
-            chunks = self._chunks_of(start, stop)
-            self._try(lambda: self._read(target, start, stop), chunks)
-            self.check(chunks)
+            self._try(lambda: self._read(target, start, stop), self._chunks_of(start, stop))
 
     def span(self, start: int, stop: int, many: int, stopped: Callable[[], bool]) -> Array:
         """The rows from *start* to *stop*, which are read by blocks of *many*.
@@ -96,7 +94,6 @@ class Opened(ABC):
         if target.size:
             chunks = np.unique(rows // self.stored.chunk).tolist()
             self._try(lambda: self._read_rows(target, rows), chunks)
-            self.check(chunks)
         return target
 
     def _chunks_of(self, start: int, stop: int) -> range:
@@ -127,6 +124,10 @@ class Opened(ABC):
             )
 
     def _try(self, step: Callable[[], None], chunks: Sequence[int]) -> None:
+        """Do a *step*, in which *chunks* are read; they have not changed until its end.
+
+        Raises: OSError.
+        """
         try:
             step()
         except MemoryError:
@@ -135,6 +136,7 @@ class Opened(ABC):
             self.check(chunks)  # which explains it better
             why = self._why(error)
             raise OSError(f"{self.called} {why}: {reason(error)}") from error
+        self.check(chunks)
 
     def _why(self, error: Exception) -> str:
         """What *error* means, as the end of a sentence about this array."""

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, DTypeLike
 from ...errors import InvalidValue, counted, named
 from ...memory.files import file_of
 from ...memory.interrupts import uninterrupted
-from ...memory.segment import Segment
 from ...plan.call import Access, Region
 from ...storage.files import is_stored, mapped
 from ...values import arrays
@@ -249,8 +248,7 @@ class Data(InputArray):
         except BaseException:
             os.close(fd)
             raise
-        segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
-        self._engine.directory.adopt(segment, self._called())
+        segment = self._engine.directory.opened(fd, nbytes, Access.READ, self._called())
         self._dtype = array.dtype  # as it lies there, in whatever byte order
         region = Region(segment.number, offset, array.shape, arrays.code_of(array.dtype), array.strides)
         self._memory.point(Placed(region, segment))
