@@ -108,7 +108,9 @@ class Graph:
         self.updates = [(variable, mode) for variable, _, mode in new]
         targets += [one for _, one, _ in new]
         count = len(targets)
-        targets = self._replaced([*targets, *(one for _, one in states)], replaced)
+        targets += [one for _, one in states]
+        if replaced and targets:
+            targets = clone_replace(targets, replace=replaced)
         found = [v for v in graph_inputs(targets[:count]) if isinstance(v, SharedVariable)]
         self.shared = [variable for variable in found if not _is_stream(variable)]
         for variable in [*self.shared, *(v for v, _ in self.updates)]:
@@ -128,10 +130,6 @@ class Graph:
             what = f"givens= of the function {self.name!r} replaces {variable} by one of another type"
             replaced[variable] = _filtered(variable, value, what)
         return replaced
-
-    def _replaced(self, targets: list[Any], replaced: dict[Any, Any]) -> list[Any]:
-        """*targets* of the graph in which some variables are *replaced*."""
-        return list(clone_replace(targets, replace=replaced)) if replaced and targets else targets
 
     def _implied(self, targets: list[Any], explicit: list[Update]) -> list[Update]:
         """The updates that shared variables bring along, as random streams do (``default_update``)."""
@@ -208,7 +206,22 @@ class Graph:
                 f"the function {self.name!r} has random streams of PyTensor's, which go on CPU workers "
                 f'only: fork(devices="cpu"), or draw in a function of Python, by synkro.rng().'
             )
-        return Compiled(self, replicas, self._built(*self._pure(), on_gpus))
+        # shared variables are replaced by inputs
+        stand_ins = {v: v.type(v.name) for v in (*self.shared, *self.streams)}
+        targets = [*self.targets, *self._states]
+        targets = clone_replace(targets, replace=stand_ins) if targets else []
+        # a stream is unpacked for each run, which may write to it
+        inputs = (*self.inputs, *stand_ins.values())
+        places = [pytensor.In(v, borrow=True, mutable=_is_stream(v)) for v in inputs]
+        try:
+            return Compiled(self, replicas, Program(self.name, (places, targets, self.options), on_gpus))
+        except Exception as error:
+            if type(error).__name__ not in ("UnusedInputError", "MissingInputError"):
+                raise
+            raise InvalidValue(
+                f"the inputs of the function {self.name!r} do not fit its graph: {_first(error)} (List "
+                f"all variables that the graph needs, and no others, or say on_unused_input='ignore'.)"
+            ) from None
 
     def program(self, places: list[Any], targets: list[Any], on_gpus: bool) -> Program:
         """A part of the function, for one rank, which computes *targets* of *places*."""
@@ -222,26 +235,6 @@ class Graph:
             name: InputType(np.dtype(v.type.dtype), v.type.shape, bool(downcast if own is None else own))
             for name, v, own in zip(self.names, self.inputs, self.downcast, strict=True)
         }
-
-    def _pure(self) -> tuple[list[Any], list[Any]]:
-        """The inputs and the results of the graph, with shared variables replaced by inputs."""
-        stand_ins = {v: v.type(v.name) for v in (*self.shared, *self.streams)}
-        targets = [*self.targets, *self._states]
-        targets = clone_replace(targets, replace=stand_ins) if targets else []
-        # a stream is unpacked for each run, which may write to it
-        inputs = (*self.inputs, *stand_ins.values())
-        return [pytensor.In(v, borrow=True, mutable=_is_stream(v)) for v in inputs], targets
-
-    def _built(self, places: list[Any], targets: list[Any], on_gpus: bool) -> Program:
-        try:
-            return Program(self.name, (places, targets, self.options), on_gpus)
-        except Exception as error:
-            if type(error).__name__ not in ("UnusedInputError", "MissingInputError"):
-                raise
-            raise InvalidValue(
-                f"the inputs of the function {self.name!r} do not fit its graph: {_first(error)} (List "
-                f"all variables that the graph needs, and no others, or say on_unused_input='ignore'.)"
-            ) from None
 
 
 class GraphFunction:

@@ -26,7 +26,7 @@ from ...values.foreign import library_of
 from ...values.owners import sole_owner
 from ..engine.engine import Engine
 from .handle import InputArray
-from .named import HandedBack, NamedOutgoing
+from .named import HandedBack, NamedOutgoing, Slot
 from .outgoing import Outgoing, Placed, check_for_gpus
 from .stored import StoredData, make_stored
 
@@ -267,7 +267,7 @@ class Data(InputArray):
         memory = self._memory
         if memory.placed is None:
             return
-        ours = sole_owner(getattr, memory, "array") and not memory.FOREIGN
+        ours = sole_owner(getattr, memory, "array") and not isinstance(memory, NamedOutgoing)
         shared = not (ours and sole_owner(getattr, memory.placed.segment, "base", 2))  # the array's, too
         if shared or self._was_shared:  # a view of the last call may have been written to since
             memory.touch()
@@ -278,7 +278,7 @@ class Data(InputArray):
     def detached(self) -> Data | Array:
         """The ``Data`` itself; of a frame of a ring, which the writer gets back, the array, which can be
         copied."""
-        return self._memory.array if self._memory.PASSES else self
+        return self._memory.array if isinstance(self._memory, Slot) else self
 
     @property
     def region(self) -> Region | None:
@@ -296,7 +296,7 @@ class Data(InputArray):
         if self._memory.placed is None:
             raise InvalidValue(f"{called} {self._memory.MISSING}")
         check_for_gpus(engine, self._dtype, called)
-        if self._memory.FOREIGN:
+        if isinstance(self._memory, NamedOutgoing):
             self._memory.touch()
         return self._memory.placed
 
