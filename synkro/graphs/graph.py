@@ -279,7 +279,6 @@ class Compiled(GraphFunction):
         self.streams = tuple(replicas[variable] for variable in graph.streams)
         self._theirs = tuple(graph.streams)  # the streams themselves, in the main process
         self._states = len(graph._states)  # of streams; the others begin anew in each call
-        self._updates = bool(graph.updates)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_theirs": ()}
@@ -290,7 +289,8 @@ class Compiled(GraphFunction):
         arrays += [typed(variable.value) for variable in self.variables]
         results = self._drawing(arrays) if self.streams else self._program(*arrays)
         outputs: Any = results[0] if self._single else list(results[: self._count])
-        return (outputs, list(results[self._count :])) if self._updates else outputs
+        new = list(results[self._count :])
+        return (outputs, new) if new else outputs
 
     def _drawing(self, arrays: list[Any]) -> list[Any]:
         """The results without the streams' new states, which go back to where the streams lie."""

@@ -285,13 +285,11 @@ def _check_kind(value: Any) -> None:
 def _check_modes(out: Any, modes: Any, path: str, name: str) -> None:
     """Raises: OutputError unless the outputs that have targets are gathered."""
     nested = isinstance(modes, _NESTED)
+    if nested and out is not None and not (isinstance(out, _NESTED) and _keys(out) == _keys(modes)):
+        _refuse_nesting(out, path, name, f"its outputs= are {describe(flatten(modes)[1])}")
     if isinstance(out, _NESTED):
-        if nested and _keys(out) != _keys(modes):
-            _refuse_nesting(out, path, name, f"its outputs= are {describe(flatten(modes)[1])}")
         for key in out if isinstance(out, dict) else range(len(out)):
             _check_modes(out[key], modes[key] if nested else modes, f"{path}[{key!r}]", name)
-    elif out is not None and nested:
-        _refuse_nesting(out, path, name, f"its outputs= are {describe(flatten(modes)[1])}")
     elif out is not None and modes != "gather":
         by = "as a list" if modes is None else f"by {getattr(modes, '__name__', modes)!r}"
         raise OutputError(
