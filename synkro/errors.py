@@ -397,12 +397,7 @@ def line_of(value: Any, most: int) -> str:
     return text if len(text) <= most and len(begun) <= 4 * most else f"{text[:most]}…"
 
 
-_BRACKETS: dict[type, tuple[str, str]] = {
-    list: ("[", "]"),
-    tuple: ("(", ")"),
-    set: ("{", "}"),
-    dict: ("{", "}"),
-}
+_BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
 
 
 def _begun(value: Any, most: int) -> str:

@@ -66,9 +66,8 @@ def _cell(value: Any) -> str:
 
 def is_placed(graph: Graph, place_of: Callable[[Any], int | None]) -> bool:
     """Whether *graph* has transfers, or variables of which *place_of* knows where they are."""
-    if any(
-        place_of(variable) is not None for variable in (*graph.shared, *(v for v, _ in graph.updates))
-    ):
+    variables = (*graph.shared, *(variable for variable, _ in graph.updates))
+    if any(place_of(variable) is not None for variable in variables):
         return True
     return any(each.owner and isinstance(each.owner.op, TransferTo) for each in ancestors(graph.targets))
 

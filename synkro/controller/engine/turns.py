@@ -31,6 +31,11 @@ _IS_OWNED = methodcaller("_is_owned")
 _RELEASE = methodcaller("_release_save")
 
 
+def is_past(deadline: float | None) -> bool:
+    """Whether a *deadline* is over, by the monotonic clock; None never is."""
+    return deadline is not None and time.monotonic() >= deadline
+
+
 class NeedsAll(Exception):
     """An operation on some ranks has something to say to all of them."""
 
@@ -135,7 +140,7 @@ class Turns:
         self.line.append(turn)
         while (other := self._before(turn)) is not None:
             self.released(other.wait)
-            if deadline is not None and time.monotonic() >= deadline:
+            if is_past(deadline):
                 return
         self._waited = None
 

@@ -188,9 +188,7 @@ class Maps:
             given = _detached(given)
         limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
         together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
-        bar = None
-        if checked_bool(progress, "progress"):
-            bar = Progress(name, _length(iterables), "item")
+        bar = Progress(name, _length(iterables), "item") if checked_bool(progress, "progress") else None
         with engine.lock:
             engine.turns.wait_for_all()
             engine.require_ready()
@@ -258,8 +256,7 @@ class Results(Iterator[Any]):
         self._reading = threading.RLock()
         self._closed = False
         self._open = contextlib.ExitStack()
-        if bar is not None:
-            self._open.enter_context(bar)
+        self._open.enter_context(bar or contextlib.nullcontext())
         run.read_by(self)
 
     def __next__(self) -> Any:
