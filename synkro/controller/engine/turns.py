@@ -58,13 +58,8 @@ class Turn:
         """The turn has ended."""
         self.lasts = False
 
-    def give_up(self) -> frozenset[int]:
-        """Let others have the ranks, which are returned."""
-        ranks, self.ranks = self.ranks, frozenset()
-        return ranks
-
-    def resume(self, ranks: frozenset[int]) -> None:
-        """Have *ranks* from now on, which nobody has."""
+    def have(self, ranks: frozenset[int]) -> None:
+        """Have *ranks* from now on, which nobody else has."""
         self.ranks = ranks
 
     def wait(self) -> None:
@@ -190,15 +185,15 @@ class Turns:
             own = self.own
             if own is None:
                 raise
-        ranks = own.give_up()
-        turn = Turn(self._everyone)
+        ranks, turn = own.ranks, Turn(self._everyone)
+        own.have(frozenset())
         with turn.lock:
             try:
                 self.take(turn)
-                own.resume(self._everyone)
+                own.have(self._everyone)
                 return action()
             finally:
-                own.resume(ranks)
+                own.have(ranks)
                 turn.end()
 
     def released(self, action: Callable[[], T]) -> T:

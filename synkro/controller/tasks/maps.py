@@ -102,7 +102,7 @@ class Maps:
         self._queue: Dispatcher | None = None
         self._descriptors: tuple[int, ...] = ()
         self._last: TaskFunction | None = None  # so that the next map finds it, or its objects, there
-        self._used: weakref.ref[Map] | None = None  # the map that has it
+        self._used: Callable[[], Map | None] = lambda: None  # the map that has it
 
     def map(
         self,
@@ -213,7 +213,7 @@ class Maps:
 
     def _is_free(self) -> bool:
         """Whether no map has the last function any more: what that one uses stays as it was."""
-        used = None if self._used is None else self._used()
+        used = self._used()
         return used is None or used.is_over
 
     def _opened(self) -> Dispatcher:
