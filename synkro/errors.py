@@ -293,10 +293,11 @@ class Parts:
         self.error = error
 
     def __reduce__(self) -> Any:
-        return _joined, (type(self.error), self.error.args, vars(self.error))
+        return joined, (type(self.error), self.error.args, vars(self.error))
 
 
-def _joined(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+def joined(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    """The exception that ``Parts`` has taken apart."""
     error = kind.__new__(kind, *args)
     vars(error).update(attributes)
     return error
@@ -370,20 +371,20 @@ def with_article(noun: str) -> str:
 
 def shortened(value: Any) -> str:
     """*value* and its type, in a sentence."""
-    kind = with_article(cut(type(value).__name__, _SHOWN))
-    try:
-        text = line_of(value, _SHOWN)
-    except Exception:  # it is the user's, or nested too deeply
-        return kind
-    return "None" if value is None else f"{text}, {kind}"
+    text, kind = shown(value), _kind_of(value)
+    return text if value is None or text == kind else f"{text}, {kind}"
 
 
 def shown(value: Any, most: int = _SHOWN) -> str:
     """*value* in a sentence; its type where its ``__repr__`` fails."""
     try:
         return line_of(value, most)
-    except Exception:
-        return with_article(cut(type(value).__name__, _SHOWN))
+    except Exception:  # it is the user's, or nested too deeply
+        return _kind_of(value)
+
+
+def _kind_of(value: Any) -> str:
+    return with_article(cut(type(value).__name__, _SHOWN))
 
 
 def line_of(value: Any, most: int) -> str:
@@ -391,17 +392,10 @@ def line_of(value: Any, most: int) -> str:
 
     Raises: what a ``__repr__`` of the user's does.
     """
-    begun = _begun(value, 4 * most)  # blanks may go
-    text = " ".join(begun.split())
-    return text if len(text) <= most and len(begun) <= 4 * most else f"{text[:most]}…"
+    return cut(_begun(value, 4 * most), most)
 
 
-_BRACKETS: dict[type, tuple[str, str]] = {
-    list: ("[", "]"),
-    tuple: ("(", ")"),
-    set: ("{", "}"),
-    dict: ("{", "}"),
-}
+_BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", dict: "{}"}
 
 
 def _begun(value: Any, most: int) -> str:
@@ -411,7 +405,7 @@ def _begun(value: Any, most: int) -> str:
         return repr(value[: max(most, 0) + 1])
     if kind not in _BRACKETS or not value:
         return repr(value)
-    text, end = _BRACKETS[kind]
+    text, end = tuple(_BRACKETS[kind])
     if most < 1:
         return f"{text}…"
     for each in value:

@@ -14,7 +14,7 @@ from support.programs import ROOT
 from support.sessions import lasting, running
 from synkro.errors import InvalidType, InvalidValue, WorkerError
 from synkro.plan.batch import Indexed
-from synkro.storage import rows
+from synkro.storage import opened as opened_module
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
 
@@ -211,9 +211,9 @@ def test_picked_rows_by_blocks_of_any_size(path, skipped, indices):
     close(dataset)
     with pytest.MonkeyPatch.context() as patch, contextlib.closing(file):
         for name, value in {"_TOGETHER": 1, "_BLOCKS": 3, "_ROWS": 7}.items():
-            patch.setattr(rows, name, value)
+            patch.setattr(opened_module, name, value)
         patch.setattr(file, "gap", skipped // (8 * COLUMNS))
-        found = rows.rows_of(file, Indexed(np.array(indices)), lambda: False)
+        found = file.take(Indexed(np.array(indices)), lambda: False)
     assert np.array_equal(found, ARRAY[indices])
 
 

@@ -192,9 +192,8 @@ class Session:
         engine.at_close.callback(segment.close)  # until then workers know it, and keep it pinned
         outbox = Region(segment.number, 0, (engine.size, share), "|u1")
         token = os.urandom(8).hex()  # no other session has the same
-        gpus, profiles, versions = None, None, None
-        if engine.versions is not None:
-            versions = engine.versions.region
+        gpus, profiles = None, None
+        versions = None if engine.versions is None else engine.versions.region
         if placement.gpus:
             engine.channel.wait_for_gpus()
             gpus = Gpus(placement.indices, placement.linked, placement.preallocate)

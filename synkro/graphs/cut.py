@@ -105,7 +105,6 @@ class Cut:
         }
         self._computed: dict[int, dict[Any, None]] = defaultdict(dict)  # by rank: nodes
         self._moved: dict[tuple[int, int], list[Any]] = defaultdict(list)  # from one rank to another
-        self._turns: dict[tuple[int, int], list[Turn]] = {}  # of these messages
         self._kept: dict[int, set[Any]] = defaultdict(set)  # by rank: what it has to have in the end
         self.ends = [self._end(variable, ranks, first) for variable, ranks in wanted]
         self._levels: dict[tuple[int, Any], int] = {}  # of a variable on a rank
@@ -177,9 +176,6 @@ class Cut:
                 self._levels.update({(rank, output): level for output in node.outputs})
         for (source, _), moved in self._moved.items():  # in the order in which they are sent
             moved.sort(key=lambda v: (self._level(v, source), self._order[v]))
-        for (source, to), moved in self._moved.items():
-            turns = [(self._level(v, source), number) for number, v in enumerate(moved)]
-            self._turns[source, to] = turns
 
     def _level(self, variable: Any, rank: int) -> int:
         home = self._homes.get(variable)
@@ -217,7 +213,8 @@ class Cut:
 
     def _messages(self, source: int, to: int) -> list[tuple[Turn, Any]]:
         """What goes from one rank to another, in order."""
-        return list(zip(self._turns[source, to], self._moved[source, to], strict=True))
+        moved = enumerate(self._moved[source, to])
+        return [((self._level(variable, source), number), variable) for number, variable in moved]
 
     def _receive(
         self, coming: dict[int, list[tuple[Turn, Any]]], before: Turn | None, nodes: Sequence[Any] = ()

@@ -56,6 +56,8 @@ class Place(NamedTuple):
 
 Update = tuple[Any, Any, str]  # a shared variable, its new value, and its operation
 
+_OUTPUT = (GraphVariable, pytensor.Out)  # what an output of a graph may be given as
+
 
 class Graph:
     """A function of a graph, checked.
@@ -106,7 +108,9 @@ class Graph:
         self.updates = [(variable, mode) for variable, _, mode in new]
         targets += [one for _, one, _ in new]
         count = len(targets)
-        targets = self._replaced([*targets, *(one for _, one in states)], replaced)
+        targets += [one for _, one in states]
+        if replaced and targets:
+            targets = clone_replace(targets, replace=replaced)
         found = [v for v in graph_inputs(targets[:count]) if isinstance(v, SharedVariable)]
         self.shared = [variable for variable in found if not _is_stream(variable)]
         for variable in [*self.shared, *(v for v, _ in self.updates)]:
@@ -126,10 +130,6 @@ class Graph:
             what = f"givens= of the function {self.name!r} replaces {variable} by one of another type"
             replaced[variable] = _filtered(variable, value, what)
         return replaced
-
-    def _replaced(self, targets: list[Any], replaced: dict[Any, Any]) -> list[Any]:
-        """*targets* of the graph in which some variables are *replaced*."""
-        return list(clone_replace(targets, replace=replaced)) if replaced and targets else targets
 
     def _implied(self, targets: list[Any], explicit: list[Update]) -> list[Update]:
         """The updates that shared variables bring along, as random streams do (``default_update``)."""
@@ -206,7 +206,22 @@ class Graph:
                 f"the function {self.name!r} has random streams of PyTensor's, which go on CPU workers "
                 f'only: fork(devices="cpu"), or draw in a function of Python, by synkro.rng().'
             )
-        return Compiled(self, replicas, self._built(*self._pure(), on_gpus))
+        # shared variables are replaced by inputs
+        stand_ins = {v: v.type(v.name) for v in (*self.shared, *self.streams)}
+        targets = [*self.targets, *self._states]
+        targets = clone_replace(targets, replace=stand_ins) if targets else []
+        # a stream is unpacked for each run, which may write to it
+        inputs = (*self.inputs, *stand_ins.values())
+        places = [pytensor.In(v, borrow=True, mutable=_is_stream(v)) for v in inputs]
+        try:
+            return Compiled(self, replicas, Program(self.name, (places, targets, self.options), on_gpus))
+        except Exception as error:
+            if type(error).__name__ not in ("UnusedInputError", "MissingInputError"):
+                raise
+            raise InvalidValue(
+                f"the inputs of the function {self.name!r} do not fit its graph: {_first(error)} (List "
+                f"all variables that the graph needs, and no others, or say on_unused_input='ignore'.)"
+            ) from None
 
     def program(self, places: list[Any], targets: list[Any], on_gpus: bool) -> Program:
         """A part of the function, for one rank, which computes *targets* of *places*."""
@@ -220,26 +235,6 @@ class Graph:
             name: InputType(np.dtype(v.type.dtype), v.type.shape, bool(downcast if own is None else own))
             for name, v, own in zip(self.names, self.inputs, self.downcast, strict=True)
         }
-
-    def _pure(self) -> tuple[list[Any], list[Any]]:
-        """The inputs and the results of the graph, with shared variables replaced by inputs."""
-        stand_ins = {v: v.type(v.name) for v in (*self.shared, *self.streams)}
-        targets = [*self.targets, *self._states]
-        targets = clone_replace(targets, replace=stand_ins) if targets else []
-        # a stream is unpacked for each run, which may write to it
-        inputs = (*self.inputs, *stand_ins.values())
-        return [pytensor.In(v, borrow=True, mutable=_is_stream(v)) for v in inputs], targets
-
-    def _built(self, places: list[Any], targets: list[Any], on_gpus: bool) -> Program:
-        try:
-            return Program(self.name, (places, targets, self.options), on_gpus)
-        except Exception as error:
-            if type(error).__name__ not in ("UnusedInputError", "MissingInputError"):
-                raise
-            raise InvalidValue(
-                f"the inputs of the function {self.name!r} do not fit its graph: {_first(error)} (List "
-                f"all variables that the graph needs, and no others, or say on_unused_input='ignore'.)"
-            ) from None
 
 
 class GraphFunction:
@@ -284,7 +279,6 @@ class Compiled(GraphFunction):
         self.streams = tuple(replicas[variable] for variable in graph.streams)
         self._theirs = tuple(graph.streams)  # the streams themselves, in the main process
         self._states = len(graph._states)  # of streams; the others begin anew in each call
-        self._updates = bool(graph.updates)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_theirs": ()}
@@ -295,7 +289,8 @@ class Compiled(GraphFunction):
         arrays += [typed(variable.value) for variable in self.variables]
         results = self._drawing(arrays) if self.streams else self._program(*arrays)
         outputs: Any = results[0] if self._single else list(results[: self._count])
-        return (outputs, list(results[self._count :])) if self._updates else outputs
+        new = list(results[self._count :])
+        return (outputs, new) if new else outputs
 
     def _drawing(self, arrays: list[Any]) -> list[Any]:
         """The results without the streams' new states, which go back to where the streams lie."""
@@ -415,8 +410,7 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
     """Each output with its operation, and whether there is a single one, not in a list."""
     if outputs is None:
         return [], False
-    outputs = _bare(outputs)
-    single = isinstance(outputs, GraphVariable) or _is_pair(outputs)
+    single = isinstance(outputs, _OUTPUT) or _is_pair(outputs)
     listed = [outputs] if single else outputs
     if not isinstance(listed, list | tuple):
         raise InvalidType(
@@ -424,14 +418,6 @@ def _outputs(outputs: Any) -> tuple[list[tuple[Any, Any]], bool]:
             f"got {shown(outputs)}."
         )
     return [_pair(output) for output in listed], single
-
-
-def _bare(outputs: Any) -> Any:
-    """*outputs* without ``Out``, whose ``borrow=`` means nothing here: results are copied anyway."""
-    if isinstance(outputs, list | tuple):
-        bare = map(_bare, outputs)
-        return tuple(bare) if isinstance(outputs, tuple) else list(bare)
-    return outputs.variable if isinstance(outputs, pytensor.Out) else outputs
 
 
 def _default_name(outputs: Any, inputs: Any) -> str:
@@ -447,17 +433,17 @@ def _default_name(outputs: Any, inputs: Any) -> str:
 
 def _is_pair(value: Any) -> bool:
     two = isinstance(value, tuple) and len(value) == 2
-    return two and isinstance(value[0], GraphVariable) and not isinstance(value[1], GraphVariable)
+    return two and isinstance(value[0], _OUTPUT) and not isinstance(value[1], _OUTPUT)
 
 
 def _pair(output: Any) -> tuple[Any, Any]:
-    if _is_pair(output):
-        return output[0], output[1]
-    if isinstance(output, GraphVariable):
-        return output, DEFAULT
-    raise InvalidType(
-        f"an output of a graph is a variable, or a pair (variable, operation); got {shown(output)}."
-    )
+    """An output and its operation; ``borrow=`` of an ``Out`` means nothing: results are copied."""
+    variable, mode = output if _is_pair(output) else (output, DEFAULT)
+    if not isinstance(variable, _OUTPUT):
+        raise InvalidType(
+            f"an output of a graph is a variable, or a pair (variable, operation); got {shown(output)}."
+        )
+    return variable.variable if isinstance(variable, pytensor.Out) else variable, mode
 
 
 def _updates(updates: Any) -> list[Update]:

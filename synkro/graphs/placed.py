@@ -7,6 +7,7 @@ on all ranks, or on none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from .. import here
 from ..errors import InvalidValue, NotAvailable
 from ..plan.outputs import DEFAULT
 from .cut import Computation, Cut, Movement, Receive, Send
-from .graph import Compiled, Graph, GraphFunction
+from .graph import Graph, GraphFunction
 from .programs import Program, typed
 from .transfers import TransferTo
 
@@ -65,9 +66,8 @@ def _cell(value: Any) -> str:
 
 def is_placed(graph: Graph, place_of: Callable[[Any], int | None]) -> bool:
     """Whether *graph* has transfers, or variables of which *place_of* knows where they are."""
-    if any(
-        place_of(variable) is not None for variable in (*graph.shared, *(v for v, _ in graph.updates))
-    ):
+    variables = (*graph.shared, *(variable for variable, _ in graph.updates))
+    if any(place_of(variable) is not None for variable in variables):
         return True
     return any(each.owner and isinstance(each.owner.op, TransferTo) for each in ancestors(graph.targets))
 
@@ -122,11 +122,10 @@ class PlacedGraph(GraphFunction):
         self._inputs = {name: cut.keys.get(v) for name, v in zip(graph.names, graph.inputs, strict=True)}
         self._held = [(cut.keys[v], replicas[v], place_of(v)) for v in graph.shared if v in cut.keys]
         self._constants = {key: v.data for v, key in cut.keys.items() if isinstance(v, Constant)}
-        self._serial: Compiled | None = None
-        self._make_serial: Callable[[], Compiled] = lambda: graph.compiled(replicas, False)
+        self._serial = functools.cache(lambda: graph.compiled(replicas, False))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_serial": None, "_make_serial": None, "_table": ()}
+        return {**vars(self), "_serial": None, "_table": ()}
 
     # ── on a rank ────────────────────────────────────────────────────────────────────────────────
 
@@ -161,9 +160,7 @@ class PlacedGraph(GraphFunction):
 
     def _alone(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs, by the plain function of this process, whose variables get their new values."""
-        if self._serial is None:
-            self._serial = self._make_serial()
-        result = self._serial(*args, **kwargs)
+        result = self._serial()(*args, **kwargs)
         if not self._new:
             return result
         outputs, new = result

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..errors import HOME, Parts
+from ..errors import HOME, Parts, joined
 from ..values.foreign import is_outcome
 from .pickles import Loader, dumped
 
@@ -50,21 +50,15 @@ def pickled(error: BaseException) -> bytes | None:
     return None
 
 
-class _Outcome:
+class _Outcome(Parts):
     """Pickles an exception of pytest's, whose class says of itself that it is a builtin."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
     def __reduce__(self) -> Any:
         return _outcome, (type(self.error).__name__, self.error.args, vars(self.error))
 
 
-def _outcome(name: str, args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
-    kind = getattr(sys.modules["_pytest.outcomes"], name)
-    error: BaseException = kind.__new__(kind, *args)
-    vars(error).update(attributes)
-    return error
+def _outcome(name: str, args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    return joined(getattr(sys.modules["_pytest.outcomes"], name), args, attributes)
 
 
 def kinds(error: BaseException) -> tuple[bytes, ...]:

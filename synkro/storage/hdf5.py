@@ -107,12 +107,10 @@ class OpenDataset(Opened):
     _file: Any = None
 
     def _open(self) -> None:
-        stored = self.stored
         # room for the chunks in which one piece of a call ends and the next begins: unpacked once
-        band = stored.chunk * prod(stored.shape[1:]) * np.dtype(stored.dtype).itemsize
-        room = max(_BLOCK, band)
-        self._file = h5py.File(stored.path, "r", locking="best-effort", rdcc_nbytes=room)
-        self._dataset = self._file[stored.name]
+        room = max(_BLOCK, self.stored.chunk * self._row_bytes)
+        self._file = h5py.File(self.stored.path, "r", locking="best-effort", rdcc_nbytes=room)
+        self._dataset = self._file[self.stored.name]
 
     def _read(self, target: Array, start: int, stop: int) -> None:
         dtype = self._dataset.dtype

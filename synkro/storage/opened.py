@@ -1,21 +1,29 @@
-"""An array in a file that is open for reading, whatever its format."""
+"""An array in a file that is open for reading, whatever its format, and rows of it, by chunks."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import reason
+from ..plan.batch import Indexed, Selection, Strided
 from ..plan.call import FileArray
 from ..values.arrays import Array
 
 Stamp = tuple[int, ...]
+
+_TOGETHER = 1 << 22
+"""Bytes of chunks that are read together, if one chunk does not have more."""
+
+_BLOCKS, _ROWS = 16, 512
+"""How many blocks at most, and about how many rows, are read together where few of their rows are."""
 
 
 def called(kind: str, path: str, name: str) -> str:
@@ -50,8 +58,9 @@ class Opened(ABC):
         """Raises: OSError if there is no such file here, it has changed, or cannot be opened."""
         self.stored = stored
         self.called = called(stored.kind, stored.path, stored.name)
-        row_bytes = np.dtype(stored.dtype).itemsize * math.prod(stored.shape[1:])
-        self.gap = self.SKIPPED // max(1, row_bytes)
+        self._dtype = np.dtype(stored.dtype)
+        self._row_bytes = self._dtype.itemsize * math.prod(stored.shape[1:])
+        self.gap = self.SKIPPED // max(1, self._row_bytes)
         self.check([])
         try:
             self._try(self._open, [])
@@ -66,16 +75,49 @@ class Opened(ABC):
         Raises: OSError.
         """
         if target.size:
-            chunks = self._chunks_of(start, stop)
-            self._try(lambda: self._read(target, start, stop), chunks)
-            self.check(chunks)
+            self._try(lambda: self._read(target, start, stop), self._chunks_of(start, stop))
+
+    def take(self, selection: Selection, stopped: Callable[[], bool]) -> Array:
+        """The rows of a *selection*, in its order, as an array of its own.
+
+        Each chunk is read once, in the order in which they lie there.
+
+        Raises: OSError; CancelledError between two chunks once *stopped* says so.
+        """
+        chunk, count = self.stored.chunk, selection.count
+        if not self.stored.shape:
+            scalar = np.empty((), self._dtype)
+            self.read(scalar, 0, 1)
+            return scalar
+        many = max(1, _TOGETHER // max(1, chunk * self._row_bytes)) * chunk
+        if isinstance(selection, Strided):
+            start, step = selection.start, selection.step
+            if abs(step) == 1 and count:
+                last = start + step * (count - 1)
+                return self.span(min(start, last), max(start, last) + 1, many, stopped)[::step]
+            selection = Indexed(start + step * np.arange(count, dtype=np.int64))
+        target = self._empty(count)
+        if not count:
+            return target
+        order = np.argsort(selection.indices, kind="stable")
+        wanted = selection.indices[order]
+        rows = np.unique(wanted)
+        for part in _together(rows, many, self.gap):
+            go_on(stopped)
+            some = rows[part]
+            here = slice(*np.searchsorted(wanted, [some[0], some[-1] + 1]))
+            target[order[here]] = self.rows(some)[np.searchsorted(some, wanted[here])]
+        return target
+
+    def _empty(self, rows: int) -> Array:
+        return np.empty((rows, *self.stored.shape[1:]), self._dtype)
 
     def span(self, start: int, stop: int, many: int, stopped: Callable[[], bool]) -> Array:
         """The rows from *start* to *stop*, which are read by blocks of *many*.
 
         Raises: OSError; CancelledError between two blocks once *stopped* says so.
         """
-        target = np.empty((stop - start, *self.stored.shape[1:]), np.dtype(self.stored.dtype))
+        target = self._empty(stop - start)
         at = start
         while at < stop:
             go_on(stopped)
@@ -86,17 +128,15 @@ class Opened(ABC):
 
     def rows(self, rows: NDArray[np.int64]) -> Array:
         """Some *rows*, which are ascending.  Raises: OSError."""
-        shape, dtype = self.stored.shape[1:], np.dtype(self.stored.dtype)
         start, stop = int(rows[0]), int(rows[-1]) + 1
         if is_dense(rows, self.gap):
-            between = np.empty((stop - start, *shape), dtype)
+            between = self._empty(stop - start)
             self.read(between, start, stop)
             return between if len(between) == len(rows) else between[rows - start]
-        target = np.empty((len(rows), *shape), dtype)
+        target = self._empty(len(rows))
         if target.size:
             chunks = np.unique(rows // self.stored.chunk).tolist()
             self._try(lambda: self._read_rows(target, rows), chunks)
-            self.check(chunks)
         return target
 
     def _chunks_of(self, start: int, stop: int) -> range:
@@ -127,6 +167,10 @@ class Opened(ABC):
             )
 
     def _try(self, step: Callable[[], None], chunks: Sequence[int]) -> None:
+        """Do a *step*, in which *chunks* are read; they have not changed until its end.
+
+        Raises: OSError.
+        """
         try:
             step()
         except MemoryError:
@@ -135,6 +179,7 @@ class Opened(ABC):
             self.check(chunks)  # which explains it better
             why = self._why(error)
             raise OSError(f"{self.called} {why}: {reason(error)}") from error
+        self.check(chunks)
 
     def _why(self, error: Exception) -> str:
         """What *error* means, as the end of a sentence about this array."""
@@ -179,3 +224,23 @@ def is_dense(rows: NDArray[np.int64], gap: int) -> bool:
 def part(shape: tuple[int, ...], start: int, stop: int) -> Any:
     """The index of the rows from *start* to *stop* in an array of this *shape*."""
     return slice(start, stop) if shape else ()
+
+
+def _together(rows: NDArray[np.int64], many: int, gap: int) -> Iterator[slice]:
+    """Which of the *rows*, ascending, are read together: those of a block of *many*; where they lie
+    further apart than *gap*, those of some blocks.
+    """
+    edges = [0, *(np.flatnonzero(np.diff(rows // many)) + 1).tolist(), len(rows)]
+    first, blocks = 0, 0
+    for start, stop in itertools.pairwise(edges):
+        close = stop - start > 1 and is_dense(rows[start:stop], gap)
+        if blocks and (close or blocks == _BLOCKS or stop - first > _ROWS):
+            yield slice(first, start)
+            first, blocks = start, 0
+        if close:
+            yield slice(start, stop)
+            first = stop
+        else:
+            blocks += 1
+    if blocks:
+        yield slice(first, len(rows))

@@ -13,7 +13,6 @@ from ..plan.call import FileArray
 from ..values.arrays import Array
 from .files import opened
 from .opened import Opened
-from .rows import rows_of
 
 Piece = Sequence[tuple[FileArray, Selection | None]]
 """Arrays, with the rows to be read; None where it is only to be known that the array is unchanged."""
@@ -60,7 +59,7 @@ class FileReader:
             if selection is None:
                 file.check()
             else:
-                array = rows_of(file, selection, self._over.is_set)
+                array = file.take(selection, self._over.is_set)
                 array.flags.writeable = False
                 arrays.append(array)
         return arrays

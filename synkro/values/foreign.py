@@ -169,9 +169,8 @@ def columns_of(value: Any) -> list[tuple[str, Any]] | None:
 
 def is_table(value: Any) -> bool:
     """Whether *value* is a DataFrame or a Series of pandas or polars."""
-    return columns_of(value) is not None or any(
-        _is(value, library, "Series") for library in ("pandas", "polars")
-    )
+    is_series = any(_is(value, library, "Series") for library in ("pandas", "polars"))
+    return is_series or columns_of(value) is not None
 
 
 def is_mock(value: Any) -> bool:

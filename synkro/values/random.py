@@ -18,17 +18,17 @@ _GLOBAL = (1 << 32) - 1  # in the place of a rank's number: the seeds of global 
 _ITEMS = (1 << 32) - 2  # the generators of items
 
 
-def generator(seed: int | None, stream: int) -> np.random.Generator:
-    """Random generator number *stream* of *seed*; all are independent.
+def generator(seed: int | list[int] | None, *stream: int) -> np.random.Generator:
+    """Random generator number *stream* of *seed*, which may have several parts; all are independent.
 
     Source: the spawning of ``numpy.random.SeedSequence`` (M. O'Neill's seed_seq_fe).
     """
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
 def generator_of_item(seed: int, number: int, item: int) -> np.random.Generator:
     """The random generator of one *item* of map *number*; all are independent."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_ITEMS, number, item)))
+    return generator(seed, _ITEMS, number, item)
 
 
 def seed_globals(seed: int, rank: int) -> None:
@@ -73,9 +73,7 @@ def from_words(words: Words, rank: int) -> np.random.Generator:
     """The part of *rank* whose state is *words*, or which begins by their entropy."""
     high, low, step_high, step_low, has_uint32, uinteger, _, begun = map(int, words)
     if not begun:
-        return np.random.default_rng(
-            np.random.SeedSequence([high, low, step_high, step_low], spawn_key=(rank,))
-        )
+        return generator([high, low, step_high, step_low], rank)
     bits = np.random.PCG64(0)
     bits.state = {
         "bit_generator": "PCG64",
@@ -89,19 +87,17 @@ def from_words(words: Words, rank: int) -> np.random.Generator:
 def state_of(generator: Any) -> Any:
     """The state of a random generator, NumPy's, Python's or PyTorch's; a copy."""
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
+        generator = generator.bit_generator
     if isinstance(generator, np.random.BitGenerator):
         return generator.state
-    if hasattr(generator, "get_state"):
-        return generator.get_state()
-    return generator.getstate()
+    return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()
 
 
 def put_state(generator: Any, state: Any) -> None:
     """Put a random generator into a *state*."""
     if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.BitGenerator):
+        generator = generator.bit_generator
+    if isinstance(generator, np.random.BitGenerator):
         generator.state = state
     elif hasattr(generator, "set_state"):
         generator.set_state(state)

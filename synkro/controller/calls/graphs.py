@@ -34,12 +34,12 @@ def graph_definition(
     services: Services,
     inputs: Any,
     outputs: Any,
-    bcast_inputs: Any,
-    updates: Any,
-    givens: Any,
-    sliceable_shareds: Any,
-    name: str | None,
-    options: dict[str, Any],
+    bcast_inputs: Any = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Any = None,
+    name: str | None = None,
+    options: dict[str, Any] | None = None,
     finish: Callable[[int], None] | None = None,
     used: Sequence[Any] = (),
     changed: Sequence[Any] = (),
@@ -55,7 +55,7 @@ def graph_definition(
     """
     from ...graphs.graph import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
-    check_keywords("function()", options, [*KEYWORDS, *_OPTIONS])
+    check_keywords("function()", options or (), [*KEYWORDS, *_OPTIONS])
 
     services.engine.require_ready()
     graph = Graph(inputs, bcast_inputs, outputs, updates, givens, name, options)

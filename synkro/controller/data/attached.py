@@ -14,7 +14,6 @@ from ...errors import InvalidValue
 from ...memory import named
 from ...memory.interrupts import uninterrupted
 from ...memory.ring import RingReader
-from ...memory.segment import Segment
 from ...plan.call import Access
 from ...values.arrays import checked_bool, checked_dtype, checked_int, checked_seconds, checked_shape
 from ..engine.engine import Engine
@@ -65,10 +64,10 @@ def attach(
         undo.callback(os.close, fd)
         layout = layout_there(fd, nbytes, called, wanted, lengths, start)
         undo.pop_all()
-    number, access = engine.directory.number(), Access.WRITE if writable else Access.READ
-    segment = engine.directory.adopt(Segment(number, fd, nbytes, access), called)
+    access = Access.WRITE if writable else Access.READ
+    segment = engine.directory.opened(fd, nbytes, access, called)
     has_header = writable and wanted is None
-    memory = NamedOutgoing(engine, called, segment, layout.region(number), has_header)
+    memory = NamedOutgoing(engine, called, segment, layout.region(segment.number), has_header)
     array = memory.array
     found = Data(engine, array.dtype, array.ndim, minibatch=minibatch, name=name or shm_name)
     found.lie_in(memory)

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from ...errors import InvalidValue, counted, named
 from ...memory.files import file_of
 from ...memory.interrupts import uninterrupted
-from ...memory.segment import Segment
 from ...plan.call import Access, Region
 from ...storage.files import is_stored, mapped
 from ...values import arrays
@@ -28,7 +27,7 @@ from ...values.foreign import library_of
 from ...values.owners import sole_owner
 from ..engine.engine import Engine
 from .handle import InputArray
-from .named import HandedBack, NamedOutgoing
+from .named import HandedBack, NamedOutgoing, Slot
 from .outgoing import Outgoing, Placed, check_for_gpus
 from .stored import StoredData, make_stored
 
@@ -263,8 +262,7 @@ class Data(InputArray[Scalar]):
         except BaseException:
             os.close(fd)
             raise
-        segment = Segment(self._engine.directory.number(), fd, nbytes, Access.READ)
-        self._engine.directory.adopt(segment, self._called())
+        segment = self._engine.directory.opened(fd, nbytes, Access.READ, self._called())
         self._dtype = array.dtype  # as it lies there, in whatever byte order
         region = Region(segment.number, offset, array.shape, arrays.code_of(array.dtype), array.strides)
         self._memory.point(Placed(region, segment))
@@ -283,7 +281,7 @@ class Data(InputArray[Scalar]):
         memory = self._memory
         if memory.placed is None:
             return
-        ours = sole_owner(getattr, memory, "array") and not memory.FOREIGN
+        ours = sole_owner(getattr, memory, "array") and not isinstance(memory, NamedOutgoing)
         shared = not (ours and sole_owner(getattr, memory.placed.segment, "base", 2))  # the array's, too
         if shared or self._was_shared:  # a view of the last call may have been written to since
             memory.touch()
@@ -294,7 +292,7 @@ class Data(InputArray[Scalar]):
     def detached(self) -> Data | Array:
         """The ``Data`` itself; of a frame of a ring, which the writer gets back, the array, which can be
         copied."""
-        return self._memory.array if self._memory.PASSES else self
+        return self._memory.array if isinstance(self._memory, Slot) else self
 
     @property
     def region(self) -> Region | None:
@@ -312,7 +310,7 @@ class Data(InputArray[Scalar]):
         if self._memory.placed is None:
             raise InvalidValue(f"{called} {self._memory.MISSING}")
         check_for_gpus(engine, self._dtype, called)
-        if self._memory.FOREIGN:
+        if isinstance(self._memory, NamedOutgoing):
             self._memory.touch()
         return self._memory.placed
 

@@ -18,9 +18,10 @@ from .outgoing import Outgoing, Placed
 
 
 class NamedOutgoing(Outgoing):
-    """An array in a named segment, where it stays, and keeps its shape."""
+    """An array in a named segment, where it stays, and keeps its shape.
 
-    FOREIGN = True
+    Other programs may write to it at any time.
+    """
 
     def __init__(
         self,
@@ -83,9 +84,8 @@ class NamedOutgoing(Outgoing):
 
 
 class Slot(NamedOutgoing):
-    """A frame of a ring, until the writer gets it back."""
-
-    PASSES = True
+    """A frame of a ring, until the writer gets it back, while this program may still use what was made
+    of it."""
 
 
 class HandedBack(Outgoing):

@@ -38,12 +38,6 @@ class Outgoing:
     The workers may read it until the call has ended, also an interrupted one: settle before writing.
     """
 
-    FOREIGN = False
-    """Whether other programs may write to the memory at any time."""
-
-    PASSES = False
-    """Whether the memory goes back to another program while this one still uses what was made of it."""
-
     MISSING = "has no memory (it is empty, or was freed): give it contents with set_value()."
     """What to say of an array where there is no memory."""
 

@@ -67,6 +67,10 @@ class Directory:
         """A new segment, which commands may name from now on.  Raises: SharedMemoryError."""
         return self.adopt(Segment.create(self.number(), nbytes), called)
 
+    def opened(self, fd: int, nbytes: int, access: Access, called: str = "") -> Segment:
+        """A segment of the file *fd*, which commands may name from now on."""
+        return self.adopt(Segment(self.number(), fd, nbytes, access), called)
+
     def adopt(self, segment: Segment, called: str = "") -> Segment:
         """``watch`` a segment, which commands may name from now on; returns it."""
         self.watch(segment, segment.number, called)

@@ -44,7 +44,7 @@ from ..tracing.trace import Trace
 from .directory import Directory
 from .nesting import check_alone, goes_on, operation
 from .post import Post
-from .turns import Turns
+from .turns import Turns, is_past
 
 _GRACE = 1.0  # seconds in which a worker can leave by itself, or another thread's call end, at a close
 _WORTH_ASKING = 1 << 24  # bytes of freed segments from which on the workers hear of them at once
@@ -407,7 +407,7 @@ class Engine:
             late = lane.unanswered()
             if not late:
                 return
-            if deadline is not None and time.monotonic() >= deadline:
+            if is_past(deadline):
                 raise self._post.late(late, limit or 0.0)
             if quiet:
                 self.say(f"Synkro: waiting for {ranks_in_words(late)} to end an interrupted call…")

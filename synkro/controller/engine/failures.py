@@ -101,17 +101,14 @@ def call_timeout(standing: Sequence[Late], limit: float) -> CallTimeout:
     """What to raise when ranks have not answered within *limit* seconds."""
     ranks = tuple(each.rank for each in standing)
     hosts = tuple(each.host for each in standing if each.host)
-    if all(each.phase == Phase.TAKING for each in standing):
-        return CallTimeout(
-            f"the map did not end within the timeout of {limit:g} s: the workers wait for items, so the "
-            f"time went into the iterables, or into pickling items and results in this process.",
-            ranks,
-            hosts,
-        )
-    where = "; ".join(map(str, standing))
-    return CallTimeout(
-        f"no answer within the timeout of {limit:g} s from {ranks_in_words(ranks)}: {where}. "
-        f"They were interrupted; the next call waits for them. If stuck, call close() and fork().",
-        ranks,
-        hosts,
+    message = (
+        f"no answer within the timeout of {limit:g} s from {ranks_in_words(ranks)}: "
+        f"{'; '.join(map(str, standing))}. "
+        f"They were interrupted; the next call waits for them. If stuck, call close() and fork()."
     )
+    if all(each.phase == Phase.TAKING for each in standing):
+        message = (
+            f"the map did not end within the timeout of {limit:g} s: the workers wait for items, so the "
+            f"time went into the iterables, or into pickling items and results in this process."
+        )
+    return CallTimeout(message, ranks, hosts)

@@ -31,6 +31,11 @@ _IS_OWNED = methodcaller("_is_owned")
 _RELEASE = methodcaller("_release_save")
 
 
+def is_past(deadline: float | None) -> bool:
+    """Whether a *deadline* is over, by the monotonic clock; None never is."""
+    return deadline is not None and time.monotonic() >= deadline
+
+
 class NeedsAll(Exception):
     """An operation on some ranks has something to say to all of them."""
 
@@ -53,13 +58,8 @@ class Turn:
         """The turn has ended."""
         self.lasts = False
 
-    def give_up(self) -> frozenset[int]:
-        """Let others have the ranks, which are returned."""
-        ranks, self.ranks = self.ranks, frozenset()
-        return ranks
-
-    def resume(self, ranks: frozenset[int]) -> None:
-        """Have *ranks* from now on, which nobody has."""
+    def have(self, ranks: frozenset[int]) -> None:
+        """Have *ranks* from now on, which nobody else has."""
         self.ranks = ranks
 
     def wait(self) -> None:
@@ -135,7 +135,7 @@ class Turns:
         self.line.append(turn)
         while (other := self._before(turn)) is not None:
             self.released(other.wait)
-            if deadline is not None and time.monotonic() >= deadline:
+            if is_past(deadline):
                 return
         self._waited = None
 
@@ -185,15 +185,15 @@ class Turns:
             own = self.own
             if own is None:
                 raise
-        ranks = own.give_up()
-        turn = Turn(self._everyone)
+        ranks, turn = own.ranks, Turn(self._everyone)
+        own.have(frozenset())
         with turn.lock:
             try:
                 self.take(turn)
-                own.resume(self._everyone)
+                own.have(self._everyone)
                 return action()
             finally:
-                own.resume(ranks)
+                own.have(ranks)
                 turn.end()
 
     def released(self, action: Callable[[], T]) -> T:

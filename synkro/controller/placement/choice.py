@@ -81,7 +81,10 @@ def choose(
     if devices is None and room.look().gpus:
         devices, source = "cuda", "this machine"
     if devices is None or (isinstance(devices, str) and devices.strip() == "cpu"):
-        return [Assignment("cpu")] * _cpu_workers(count, room.cores)
+        if count is not None and count > room.cores:
+            there = counted(room.cores, "available core")
+            warn(f"{count} CPU workers on {there}: they will take turns.", RuntimeWarning)
+        return [Assignment("cpu")] * (count or room.cores)
     if isinstance(devices, str) and devices.strip() == "cuda":
         devices = [f"cuda{gpu.index}" for gpu in room.gpus(f"{source} asks for GPUs").gpus]
         if count is not None and count > len(devices):
@@ -115,13 +118,6 @@ def check_devices(devices: Any, environment_value: str | None) -> None:
     named, source = (environment_value, VARIABLE) if devices is None else (devices, "devices=")
     if named:
         _parse(named, source)
-
-
-def _cpu_workers(count: int | None, cores: int) -> int:
-    if count is not None and count > cores:
-        there = counted(cores, "available core")
-        warn(f"{count} CPU workers on {there}: they will take turns.", RuntimeWarning)
-    return count or cores
 
 
 class _Wish(NamedTuple):

@@ -192,12 +192,12 @@ def _rooms(cluster: Cluster, hosts: Sequence[Host]) -> list[Room]:
 def _together(rooms: Sequence[Room]) -> Visible:
     """The GPUs of all hosts; the reason for none is that of the first host without."""
     seen = [room.look() for room in rooms]
-    without = [(room.name, each.reason) for room, each in zip(rooms, seen, strict=True) if not each.gpus]
+    beside = zip(rooms, seen, strict=True)
+    reasons = (f"on {room.name} {each.reason}" for room, each in beside if not each.gpus)
     first = next((each for each in seen if each.gpus), seen[0])
-    name, reason = without[0] if without else ("", "")
     return replace(
         first,
         gpus=tuple(gpu for each in seen for gpu in each.gpus),
-        reason=f"on {name} {reason}" if without else "",
+        reason=next(reasons, ""),
         installed=any(each.installed for each in seen),
     )

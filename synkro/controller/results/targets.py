@@ -33,7 +33,7 @@ from ...ipc.channel import Lane
 from ...messages import Export
 from ...packing.pickles import PICKLED
 from ...plan.call import CallPlan
-from ...plan.outputs import Tree, describe, flatten, modes_of, take_subset
+from ...plan.outputs import Tree, describe, flatten, modes_of, take_subset, unflatten
 from ...storage.targets import Chunked, chunked
 from ...values.arrays import Array
 from ...values.foreign import library_of
@@ -226,8 +226,12 @@ class Destinations:
             if isinstance(out, _NESTED) and _keys(out) != chosen:  # so it is nested as all outputs are
                 out = take_subset(plan.subset, out, "out=")
         _check_modes(out, modes, "", name)
-        nested = _opened(out, home.engine, home.windows, plan.world)
-        targets = [leaf for leaf in flatten(nested)[0] if leaf is not None]
+        leaves, tree = flatten(out)
+        opened = [
+            None if leaf is None else _opened(leaf, home.engine, home.windows, plan.world)
+            for leaf in leaves
+        ]
+        targets = [target for target in opened if target is not None]
         for one, other in combinations(targets, 2):
             if one.shares(other):
                 raise InvalidValue(
@@ -237,7 +241,7 @@ class Destinations:
         straight = [target for target in targets if target.place is not None]
         if straight:
             _check_apart(straight, given, home.engine, name)
-        return OpenTargets(nested)
+        return OpenTargets(unflatten(tree, iter(opened)))
 
 
 def _check_kind(value: Any) -> None:
@@ -280,13 +284,11 @@ def _check_kind(value: Any) -> None:
 def _check_modes(out: Any, modes: Any, path: str, name: str) -> None:
     """Raises: OutputError unless the outputs that have targets are gathered."""
     nested = isinstance(modes, _NESTED)
+    if nested and out is not None and not (isinstance(out, _NESTED) and _keys(out) == _keys(modes)):
+        _refuse_nesting(out, path, name, f"its outputs= are {describe(flatten(modes)[1])}")
     if isinstance(out, _NESTED):
-        if nested and _keys(out) != _keys(modes):
-            _refuse_nesting(out, path, name, f"its outputs= are {describe(flatten(modes)[1])}")
         for key in out if isinstance(out, dict) else range(len(out)):
             _check_modes(out[key], modes[key] if nested else modes, f"{path}[{key!r}]", name)
-    elif out is not None and nested:
-        _refuse_nesting(out, path, name, f"its outputs= are {describe(flatten(modes)[1])}")
     elif out is not None and modes != "gather":
         by = "as a list" if modes is None else f"by {getattr(modes, '__name__', modes)!r}"
         raise OutputError(
@@ -330,14 +332,11 @@ def _refuse_nesting(out: Any, path: str, name: str, outputs: str) -> NoReturn:
     )
 
 
-def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) -> Any:
-    """*out* with targets that can be written in the places of what the user gave."""
-    if isinstance(out, dict):
-        return {key: _opened(value, engine, windows, world) for key, value in out.items()}
-    if isinstance(out, tuple | list):
-        return [_opened(value, engine, windows, world) for value in out]
-    if out is None:
-        return None
+def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) -> Target:
+    """The target that can be written for what the user gave.
+
+    Raises: as ``Destinations.opened``.
+    """
     if isinstance(out, Data):
         return _of_data(out, engine, windows)
     if not isinstance(out, np.ndarray):

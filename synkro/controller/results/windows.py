@@ -59,7 +59,9 @@ class Windows:
                     fd = os.dup(segment.fd)
                 except OSError as error:
                     raise explained(error, segment.nbytes) from None
-                window = self._of_data[segment] = self._opened(fd, segment.nbytes)
+                window = self._of_data[segment] = self._engine.directory.opened(
+                    fd, segment.nbytes, Access.WRITE
+                )
         return Placed(replace(region, segment=window.number), window)
 
     def on_map(self, array: Array) -> Placed | None:
@@ -78,7 +80,7 @@ class Windows:
                 if opened is None:
                     return None
                 fd, offset = opened
-                window = self._opened(fd, os.fstat(fd).st_size)
+                window = self._engine.directory.opened(fd, os.fstat(fd).st_size, Access.WRITE)
                 found = self._of_maps[handle] = window, offset - _address(below)
         window, start = found
         low, high = _bounds(array)
@@ -87,11 +89,6 @@ class Windows:
             window.number, _address(array) + start, array.shape, code_of(array.dtype), array.strides
         )
         return Placed(region, window)
-
-    def _opened(self, fd: int, nbytes: int) -> Segment:
-        return self._engine.directory.adopt(
-            Segment(self._engine.directory.number(), fd, nbytes, Access.WRITE)
-        )
 
     def close(self) -> None:
         """Forget all windows."""

@@ -124,7 +124,6 @@ class Feed:
         self._instant = instant
         self._queue = queue
         self._engine = engine
-        self._channel = engine.channel
         self._values = values
         self._size = size = engine.size
         self._most = _ALL if instant and at_once else _MOST
@@ -190,13 +189,12 @@ class Feed:
 
         A generator of items is closed if nobody else has it.
         """
-        back = [
+        self._back = [
             (batch, start, min(stop, number - batch.first))
             for batch, start, stop in self._back
             if batch.first + start < number
         ]
-        self._back = back
-        self._read = self.count + sum(stop - start for _, start, stop in back)
+        self._read = self.count + sum(stop - start for _, start, stop in self._back)
         self.exhausted, self.error = True, None
         self._iterators, self._rest = (), _Columns([[]])
         self._items = zip()
@@ -383,7 +381,7 @@ class Feed:
         del self._back[: len(tickets)]
         if tickets:
             self._queue.issue(tickets)
-            self._channel.wake_sleepers()
+            self._engine.channel.wake_sleepers()
 
     # ── pauses ───────────────────────────────────────────────────────────────────────────────────
 
@@ -401,7 +399,7 @@ class Feed:
         """The workers end, as all items have results."""
         self._open = False
         self._queue.end()
-        self._channel.wake_sleepers()
+        self._engine.channel.wake_sleepers()
 
     def withdraw(self) -> None:
         """The workers take no more items: those that have not begun are withdrawn.
@@ -413,7 +411,7 @@ class Feed:
             if slot in self._batches:
                 self._back.append((self._batches[slot], start, stop))
         self._back.sort(key=lambda part: part[0].first + part[1])
-        self._channel.wake_sleepers()
+        self._engine.channel.wake_sleepers()
 
     def _refused(self, args: Arguments, error: Exception) -> InvalidType:
         """What to raise as *error* came when the next item was pickled.  Raises: as ``check_cause``."""

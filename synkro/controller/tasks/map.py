@@ -31,6 +31,7 @@ from ..calls.distribution import SentFunction
 from ..calls.planner import Planned
 from ..engine.engine import Engine, State
 from ..engine.failures import first_failure, worker_error
+from ..engine.turns import is_past
 from ..objects.values import SharedByTasks
 from ..progress import Progress
 from .feed import Feed, shown
@@ -205,7 +206,7 @@ class Map:
         self._show()
         if not engine.everyone.unanswered():
             self._finish()
-        elif deadline is not None and time.monotonic() >= deadline and not self._is_next_there():
+        elif is_past(deadline) and not self._is_next_there():
             engine.abandon(self._limit)
 
     def _feed_them(self) -> None:
@@ -296,13 +297,8 @@ class Map:
                 )
         except Exception as error:
             number = run.first + len(found)
-            self._fail(
-                number,
-                OutputError(
-                    f"the result of item {number} of map() cannot be unpickled here: "
-                    f"{reason(error)}. {advice_on_loading(error)}"
-                ),
-            )
+            what = f"the result of item {number} of map() cannot be unpickled here: {reason(error)}."
+            self._fail(number, OutputError(f"{what} {advice_on_loading(error)}"))
         return found[0] if found and kind == TOGETHER else found
 
     def _fail(self, number: int | None, error: BaseException) -> None:
@@ -354,11 +350,7 @@ class Map:
             self._feed.drop()
         while self._engine.everyone.unanswered():
             self._engine.attend(self._is_paused, deadline, None)
-            if (
-                deadline is not None
-                and time.monotonic() >= deadline
-                and self._engine.everyone.unanswered()
-            ):
+            if is_past(deadline) and self._engine.everyone.unanswered():
                 self._engine.abandon(limit)
         self._finish()
 

@@ -99,7 +99,7 @@ class Maps:
         self._queue: Dispatcher | None = None
         self._descriptors: tuple[int, ...] = ()
         self._last: TaskFunction | None = None  # so that the next map finds it, or its objects, there
-        self._used: weakref.ref[Map] | None = None  # the map that has it
+        self._used: Callable[[], Map | None] = lambda: None  # the map that has it
 
     def map(
         self,
@@ -185,9 +185,7 @@ class Maps:
             given = _detached(given)
         limit = engine.turns.limit if timeout is None else checked_seconds(timeout, "timeout")
         together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
-        bar = None
-        if checked_bool(progress, "progress"):
-            bar = Progress(name, _length(iterables), "item")
+        bar = Progress(name, _length(iterables), "item") if checked_bool(progress, "progress") else None
         with engine.lock:
             engine.turns.wait_for_all()
             engine.require_ready()
@@ -212,7 +210,7 @@ class Maps:
 
     def _is_free(self) -> bool:
         """Whether no map has the last function any more: what that one uses stays as it was."""
-        used = None if self._used is None else self._used()
+        used = self._used()
         return used is None or used.is_over
 
     def _opened(self) -> Dispatcher:
@@ -255,8 +253,7 @@ class Results(Iterator[Any]):
         self._reading = threading.RLock()
         self._closed = False
         self._open = contextlib.ExitStack()
-        if bar is not None:
-            self._open.enter_context(bar)
+        self._open.enter_context(bar or contextlib.nullcontext())
         run.read_by(self)
 
     def __next__(self) -> Any:

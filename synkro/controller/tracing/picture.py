@@ -17,7 +17,7 @@ be laid out before anything is drawn::
 from __future__ import annotations
 
 import io
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -87,7 +87,7 @@ class Label:
         row: 1 is the lowest.
     """
 
-    names: dict[str, int]
+    names: Counter[str]
     start: int
     stop: int
     row: int = 0
@@ -102,10 +102,7 @@ class Label:
 
     def and_then(self, later: Label) -> Label:
         """One label for the calls of this one and of a *later* one."""
-        names = dict(self.names)
-        for name, times in later.names.items():
-            names[name] = names.get(name, 0) + times
-        return Label(names, self.start, later.stop)
+        return Label(self.names + later.names, self.start, later.stop)
 
 
 def arranged(
@@ -119,7 +116,7 @@ def arranged(
     """
     done: list[Label] = []
     for name, start, stop in reversed(list(calls)):
-        label = Label({name: 1}, start, stop)
+        label = Label(Counter([name]), start, stop)
         while True:
             end = label.start * scale + width(label.text)
             row = 1

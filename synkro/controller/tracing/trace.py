@@ -197,13 +197,8 @@ class Trace:
         lanes = []
         for rank, marks in enumerate(self._ranks):
             own = [command for command in commands if rank in command.ranks]
-            sent = [command.sent for command in own]
-            lanes.append(
-                [
-                    (mark, own[at] if (at := bisect_right(sent, mark[0]) - 1) >= 0 else None)
-                    for mark in marks
-                ]
-            )
+            sent, last = [command.sent for command in own], [None, *own]
+            lanes.append([(mark, last[bisect_right(sent, mark[0])]) for mark in marks])
         for (time_of, phase, _), command in chain.from_iterable(lanes):
             if phase == Phase.WAITING and command is not None:
                 command.answer(time_of)

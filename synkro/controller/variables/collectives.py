@@ -100,9 +100,7 @@ class Collectives:
             self._exchange("broadcast", targets, "", nccl)
             return
         checked_bool(nccl, "nccl")
-        arrays = self._values(targets, values)
-        with self._bridge(targets):
-            self.send(targets, arrays)
+        self._write(targets, values)
 
     @in_turn
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> None:
@@ -114,22 +112,18 @@ class Collectives:
         """
         targets, _ = self._checked(shared_vars, "scatter")
         self._require_everywhere(targets, "scatter")
-        arrays = self._values(targets, values)
-        with self._bridge(targets):
-            self.send(targets, arrays, lambda n: split(0, n, self._engine.size), batch, by_rows=True)
+        self._write(targets, values, lambda n: split(0, n, self._engine.size), batch, True)
 
     @in_turn
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
         """Write *values*, or the rows of them that *batch* selects, to the replicas of one *rank*."""
         targets, _ = self._checked(shared_vars)
         place = self._place(rank, targets)
-        arrays = self._values(targets, values)
 
         def rows(length: int) -> list[Span | None]:
             return [(0, length) if r == place else None for r in range(self._engine.size)]
 
-        with self._bridge(targets):
-            self.send(targets, arrays, rows, batch, by_rows=batch is not None)
+        self._write(targets, values, rows, batch, batch is not None)
 
     # ── from the replicas to the main process ────────────────────────────────────────────────────
 
@@ -232,6 +226,12 @@ class Collectives:
     def size(self) -> int:
         """The number of ranks."""
         return self._engine.size
+
+    def _write(self, targets: Sequence[Shared], values: Any, *how: Any) -> None:
+        """``send`` what users gave, after checks; PyTensor's variables get it, too."""
+        arrays = self._values(targets, values)
+        with self._bridge(targets):
+            self.send(targets, arrays, *how)
 
     def send(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -56,7 +56,7 @@ class Variables:
             engine, outputs, master_rank, self._collected, self._bridge, self.keep
         )
         self.linked = Linked(targets, self.shared, self.collectives)
-        self._named: list[weakref.ref[Shared]] = []
+        self._named: WeakValueDictionary[int, Shared] = WeakValueDictionary()  # by their numbers
 
     def _seed(self, seed: int) -> None:
         self.maps = (seed, 0)
@@ -108,7 +108,7 @@ class Variables:
         create = messages.Create(number, name, buffer.put(array, called).region)
         self._engine.run_beside(create, ranks)
         if name:
-            self._named.append(weakref.ref(made))
+            self._named[number] = made
         return made
 
     def place(self, variable: Any, target: str | int) -> Any:
@@ -185,9 +185,7 @@ class Variables:
 
     def named(self) -> list[Shared]:
         """The variables that have a name and are in use, in the order in which they were made."""
-        living = [(reference, reference()) for reference in self._named]
-        self._named = [reference for reference, variable in living if variable is not None]
-        return [variable for _, variable in living if variable is not None]
+        return list(self._named.values())
 
     def unused_name(self, label: str) -> str:
         """*label*, with a number behind it if variables in use are named by it already."""
@@ -198,7 +196,7 @@ class Variables:
     def name(self, variable: Shared, name: str) -> None:
         """Give a variable a name that had none."""
         variable.name = named(name)
-        self._named.append(weakref.ref(variable))
+        self._named[variable.number] = variable
 
     # ── checked ──────────────────────────────────────────────────────────────────────────────────
 
