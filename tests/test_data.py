@@ -624,3 +624,17 @@ def test_it_is_not_pickled(session, send):
 def test_a_copy_of_its_contents_is_pickled(session):
     array = pickle.loads(pickle.dumps(session.data([1, 2])[:].copy()))
     assert array.tolist() == [1, 2]
+
+
+def test_other_libraries_take_the_memory_by_dlpack(session, tmp_path):
+    x = session.data(np.arange(6.0).reshape(3, 2))
+    view = np.from_dlpack(x)
+    assert np.shares_memory(view, x[:])
+    view[1] = 7.0
+    assert (x[1] == 7.0).all()
+    assert session.function(lambda x: x.sum(), outputs="sum")(x) == view.sum()
+    np.save(tmp_path / "x.npy", view)
+    mapped = np.from_dlpack(session.data(tmp_path / "x.npy"))
+    assert not mapped.flags.writeable
+    assert (mapped == view).all()
+    assert x.__dlpack_device__() == view.__dlpack_device__()
