@@ -73,6 +73,7 @@ class Block:
         self.wakes_main = inherited.wakes_main
         self._wake_workers = inherited.wake_workers
         self._sleeps = [line + SLEEPS for line in self.lines]
+        self._read: dict[int, tuple[int, bytes]] = {}  # the last commands, by the first ranks of lanes
 
     def close(self) -> None:
         """Let go of the memory; the block cannot be used after that."""
@@ -90,17 +91,17 @@ class Block:
         words[head + COMMAND_SIZE], words[head + HOUSEKEEPING_SIZE] = middle, end - middle
         words[head + COMMAND_EDITION] = edition
 
-    def read_command(self, first: int, known: int) -> tuple[int, bytes, bytes] | None:
-        """The edition of that lane's command, the command and its housekeeping; None for the edition
-        that is *known*."""
+    def read_command(self, first: int) -> tuple[int, bytes, bytes]:
+        """The edition of that lane's command, the command, and its housekeeping, which comes once."""
         words, head = self.words, self.heads[first]
-        edition = words[head + COMMAND_EDITION]
-        if edition == known:
-            return None
+        edition, command = self._read.get(first, (0, b""))
+        if words[head + COMMAND_EDITION] == edition:
+            return edition, command, b""
         middle = words[head + COMMAND_SIZE]
         end = middle + words[head + HOUSEKEEPING_SIZE]
         area = self.commands[first]
-        return edition, bytes(area[:middle]), bytes(area[middle:end])
+        self._read[first] = read = words[head + COMMAND_EDITION], bytes(area[:middle])
+        return *read, bytes(area[middle:end])
 
     def number(self, rank: int) -> int:
         """The number of the last command of a rank."""
