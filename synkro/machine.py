@@ -245,9 +245,8 @@ def start(
 
     Raises: NotAvailable; OSError.
     """
-    with (
-        contextlib.ExitStack() as room
-    ):  # where too few are left, Popen does not close those it has opened
+    # where too few are left, Popen does not close those it has opened
+    with contextlib.ExitStack() as room:
         for _ in range(_OPENED):
             room.enter_context(open(os.devnull, "rb"))
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …

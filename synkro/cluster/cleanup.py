@@ -94,9 +94,8 @@ def watch(folder: str = "", ours: bool = True) -> int:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
         if goes and starter is not None and not select.select([starter], [], [], _GRACE)[0]:
-            signal.pidfd_send_signal(
-                starter, signal.SIGKILL
-            )  # not SLURM's, who sees the end of this one
+            # not SLURM's, who sees the end of this one
+            signal.pidfd_send_signal(starter, signal.SIGKILL)
     finally:
         os._exit(0)
 

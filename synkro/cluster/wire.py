@@ -300,9 +300,8 @@ class Wire:
         Meanwhile the next one is on its way.  After the last one: raises ForgedError.
         """
         if not len(self._buffers):
-            self._buffers = np.empty(
-                (STREAMED, PIECE), np.uint8
-            )  # kept: fresh pages take as long as bytes
+            # kept, as fresh pages take as long as bytes
+            self._buffers = np.empty((STREAMED, PIECE), np.uint8)
         room, starts = self._buffers, enumerate(range(0, nbytes, PIECE))
         pieces = [room[number % STREAMED, : min(PIECE, nbytes - at)] for number, at in starts]
         yield from self._arriving(source, pieces, sealed, STREAMED)
