@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ..errors import InternalError
 from ..ipc.descriptors import Descriptors, Inherited
+from ..ipc.process import ProcessEnd
 from ..ipc.proxy import Order, Proxy
 from ..ipc.waiting import Condition, Nap, spin
 from ..memory.files import Likeness, likeness
@@ -298,7 +299,7 @@ class GatewaySession:
                     self._wire.send(host, protocol.Tick(time.perf_counter_ns()))
             case protocol.Printed():
                 self._printed.send(message)
-            case protocol.Died():
+            case ProcessEnd():
                 self._main.send(message)
             case _:
                 raise InternalError(f"host {host} says {message!r}.")

@@ -322,7 +322,7 @@ class LeaderSession:
             self._ends.unregister(sentinel)
             ended = self._pool.end_of(sentinel)
             self._tell_what_was_printed()
-            self._wire.send(GATEWAY, protocol.Died(ended))
+            self._wire.send(GATEWAY, ended)
         self._tell_what_was_printed()
         if self._running and now - self._reported > _REPORT:
             self._reported = now

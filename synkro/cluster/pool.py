@@ -20,6 +20,7 @@ from ..errors import HostLost, SessionError, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.pool import STDERR, Note, WorkerPool
+from ..ipc.process import ProcessEnd
 from ..machine import readable_bytes, search_path
 from . import protocol
 from .cleanup import ENDED, NO_MEMORY, UNHEARD
@@ -307,9 +308,9 @@ class HostsPool(WorkerPool):
 
     def _end_told(self, said: Any) -> WorkerDied | None:
         """What to raise for what the gateway has *said*, if that is that somebody has ended."""
-        if isinstance(said, protocol.Died):
-            self._pump.await_end(said.ended.rank, STDERR)
-            return self._died(said.ended)
+        if isinstance(said, ProcessEnd):
+            self._pump.await_end(said.rank, STDERR)
+            return self._died(said)
         if isinstance(said, ForgedError):
             one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"
