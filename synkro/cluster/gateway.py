@@ -17,7 +17,7 @@ import pickle
 import select
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -55,26 +55,6 @@ _LONG = 2.0  # seconds after which the user hears that inputs are on their way
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
 _KEPT = 20  # looks that are compared: the quickest tells best, and clocks drift
-
-
-class Clocks:
-    """How far the clocks of other hosts are ahead of this one's, in ns."""
-
-    def __init__(self) -> None:
-        self._looks: dict[int, deque[tuple[int, int]]] = {}  # by host: how long it took, how far ahead
-
-    def heard(self, host: int, sent: int, now: int) -> bool:
-        """A host's clock said *now*, when it was asked at *sent* on this one's.
-
-        Returns whether it should be asked again at once.
-        """
-        took = time.perf_counter_ns() - sent
-        self._looks.setdefault(host, deque(maxlen=_KEPT)).append((took, now - sent - took // 2))
-        return len(self._looks[host]) < _KEPT
-
-    def ahead(self, host: int) -> int:
-        """How far a host's clock is ahead: right to half of the quickest look; 0 without one."""
-        return min(self._looks.get(host, [(0, 0)]))[1]
 
 
 class _Pending(NamedTuple):
@@ -148,7 +128,8 @@ class GatewaySession:
         self._last: dict[int, bytes] = {}  # replies, by rank
         self._traced = False
         self._unknown = itertools.count(-1, -1)  # versions that were never there
-        self._clocks = Clocks()
+        # by host, how its clock was looked at: how long it took, and how many ns it was ahead
+        self._looks: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._tasks: dict[int, RemoteTasks] = {}  # by host, from the first map on
         self._queue: list[int] = []  # its descriptors
         # by host, the last one: when it began, whether it goes on, and what it carries
@@ -292,10 +273,12 @@ class GatewaySession:
                 for rank, phase, count in doing:
                     self._proxy.report(rank, phase, count)
             case protocol.Marks(rank, marks):
-                ahead = self._clocks.ahead(host)
+                _, ahead = min(self._looks[host], default=(0, 0))  # right to half of what that took
                 self._proxy.mark(rank, [(at - ahead, phase, n) for at, phase, n in marks])
             case protocol.Tock(sent, now):
-                if self._clocks.heard(host, sent, now):
+                took = time.perf_counter_ns() - sent
+                self._looks[host].append((took, now - sent - took // 2))
+                if len(self._looks[host]) < _KEPT:
                     self._wire.send(host, protocol.Tick(time.perf_counter_ns()))
             case protocol.Printed():
                 self._printed.send(message)

@@ -56,7 +56,7 @@ class _Running:
         self.lane = lane
         self.command = command
         self._told: set[int] = set()  # the ranks whose answers have been sent
-        self._since: float | None = None  # when the first of the others was seen
+        self._since = 0.0  # when the first of the others was seen
 
     def has_news(self) -> bool:
         """Whether a rank has answered whose answer has not been sent."""
@@ -76,12 +76,11 @@ class _Running:
         answered = [r for r in self.lane.ranks if r not in late and r not in self._told]
         if late and answered:
             now = time.monotonic()
-            if self._since is None:
-                self._since = now
+            self._since = self._since or now
             if now - self._since < _PATIENCE or isinstance(self.command, Reduce):
                 return []
         self._told.update(answered)
-        self._since = None
+        self._since = 0.0
         return answered
 
 
@@ -140,8 +139,7 @@ class LeaderSession:
             case protocol.Ordered():
                 self._order(message)
             case protocol.Wanted(segment):
-                there = self._mirrors.share(*message)
-                self._wire.send(GATEWAY, protocol.Looked(segment, there))
+                self._wire.send(GATEWAY, protocol.Looked(segment, self._mirrors.share(*message)))
             case protocol.Traced(on):
                 self._channel.trace(on)
                 self._marked = {rank: self._channel.marked(rank) for rank in self._pool.ranks if on}
