@@ -429,8 +429,7 @@ class Gateway:
     def _work(self, begin: protocol.Begin, main: MainProcess) -> None:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
-            session = GatewaySession(self._wire, main, begin)
-            with contextlib.closing(session):
+            with contextlib.closing(GatewaySession(self._wire, main, begin)) as session:
                 for leader in self._leaders:
                     self._wire.send(leader, begin)
                 with contextlib.suppress(EOFError, ConnectionError):

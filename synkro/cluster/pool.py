@@ -101,8 +101,7 @@ class Cluster(abc.ABC):
 
         Raises: SessionError if the hosts cannot work together.
         """
-        wrong = differences(self.hosts, self.said, os.getcwd())
-        if wrong:
+        if wrong := differences(self.hosts, self.said, os.getcwd()):
             raise SessionError(listed(wrong))
         self._undo = undo.pop_all()
         self.seconds = time.monotonic() - self._since

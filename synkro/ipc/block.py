@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..plan.call import ALIGNMENT
 from .descriptors import Inherited
@@ -80,6 +80,13 @@ class Block:
         del self.words, self.commands, self._replies, self._marks
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    def form_lane(self, ranks: Sequence[int]) -> None:
+        """From now on *ranks* get the commands of the first of them.  If they are not all, each of
+        their answers wakes the main process."""
+        for rank in ranks:
+            self.words[self.heads[rank] + FIRST] = ranks[0]
+        self.words[self.heads[ranks[0]] + EACH] = len(ranks) < len(self.heads)
 
     def write_command(self, first: int, command: bytes, housekeeping: bytes, edition: int) -> None:
         """Leave a command for the lane whose first rank is *first*."""
