@@ -401,11 +401,10 @@ class Gateway:
             main.asks,
             contextlib.suppress(EOFError, ConnectionError),
         ):
-            while not isinstance(question := self._heard(main.asks), protocol.End):
-                if isinstance(question, protocol.Begin):
-                    self._work(question, main)
-                    break
+            while not isinstance(question := self._heard(main.asks), protocol.Begin | protocol.End):
                 main.asks.send(self._answer(question))
+            if isinstance(question, protocol.Begin):
+                self._work(question, main)
         gc.collect()  # the main process's memory, which is mapped here
 
     def _heard(self, main: Connection) -> Any:

@@ -382,11 +382,7 @@ class Leader:
         try:
             source, question = self._wire.next()
             while not isinstance(question, protocol.Leave):
-                if isinstance(question, protocol.Begin):
-                    self._work(question)
-                    gc.collect()  # the mirrors
-                else:
-                    self._answer(source, question)
+                self._answer(source, question)
                 source, question = self._wire.next()
             self._wire.leave()
         except LostError as error:
@@ -429,6 +425,9 @@ class Leader:
 
     def _answer(self, source: int, question: Any) -> None:
         match question:
+            case protocol.Begin():
+                self._work(question)
+                gc.collect()  # the mirrors
             case protocol.Hail():
                 if question.environment is not None:
                     self._take_over(question.environment)

@@ -56,6 +56,7 @@ class RemoteTasks:
         self._wire = wire
         self._host = host
         self._ranks = ranks
+        self._others = [rank for rank in range(len(proxy.lines)) if rank not in ranks]
         self._proxy = proxy
         self._taker = Taker(ranks.start, queue, partial(proxy.blocks_read, ranks.start))
 
@@ -131,11 +132,7 @@ class RemoteTasks:
             return False
         now = time.perf_counter()
         since = max(self._latest, next(iter(self._sent.values())).at)
-        idle = any(
-            self._proxy.whereabouts(rank)[0] == Phase.TAKING
-            for rank in range(len(self._proxy.lines))
-            if rank not in self._ranks
-        )
+        idle = any(self._proxy.whereabouts(rank)[0] == Phase.TAKING for rank in self._others)
         if now - since < _STALE or not idle:
             return False
         self._latest = now
