@@ -301,8 +301,7 @@ class GatewaySession:
             if spin(lambda: self._reduced_here(answered.number), _PATIENCE):
                 merging.here()
             merging.take(host, self._wire.stream(host, merging.nbytes, sealed=not part.bare))
-        for rank, payload in answered.replies.items():
-            self._last[rank] = self._last[rank] if payload is None else payload
+        self._last |= {rank: new for rank, new in answered.replies.items() if new is not None}
         replies = {rank: self._last[rank] for rank in answered.replies}
         tasks = self._tasks.get(host)
         if tasks is not None and tasks.number == answered.number:
