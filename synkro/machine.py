@@ -68,10 +68,8 @@ def available_cores() -> int:
 
 def available_memory() -> int:
     """Bytes that could be allocated now without swapping: MemAvailable, cut by cgroup limits."""
-    bounds = []
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            bounds.append(int(line.split()[1]) * 1024)
+    lines = (_read(Path("/proc/meminfo")) or "").splitlines()
+    bounds = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     for folder in _cgroup_folders("memory"):
         for limit_file, usage_file, cache_key in (
             ("memory.max", "memory.current", "inactive_file"),

@@ -111,8 +111,8 @@ class GatewaySession:
         self._hosts = begin.hosts
         self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
         size = len(self._host_of)
-        places = range(Inherited.count(size))
-        inherited = Inherited.of([main.descriptors.take(-1 - place) for place in places])
+        taken = [main.descriptors.take(-1 - place) for place in range(Inherited.count(size))]
+        inherited = Inherited.of(taken)
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
         memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
         self._proxy = Proxy(memory, size, remote, inherited)
@@ -233,8 +233,7 @@ class GatewaySession:
             for current in self._current:
                 current.drop(number)
         for attach in news.attach:
-            new = self._segments.attach(attach.segment, attach)
-            if new and attach.file:
+            if self._segments.attach(attach.segment, attach) and attach.file:
                 self._files[attach.segment] = likeness(self._descriptors.descriptor(attach.segment))
             file = self._files.get(attach.segment)
             if file is not None:

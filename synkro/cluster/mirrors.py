@@ -33,8 +33,7 @@ class Mirrors(SegmentTable[None]):
         """The descriptor of a mirror, which is made at the first time.  Raises: SharedMemoryError."""
         if number not in self._files:
             try:
-                file = os.memfd_create("synkro-mirror", os.MFD_CLOEXEC)
-                self._files[number] = file
+                file = self._files[number] = os.memfd_create("synkro-mirror", os.MFD_CLOEXEC)
                 os.fchmod(file, 0o600)
                 os.ftruncate(file, nbytes)
                 self.put(number, map_file(file, nbytes, Access.WRITE))

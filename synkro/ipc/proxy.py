@@ -73,8 +73,7 @@ class Proxy(Block):
     def lane(self, number: int) -> list[int]:
         """All ranks, of this host and of others, whose last command has this number."""
         words = self.words
-        pairs = enumerate(self.heads)
-        return [rank for rank, head in pairs if words[head + COMMAND] == number]
+        return [rank for rank, head in enumerate(self.heads) if words[head + COMMAND] == number]
 
     def busy(self, ranks: Sequence[int]) -> bool:
         """Whether one of *ranks* has not answered its last command."""

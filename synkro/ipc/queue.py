@@ -502,13 +502,13 @@ def _way(pickles: Pickles) -> int:
 
 def _starts(lengths: Sequence[int], kind: int) -> list[int]:
     """Where parts of these *lengths* begin, and where the last one ends."""
-    head = 8 * len(lengths)
-    if kind != ALONE:
-        return list(accumulate(lengths, initial=head))
-    starts = [head]
-    for length in lengths:  # buffers become arrays where they lie
-        starts.append(-(-(starts[-1] + length) // _ALIGNED) * _ALIGNED)
-    return starts
+    if kind == ALONE:  # buffers become arrays where they lie
+        return list(accumulate(lengths, _aligned_end, initial=8 * len(lengths)))
+    return list(accumulate(lengths, initial=8 * len(lengths)))
+
+
+def _aligned_end(start: int, length: int) -> int:
+    return -(-(start + length) // _ALIGNED) * _ALIGNED
 
 
 def _size(pickles: Pickles) -> int:
