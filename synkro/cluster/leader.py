@@ -46,7 +46,7 @@ _LOOK = 5e-3  # seconds after which a leader that does not sleep looks around
 _REPORT = 50e-3  # seconds between two reports of what the ranks do
 _ENDING = 10.0  # seconds in which the gateway can have all processes ended
 
-Writing = tuple[list[Extent], list[Partial]]
+_Writing = tuple[list[Extent], list[Partial]]
 
 
 class _Running:
@@ -109,7 +109,7 @@ class LeaderSession:
         self._known = Unpickled[Command]()
         self._replies = Unpickled[Reply]()
         # what was written last, behind the replies, the command, and the ranks that have answered
-        self._writings: dict[Lane, tuple[list[bytes], Command, list[int], Writing]] = {}
+        self._writings: dict[Lane, tuple[list[bytes], Command, list[int], _Writing]] = {}
         self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
         self._running: dict[int, _Running] = {}
         self._marked: dict[int, int] = {}  # during a trace: by rank, how many marks have been told
@@ -285,7 +285,7 @@ class LeaderSession:
 
     def _written(
         self, running: _Running, ranks: list[int], listed: list[bytes], payloads: dict[int, bytes]
-    ) -> Writing:
+    ) -> _Writing:
         """What *ranks* have written, by the replies of their lane: as *listed* there, and by rank."""
         lane, command = running.lane, running.command
         last = self._writings.get(lane)
