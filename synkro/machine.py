@@ -68,10 +68,8 @@ def available_cores() -> int:
 
 def available_memory() -> int:
     """Bytes that could be allocated now without swapping: MemAvailable, cut by cgroup limits."""
-    bounds = []
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
-        if line.startswith("MemAvailable:"):
-            bounds.append(int(line.split()[1]) * 1024)
+    lines = (_read(Path("/proc/meminfo")) or "").splitlines()
+    bounds = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     for folder in _cgroup_folders("memory"):
         for limit_file, usage_file, cache_key in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -245,9 +243,8 @@ def start(
 
     Raises: NotAvailable; OSError.
     """
-    with (
-        contextlib.ExitStack() as room
-    ):  # where too few are left, Popen does not close those it has opened
+    # where too few are left, Popen does not close those it has opened
+    with contextlib.ExitStack() as room:
         for _ in range(_OPENED):
             room.enter_context(open(os.devnull, "rb"))
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -O, -W, -X …

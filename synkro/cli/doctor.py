@@ -7,7 +7,7 @@ import resource
 import shutil
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -121,8 +121,7 @@ def _with_workers(devices: str | None) -> Iterator[Finding]:
     with session:
         took = time.monotonic() - start
         yield Finding(name, "ok", f"{session.n_parallel} started in {took:.2g} s")
-        checks: tuple[Callable[[Session], Finding], ...] = (exactness, clocks, threads, reduction)
-        for check in checks:
+        for check in (exactness, clocks, threads, reduction):
             try:
                 yield check(session)
             except (SharedMemoryError, MemoryError) as error:

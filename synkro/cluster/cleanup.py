@@ -89,14 +89,15 @@ def watch(folder: str = "", ours: bool = True) -> int:
         made = [path for path in Path(SHM_FOLDER).glob("*") if path.name.startswith(_MADE)]
         for path in made:
             with contextlib.suppress(FileNotFoundError, PermissionError):
-                if path.stat().st_ctime >= since and _identity(path) not in mapped:
+                found = path.stat()
+                device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+                if found.st_ctime >= since and f"{device} {found.st_ino}" not in mapped:
                     path.unlink()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
         if goes and starter is not None and not select.select([starter], [], [], _GRACE)[0]:
-            signal.pidfd_send_signal(
-                starter, signal.SIGKILL
-            )  # not SLURM's, who sees the end of this one
+            # not SLURM's, who sees the end of this one
+            signal.pidfd_send_signal(starter, signal.SIGKILL)
     finally:
         os._exit(0)
 
@@ -178,14 +179,9 @@ def _begun(process: int) -> float:
     return booted + ticks / os.sysconf("SC_CLK_TCK") - _COARSE
 
 
-def _identity(path: Path) -> str:
-    """A file's device and inode, as in /proc/PID/maps; in a container another file can have its name."""
-    found = path.stat()
-    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino}"
-
-
 def _mapped() -> set[str]:
-    """The identities of the files in /dev/shm that a process of this user has mapped."""
+    """The files in /dev/shm that a process of this user has mapped, by device and inode as in
+    /proc/PID/maps: in a container another file can have the name."""
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # of another user, or gone
@@ -194,7 +190,7 @@ def _mapped() -> set[str]:
 
 
 def _mapped_by(process: str) -> dict[str, str]:
-    """The files in /dev/shm that a process has mapped, by their identities."""
+    """The files in /dev/shm that a process has mapped, by device and inode."""
     return dict(
         re.findall(rf"(\w+:\w+ \d+) +({SHM_FOLDER}/\S+)", Path("/proc", process, "maps").read_text())
     )

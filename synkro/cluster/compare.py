@@ -73,11 +73,10 @@ def unlike_gpus(hosts: Sequence[str], seen: Sequence[Visible]) -> list[str]:
     """Where a host's CuPy or NCCL differs from that of the first with GPUs: sentences, each with its
     cure."""
     versions = [(host, gpu_versions(each)) for host, each in zip(hosts, seen, strict=True) if each.gpus]
-    found = []
-    for host, theirs in versions[1:]:
-        first, ours = versions[0]
-        found += _unlike(host, f"{first} has", ours, theirs)
-    return found
+    if not versions:
+        return []
+    (first, ours), *others = versions
+    return [each for host, theirs in others for each in _unlike(host, f"{first} has", ours, theirs)]
 
 
 def gpu_versions(seen: Visible) -> dict[str, str]:

@@ -17,7 +17,7 @@ import pickle
 import select
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from ..errors import InternalError
 from ..ipc.descriptors import Descriptors, Inherited
+from ..ipc.process import ProcessEnd
 from ..ipc.proxy import Order, Proxy
 from ..ipc.waiting import Condition, Nap, spin
 from ..memory.files import Likeness, likeness
@@ -54,26 +55,6 @@ _LONG = 2.0  # seconds after which the user hears that inputs are on their way
 _ROUNDS = 30  # messages there and back whose times are compared
 _BULK = 1 << 24  # bytes by which the bandwidth is measured
 _KEPT = 20  # looks that are compared: the quickest tells best, and clocks drift
-
-
-class Clocks:
-    """How far the clocks of other hosts are ahead of this one's, in ns."""
-
-    def __init__(self) -> None:
-        self._looks: dict[int, deque[tuple[int, int]]] = {}  # by host: how long it took, how far ahead
-
-    def heard(self, host: int, sent: int, now: int) -> bool:
-        """A host's clock said *now*, when it was asked at *sent* on this one's.
-
-        Returns whether it should be asked again at once.
-        """
-        took = time.perf_counter_ns() - sent
-        self._looks.setdefault(host, deque(maxlen=_KEPT)).append((took, now - sent - took // 2))
-        return len(self._looks[host]) < _KEPT
-
-    def ahead(self, host: int) -> int:
-        """How far a host's clock is ahead: right to half of the quickest look; 0 without one."""
-        return min(self._looks.get(host, [(0, 0)]))[1]
 
 
 class _Pending(NamedTuple):
@@ -130,8 +111,8 @@ class GatewaySession:
         self._hosts = begin.hosts
         self._host_of = {rank: number for number, ranks in enumerate(begin.hosts) for rank in ranks}
         size = len(self._host_of)
-        places = range(Inherited.count(size))
-        inherited = Inherited.of([main.descriptors.take(-1 - place) for place in places])
+        taken = [main.descriptors.take(-1 - place) for place in range(Inherited.count(size))]
+        inherited = Inherited.of(taken)
         remote = [rank for ranks in begin.hosts[1:] for rank in ranks]
         memory = memoryview(mmap.mmap(inherited.block, os.fstat(inherited.block).st_size))
         self._proxy = Proxy(memory, size, remote, inherited)
@@ -147,7 +128,8 @@ class GatewaySession:
         self._last: dict[int, bytes] = {}  # replies, by rank
         self._traced = False
         self._unknown = itertools.count(-1, -1)  # versions that were never there
-        self._clocks = Clocks()
+        # by host, how its clock was looked at: how long it took, and how many ns it was ahead
+        self._looks: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=_KEPT))
         self._tasks: dict[int, RemoteTasks] = {}  # by host, from the first map on
         self._queue: list[int] = []  # its descriptors
         # by host, the last one: when it began, whether it goes on, and what it carries
@@ -251,8 +233,7 @@ class GatewaySession:
             for current in self._current:
                 current.drop(number)
         for attach in news.attach:
-            new = self._segments.attach(attach.segment, attach)
-            if new and attach.file:
+            if self._segments.attach(attach.segment, attach) and attach.file:
                 self._files[attach.segment] = likeness(self._descriptors.descriptor(attach.segment))
             file = self._files.get(attach.segment)
             if file is not None:
@@ -291,14 +272,16 @@ class GatewaySession:
                 for rank, phase, count in doing:
                     self._proxy.report(rank, phase, count)
             case protocol.Marks(rank, marks):
-                ahead = self._clocks.ahead(host)
+                _, ahead = min(self._looks[host], default=(0, 0))  # right to half of what that took
                 self._proxy.mark(rank, [(at - ahead, phase, n) for at, phase, n in marks])
             case protocol.Tock(sent, now):
-                if self._clocks.heard(host, sent, now):
+                took = time.perf_counter_ns() - sent
+                self._looks[host].append((took, now - sent - took // 2))
+                if len(self._looks[host]) < _KEPT:
                     self._wire.send(host, protocol.Tick(time.perf_counter_ns()))
             case protocol.Printed():
                 self._printed.send(message)
-            case protocol.Died():
+            case ProcessEnd():
                 self._main.send(message)
             case _:
                 raise InternalError(f"host {host} says {message!r}.")
@@ -317,8 +300,7 @@ class GatewaySession:
             if spin(lambda: self._reduced_here(answered.number), _PATIENCE):
                 merging.here()
             merging.take(host, self._wire.stream(host, merging.nbytes, sealed=not part.bare))
-        for rank, payload in answered.replies.items():
-            self._last[rank] = self._last[rank] if payload is None else payload
+        self._last |= {rank: new for rank, new in answered.replies.items() if new is not None}
         replies = {rank: self._last[rank] for rank in answered.replies}
         tasks = self._tasks.get(host)
         if tasks is not None and tasks.number == answered.number:
@@ -417,11 +399,10 @@ class Gateway:
             main.asks,
             contextlib.suppress(EOFError, ConnectionError),
         ):
-            while not isinstance(question := self._heard(main.asks), protocol.End):
-                if isinstance(question, protocol.Begin):
-                    self._work(question, main)
-                    break
+            while not isinstance(question := self._heard(main.asks), protocol.Begin | protocol.End):
                 main.asks.send(self._answer(question))
+            if isinstance(question, protocol.Begin):
+                self._work(question, main)
         gc.collect()  # the main process's memory, which is mapped here
 
     def _heard(self, main: Connection) -> Any:
@@ -445,8 +426,7 @@ class Gateway:
     def _work(self, begin: protocol.Begin, main: MainProcess) -> None:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
-            session = GatewaySession(self._wire, main, begin)
-            with contextlib.closing(session):
+            with contextlib.closing(GatewaySession(self._wire, main, begin)) as session:
                 for leader in self._leaders:
                     self._wire.send(leader, begin)
                 with contextlib.suppress(EOFError, ConnectionError):

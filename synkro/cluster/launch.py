@@ -174,8 +174,7 @@ class Launch(Cluster):
             server.bind(str(Path(folder, "gateway")))
             server.listen(1)
             self._await(server.fileno())
-            gateway, _ = server.accept()
-        return gateway
+            return server.accept()[0]
 
     def _await(self, fd: int) -> None:
         patience = min(PATIENCE, _FIRST * self.left(BEGINNING))

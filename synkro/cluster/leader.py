@@ -46,7 +46,7 @@ _LOOK = 5e-3  # seconds after which a leader that does not sleep looks around
 _REPORT = 50e-3  # seconds between two reports of what the ranks do
 _ENDING = 10.0  # seconds in which the gateway can have all processes ended
 
-Writing = tuple[list[Extent], list[Partial]]
+_Writing = tuple[list[Extent], list[Partial]]
 
 
 class _Running:
@@ -56,7 +56,7 @@ class _Running:
         self.lane = lane
         self.command = command
         self._told: set[int] = set()  # the ranks whose answers have been sent
-        self._since: float | None = None  # when the first of the others was seen
+        self._since = 0.0  # when the first of the others was seen
 
     def has_news(self) -> bool:
         """Whether a rank has answered whose answer has not been sent."""
@@ -76,12 +76,11 @@ class _Running:
         answered = [r for r in self.lane.ranks if r not in late and r not in self._told]
         if late and answered:
             now = time.monotonic()
-            if self._since is None:
-                self._since = now
+            self._since = self._since or now
             if now - self._since < _PATIENCE or isinstance(self.command, Reduce):
                 return []
         self._told.update(answered)
-        self._since = None
+        self._since = 0.0
         return answered
 
 
@@ -110,7 +109,7 @@ class LeaderSession:
         self._known = Unpickled[Command]()
         self._replies = Unpickled[Reply]()
         # what was written last, behind the replies, the command, and the ranks that have answered
-        self._writings: dict[Lane, tuple[list[bytes], Command, list[int], Writing]] = {}
+        self._writings: dict[Lane, tuple[list[bytes], Command, list[int], _Writing]] = {}
         self._sent: dict[int, bytes] = {}  # by rank: the last reply that went to the gateway
         self._running: dict[int, _Running] = {}
         self._marked: dict[int, int] = {}  # during a trace: by rank, how many marks have been told
@@ -140,8 +139,7 @@ class LeaderSession:
             case protocol.Ordered():
                 self._order(message)
             case protocol.Wanted(segment):
-                there = self._mirrors.share(*message)
-                self._wire.send(GATEWAY, protocol.Looked(segment, there))
+                self._wire.send(GATEWAY, protocol.Looked(segment, self._mirrors.share(*message)))
             case protocol.Traced(on):
                 self._channel.trace(on)
                 self._marked = {rank: self._channel.marked(rank) for rank in self._pool.ranks if on}
@@ -287,7 +285,7 @@ class LeaderSession:
 
     def _written(
         self, running: _Running, ranks: list[int], listed: list[bytes], payloads: dict[int, bytes]
-    ) -> Writing:
+    ) -> _Writing:
         """What *ranks* have written, by the replies of their lane: as *listed* there, and by rank."""
         lane, command = running.lane, running.command
         last = self._writings.get(lane)
@@ -322,7 +320,7 @@ class LeaderSession:
             self._ends.unregister(sentinel)
             ended = self._pool.end_of(sentinel)
             self._tell_what_was_printed()
-            self._wire.send(GATEWAY, protocol.Died(ended))
+            self._wire.send(GATEWAY, ended)
         self._tell_what_was_printed()
         if self._running and now - self._reported > _REPORT:
             self._reported = now
@@ -384,11 +382,7 @@ class Leader:
         try:
             source, question = self._wire.next()
             while not isinstance(question, protocol.Leave):
-                if isinstance(question, protocol.Begin):
-                    self._work(question)
-                    gc.collect()  # the mirrors
-                else:
-                    self._answer(source, question)
+                self._answer(source, question)
                 source, question = self._wire.next()
             self._wire.leave()
         except LostError as error:
@@ -431,6 +425,9 @@ class Leader:
 
     def _answer(self, source: int, question: Any) -> None:
         match question:
+            case protocol.Begin():
+                self._work(question)
+                gc.collect()  # the mirrors
             case protocol.Hail():
                 if question.environment is not None:
                     self._take_over(question.environment)

@@ -33,8 +33,7 @@ class Mirrors(SegmentTable[None]):
         """The descriptor of a mirror, which is made at the first time.  Raises: SharedMemoryError."""
         if number not in self._files:
             try:
-                file = os.memfd_create("synkro-mirror", os.MFD_CLOEXEC)
-                self._files[number] = file
+                file = self._files[number] = os.memfd_create("synkro-mirror", os.MFD_CLOEXEC)
                 os.fchmod(file, 0o600)
                 os.ftruncate(file, nbytes)
                 self.put(number, map_file(file, nbytes, Access.WRITE))
@@ -156,10 +155,11 @@ class _SegmentBytes:
     def pick(self, piece: PickedRows) -> NDArray[np.int64]:
         """Have the rows of *piece*; returns those that were not there, each once."""
         rows = np.unique(piece.rows)
-        ends = (
-            [piece.start + int(row) * piece.stride for row in (rows[0], rows[-1])] if len(rows) else []
-        )
-        if not ends or self._holds(min(ends), max(ends) + piece.nbytes):
+        if not len(rows):
+            return rows
+        ends = [piece.start + int(row) * piece.stride for row in (rows[0], rows[-1])]
+        span = bisect_right(self._starts, min(ends)) - 1
+        if span >= 0 and self._stops[span] >= max(ends) + piece.nbytes:
             return rows[:0]
         key = (piece.start, piece.stride, piece.nbytes)
         there = self._rows.get(key, np.zeros(0, bool))
@@ -169,7 +169,3 @@ class _SegmentBytes:
         new: NDArray[np.int64] = rows[~there[rows]]
         there[new] = True
         return new
-
-    def _holds(self, start: int, stop: int) -> bool:
-        place = bisect_right(self._starts, start) - 1
-        return place >= 0 and self._stops[place] >= stop

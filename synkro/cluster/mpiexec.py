@@ -236,11 +236,8 @@ class Mpiexec(NamedTuple):
             where = ["-hosts", ",".join(hosts), "-n", count, "-ppn", "1", "-wdir", "/"]
             return [self.path, *reach, *where, "-prepend-pattern", "[%h] ", *program]
         passed = [each for name in environment if name.startswith(_PASSED) for each in ("-x", name)]
-        return [
-            *(self.path, "--host", ",".join(f"{host}:1" for host in hosts), "-n", count),
-            *("--map-by", "slot", "--bind-to", "none", "--wdir", "/", *passed),
-            *program,
-        ]
+        where = ["--host", ",".join(f"{host}:1" for host in hosts), "-n", count, "--wdir", "/"]
+        return [self.path, *where, "--map-by", "slot", "--bind-to", "none", *passed, *program]
 
     def environment(self, agent: str, folder: str) -> dict[str, str]:
         """What mpiexec has to find in its environment; files go to *folder*."""

@@ -20,6 +20,7 @@ from ..errors import HostLost, SessionError, WorkerDied, ranks_in_words
 from ..ipc.channel import Controller
 from ..ipc.descriptors import Inherited, send_descriptors
 from ..ipc.pool import STDERR, Note, WorkerPool
+from ..ipc.process import ProcessEnd
 from ..machine import readable_bytes, search_path
 from . import protocol
 from .cleanup import ENDED, NO_MEMORY, UNHEARD
@@ -90,18 +91,14 @@ class Cluster(abc.ABC):
         environment = None if self.secret else self.environment
         self.gateway.send(protocol.Hail(os.getcwd(), tuple(search_path()), environment))
         self._await(self.gateway.fileno())
-        try:
-            self.said: list[Hello] = self.gateway.recv()
-        except (EOFError, OSError):
-            raise self.gone() from None
+        self.said: list[Hello] = self.heard()
 
     def _settle(self, undo: contextlib.ExitStack) -> None:
         """All are there; what *undo* does is done at the end of the session.
 
         Raises: SessionError if the hosts cannot work together.
         """
-        wrong = differences(self.hosts, self.said, os.getcwd())
-        if wrong:
+        if wrong := differences(self.hosts, self.said, os.getcwd()):
             raise SessionError(listed(wrong))
         self._undo = undo.pop_all()
         self.seconds = time.monotonic() - self._since
@@ -128,9 +125,13 @@ class Cluster(abc.ABC):
     def last_words(self, patience: float = 0.0) -> str:
         """Why the processes have ended, after waiting *patience* seconds for their end."""
 
-    def gone(self) -> SessionError:
-        """What to raise as the processes have ended."""
-        return SessionError(f"the processes of MPI's have ended: {self.last_words(_DYING)}{self.log()}")
+    def heard(self) -> Any:
+        """What the gateway says next.  Raises: SessionError if the processes have ended."""
+        try:
+            return self.gateway.recv()
+        except (EOFError, OSError):
+            words = self.last_words(_DYING)
+            raise SessionError(f"the processes of MPI's have ended: {words}{self.log()}") from None
 
     def ask(self, question: Any) -> Any:
         """The gateway's answer.
@@ -253,10 +254,7 @@ class HostsPool(WorkerPool):
                 f"the workers of other hosts were not started within {round(patience, 1):g} s: give "
                 f"start_timeout= more, or look at what takes long there.{self._cluster.log()}"
             )
-        try:
-            said = self._cluster.gateway.recv()
-        except (EOFError, OSError):
-            raise self._cluster.gone() from None
+        said = self._cluster.heard()
         if (end := self._end_told(said)) is not None:
             raise end
         return said
@@ -307,9 +305,9 @@ class HostsPool(WorkerPool):
 
     def _end_told(self, said: Any) -> WorkerDied | None:
         """What to raise for what the gateway has *said*, if that is that somebody has ended."""
-        if isinstance(said, protocol.Died):
-            self._pump.await_end(said.ended.rank, STDERR)
-            return self._died(said.ended)
+        if isinstance(said, ProcessEnd):
+            self._pump.await_end(said.rank, STDERR)
+            return self._died(said)
         if isinstance(said, ForgedError):
             one, other = self._cluster.hosts[said.host], self._cluster.hosts[said.at]
             why = f"a message from {one} to {other} {said.what}; look for who is on the network between"

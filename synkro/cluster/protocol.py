@@ -24,7 +24,7 @@ While a session lives::
     GiveUp        gateway → leader          the same, of one command
     Standing      leader → gateway          what ranks do
     Printed       leader → gateway → main   what a worker has written to stdout or stderr
-    Died          leader → gateway → main   a worker has ended
+    ProcessEnd    leader → gateway → main   a worker has ended (``ipc.process``)
     Traced        gateway → leader          have the workers leave marks
     Marks         leader → gateway          they have
     Tick, Tock    gateway → leader → …      what the clocks say
@@ -41,7 +41,6 @@ import pickle
 from enum import IntEnum
 from typing import NamedTuple
 
-from ..ipc.process import ProcessEnd
 from ..memory.files import Likeness
 from ..messages import Failed
 from ..packing.failures import kinds, pickled
@@ -242,12 +241,6 @@ class Printed(NamedTuple):
     rank: int
     stream: str
     chunk: bytes
-
-
-class Died(NamedTuple):
-    """A worker has ended."""
-
-    ended: ProcessEnd
 
 
 class Missing(NamedTuple):

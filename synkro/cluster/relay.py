@@ -118,25 +118,18 @@ class Relay:
         for what, at, value, _ in listed:
             if what == WORD:
                 self._fence()  # what came before it is there before it
-                self._store(at, value)
+                if at < _WORD * len(self._board):
+                    self._board[at // _WORD] = value
+                else:  # of members, whose lines lie in the arena
+                    self._bytes(at, _WORD).cast("Q")[0] = value
                 awaited = awaited or at >= self._lines or at // _WORD % LINE not in UNAWAITED
             elif what == FORGET:
                 give_back(self._file, at, value)
         if awaited:
             self._fence()  # the words before the loads of who sleeps
-            self._wake()
-
-    def _store(self, at: int, value: int) -> None:
-        if at < _WORD * len(self._board):
-            self._board[at // _WORD] = value
-        else:  # of members, whose lines lie in the arena
-            self._bytes(at, _WORD).cast("Q")[0] = value
-
-    def _wake(self) -> None:
-        """Wake the ranks of this host that sleep."""
-        for rank in self._ranks:
-            if self._board[rank * LINE + SLEEPS]:
-                os.eventfd_write(self._wakes[rank], 1)
+            for rank in self._ranks:
+                if self._board[rank * LINE + SLEEPS]:
+                    os.eventfd_write(self._wakes[rank], 1)
 
     def _bytes(self, at: int, nbytes: int) -> memoryview:
         """A part of the arena: the pages where it lies stay mapped for a while."""

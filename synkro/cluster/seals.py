@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import struct
 from typing import Any
 
@@ -72,11 +73,8 @@ class Seals:
     def __init__(self, key: bytes, number: int, count: int) -> None:
         """*number* is this process's, one of *count* that all have the *key*."""
         self._number = number
-        self._keys = {
-            (one, other): hashlib.blake2b(_NUMBERS.pack(one, other), key=key).digest()
-            for one in range(count)
-            for other in range(count)
-        }
+        ways = itertools.product(range(count), repeat=2)
+        self._keys = {way: hashlib.blake2b(_NUMBERS.pack(*way), key=key).digest() for way in ways}
         self._sent, self._loads, self._beaten = ([0] * count for _ in range(3))
         self._came, self._filled, self._heard = ([0] * count for _ in range(3))
         self._said = [0] * count  # how many heads others have sent, by their last beats

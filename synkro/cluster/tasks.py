@@ -56,6 +56,7 @@ class RemoteTasks:
         self._wire = wire
         self._host = host
         self._ranks = ranks
+        self._others = [rank for rank in range(len(proxy.lines)) if rank not in ranks]
         self._proxy = proxy
         self._taker = Taker(ranks.start, queue, partial(proxy.blocks_read, ranks.start))
 
@@ -113,8 +114,10 @@ class RemoteTasks:
             now = time.perf_counter()
             for place in range(start, stop):
                 self._sent[batch.first + place] = _Sent(slot, place, now)
-            part = _part(batch.pickles, start, stop)
-            batches.append(pack_values(bodies, slot, batch.first + start, stop - start, *part))
+            pickles, at = batch.pickles, start
+            if pickles.kind == EACH:  # else its items go together
+                pickles, at = pickles._replace(parts=pickles.parts[start:stop]), 0
+            batches.append(pack_values(bodies, slot, batch.first + start, stop - start, pickles, at))
         return batches, bodies
 
     def _most(self) -> int:
@@ -129,11 +132,7 @@ class RemoteTasks:
             return False
         now = time.perf_counter()
         since = max(self._latest, next(iter(self._sent.values())).at)
-        idle = any(
-            self._proxy.whereabouts(rank)[0] == Phase.TAKING
-            for rank in range(len(self._proxy.lines))
-            if rank not in self._ranks
-        )
+        idle = any(self._proxy.whereabouts(rank)[0] == Phase.TAKING for rank in self._others)
         if now - since < _STALE or not idle:
             return False
         self._latest = now
@@ -227,13 +226,6 @@ class RemoteTasks:
         if not self._waiting:
             self._put_back(self._sent)
         return found if self._problem is None else dict.fromkeys(found, refusal(self._problem))
-
-
-def _part(pickles: Pickles, start: int, stop: int) -> tuple[Pickles, int]:
-    """Some items of a batch, perhaps among others, and the place of the first of them there."""
-    if pickles.kind == EACH:
-        return pickles._replace(parts=pickles.parts[start:stop]), 0
-    return pickles, start
 
 
 class _Held(NamedTuple):

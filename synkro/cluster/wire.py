@@ -190,9 +190,9 @@ class Wire:
         """
         self._listen(self._others, limit)
 
-    def _listen(self, others: Iterable[int], limit: float) -> None:
+    def _listen(self, others: Iterable[int], limit: float, told: float | None = None) -> None:
         self._heard = dict.fromkeys(others, time.monotonic())
-        self._limit = self._told = limit
+        self._limit, self._told = limit, limit if told is None else told
         self._tell()
         self._sleep.look_for_sockets()
 
@@ -206,9 +206,7 @@ class Wire:
         """
         self._listen(self._steady, max(self._limit, _PARTING))
         self._part(self._others, hear)
-        self._listen(self._steady, self._idle)
-        self._told = math.inf
-        self._tell()
+        self._listen(self._steady, self._idle, math.inf)
 
     def leave(self) -> None:
         """There will be no other session: the gateway and the leaders have nothing more to say."""
@@ -300,9 +298,8 @@ class Wire:
         Meanwhile the next one is on its way.  After the last one: raises ForgedError.
         """
         if not len(self._buffers):
-            self._buffers = np.empty(
-                (STREAMED, PIECE), np.uint8
-            )  # kept: fresh pages take as long as bytes
+            # kept, as fresh pages take as long as bytes
+            self._buffers = np.empty((STREAMED, PIECE), np.uint8)
         room, starts = self._buffers, enumerate(range(0, nbytes, PIECE))
         pieces = [room[number % STREAMED, : min(PIECE, nbytes - at)] for number, at in starts]
         yield from self._arriving(source, pieces, sealed, STREAMED)

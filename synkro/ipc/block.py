@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..plan.call import ALIGNMENT
 from .descriptors import Inherited
@@ -73,12 +73,20 @@ class Block:
         self.wakes_main = inherited.wakes_main
         self._wake_workers = inherited.wake_workers
         self._sleeps = [line + SLEEPS for line in self.lines]
+        self._read: dict[int, tuple[int, bytes]] = {}  # the last commands, by the first ranks of lanes
 
     def close(self) -> None:
         """Let go of the memory; the block cannot be used after that."""
         del self.words, self.commands, self._replies, self._marks
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    def form_lane(self, ranks: Sequence[int]) -> None:
+        """From now on *ranks* get the commands of the first of them.  If they are not all, each of
+        their answers wakes the main process."""
+        for rank in ranks:
+            self.words[self.heads[rank] + FIRST] = ranks[0]
+        self.words[self.heads[ranks[0]] + EACH] = len(ranks) < len(self.heads)
 
     def write_command(self, first: int, command: bytes, housekeeping: bytes, edition: int) -> None:
         """Leave a command for the lane whose first rank is *first*."""
@@ -90,17 +98,17 @@ class Block:
         words[head + COMMAND_SIZE], words[head + HOUSEKEEPING_SIZE] = middle, end - middle
         words[head + COMMAND_EDITION] = edition
 
-    def read_command(self, first: int, known: int) -> tuple[int, bytes, bytes] | None:
-        """The edition of that lane's command, the command and its housekeeping; None for the edition
-        that is *known*."""
+    def read_command(self, first: int) -> tuple[int, bytes, bytes]:
+        """The edition of that lane's command, the command, and its housekeeping, which comes once."""
         words, head = self.words, self.heads[first]
-        edition = words[head + COMMAND_EDITION]
-        if edition == known:
-            return None
+        edition, command = self._read.get(first, (0, b""))
+        if words[head + COMMAND_EDITION] == edition:
+            return edition, command, b""
         middle = words[head + COMMAND_SIZE]
         end = middle + words[head + HOUSEKEEPING_SIZE]
         area = self.commands[first]
-        return edition, bytes(area[:middle]), bytes(area[middle:end])
+        self._read[first] = read = words[head + COMMAND_EDITION], bytes(area[:middle])
+        return *read, bytes(area[middle:end])
 
     def number(self, rank: int) -> int:
         """The number of the last command of a rank."""

@@ -48,18 +48,7 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from .block import (
-    ANSWERED,
-    COMMAND,
-    EACH,
-    FIRST,
-    MAIN_SLEEPS,
-    REPLY_EDITION,
-    SENT,
-    SLEEPS,
-    WOKEN,
-    Block,
-)
+from .block import ANSWERED, COMMAND, EACH, MAIN_SLEEPS, REPLY_EDITION, SENT, SLEEPS, WOKEN, Block
 from .descriptors import Inherited
 from .waiting import Condition, Nap, Patience, polling, sleep_until
 
@@ -166,7 +155,6 @@ class Lane:
         self._answered = [line + ANSWERED for line in lines]
         self._sleeps = [line + SLEEPS for line in lines]
         self._editions = [line + REPLY_EDITION for line in lines]
-        self._whole = len(ranks) == len(block.lines)
         self._number = 0  # of the last command
         self._command: bytes | None = None  # what lies in the block; None while it is being written
         self._read: list[int] = []  # the editions of the replies
@@ -207,12 +195,9 @@ class Lane:
                 break
 
     def _write(self, command: bytes, housekeeping: bytes) -> None:
-        words = self._block.words
         if self._command is None:
             self._block.displace(self)
-            for rank in self.ranks:
-                words[self._block.heads[rank] + FIRST] = self.ranks[0]
-            words[self._head + EACH] = not self._whole
+            self._block.form_lane(self.ranks)
         self._command = None  # an interrupt may leave a half-written command in the block
         self._block.write_command(self.ranks[0], command, housekeeping, next(self._numbers))
         self._command = command

@@ -60,8 +60,6 @@ class Listener:
         self._parent = os.getppid()
         self._fence = block.fence
         self._woken = 0  # how often the main process had woken the workers
-        self._edition = 0  # of the command that was read last
-        self._command = b""
         self._reply = b""  # what lies in the reply area
         self._patience = Patience(polling(size))
         self.unwanted, self.blocks_read = partial(block.unwanted, rank), partial(block.blocks_read, rank)
@@ -78,11 +76,8 @@ class Listener:
         if words[TRACED]:
             self.mark(phase)
         self._first = words[self._head + FIRST]
-        found = self._block.read_command(self._first, self._edition)
-        if found is None:
-            return self._command, b""
-        self._edition, self._command, housekeeping = found
-        return self._command, housekeeping
+        _, command, housekeeping = self._block.read_command(self._first)
+        return command, housekeeping
 
     def _sleep(self) -> None:
         """Sleep until there is a command; when one is about to come, poll for it."""

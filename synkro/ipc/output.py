@@ -94,18 +94,16 @@ class OutputPump:
         for pipe, target in ((stdout, "stdout"), (stderr, "stderr")):
             stream = self._streams[rank, target] = _Stream(rank, target)
             self._pipes.append(pipe)
-            self._selector.register(
-                pipe, selectors.EVENT_READ, functools.partial(self._read, pipe, stream)
-            )
+            read = functools.partial(self._read, pipe, stream)
+            self._selector.register(pipe, selectors.EVENT_READ, read)
 
     def hear(self, ranks: Sequence[int], source: int, printed: Printed) -> None:
         """Hear of *ranks* of other hosts, when the descriptor *source* is readable: *printed* takes what
         a *sink* there got; None if that is for nobody here.  Call it before ``start``."""
         streams = {(rank, name): _Stream(rank, name) for rank in ranks for name in ("stdout", "stderr")}
         self._streams |= streams
-        self._selector.register(
-            source, selectors.EVENT_READ, lambda: self._take(source, printed, streams)
-        )
+        take = functools.partial(self._take, source, printed, streams)
+        self._selector.register(source, selectors.EVENT_READ, take)
 
     def start(self) -> None:
         self._thread.start()

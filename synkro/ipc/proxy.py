@@ -36,8 +36,6 @@ class Proxy(Block):
         self._places = [(rank, self.heads[rank], self.lines[rank]) for rank in ranks]
         self._numbers = dict.fromkeys(ranks, 0)  # of the last commands that it has heard
         self._sent = 0
-        # the last commands, by the first rank of the lane
-        self._heard: dict[int, tuple[int, bytes]] = {}
         self._given: dict[int, bytes] = {}  # what lies in the reply areas
         self._wakes = select.epoll()
         self._wakes.register(inherited.wake_workers, select.EPOLLIN | select.EPOLLET)
@@ -70,16 +68,12 @@ class Proxy(Block):
                 found[number].append(rank)
         for number, ranks in sorted(found.items()):
             first = words[self.heads[ranks[0]] + FIRST]
-            edition, command = self._heard.get(first, (0, b""))
-            news = self.read_command(first, edition) or (edition, command, b"")
-            self._heard[first] = news[:2]
-            yield Order(number, tuple(ranks), *news)
+            yield Order(number, tuple(ranks), *self.read_command(first))
 
     def lane(self, number: int) -> list[int]:
         """All ranks, of this host and of others, whose last command has this number."""
         words = self.words
-        pairs = enumerate(self.heads)
-        return [rank for rank, head in pairs if words[head + COMMAND] == number]
+        return [rank for rank, head in enumerate(self.heads) if words[head + COMMAND] == number]
 
     def busy(self, ranks: Sequence[int]) -> bool:
         """Whether one of *ranks* has not answered its last command."""

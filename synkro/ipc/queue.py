@@ -159,14 +159,14 @@ class Dispatcher:
             closing.callback(os.close, self._file)
             os.fchmod(self._file, 0o600)
             os.posix_fallocate(self._file, 0, _HEAD + _SLOTS * _SLOT.size)
-            # pages count as full until all of them is read, and a ticket that does not fit begins another
+            # pages count as full until all of them is read; a ticket that does not fit begins another
             pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
             room = pages * mmap.PAGESIZE // _TICKET.size // 2 - size
             if room <= 0:
                 raise OSError(
                     errno.EAGAIN,
-                    "this user has so many pipes that new ones have a single page of memory: close some, "
-                    "or raise /proc/sys/fs/pipe-user-pages-soft",
+                    "this user has so many pipes that new ones have a single page of memory: close "
+                    "some, or raise /proc/sys/fs/pipe-user-pages-soft",
                 )
             self._closing = closing.pop_all()
         self.descriptors = (self._tickets, self._put, given, self._file)
@@ -502,13 +502,13 @@ def _way(pickles: Pickles) -> int:
 
 def _starts(lengths: Sequence[int], kind: int) -> list[int]:
     """Where parts of these *lengths* begin, and where the last one ends."""
-    head = 8 * len(lengths)
-    if kind != ALONE:
-        return list(accumulate(lengths, initial=head))
-    starts = [head]
-    for length in lengths:  # buffers become arrays where they lie
-        starts.append(-(-(starts[-1] + length) // _ALIGNED) * _ALIGNED)
-    return starts
+    if kind == ALONE:  # buffers become arrays where they lie
+        return list(accumulate(lengths, _aligned_end, initial=8 * len(lengths)))
+    return list(accumulate(lengths, initial=8 * len(lengths)))
+
+
+def _aligned_end(start: int, length: int) -> int:
+    return -(-(start + length) // _ALIGNED) * _ALIGNED
 
 
 def _size(pickles: Pickles) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..plan.call import Access
+from ..plan.call import Access, Region
 from ..plan.extents import Extent, Partial, PickedRows, View
 
 if TYPE_CHECKING:
@@ -40,11 +40,16 @@ class Command(Message):
 
     It says which segments it names, so that ranks map them, and which bytes of the main process's memory
     it reads and writes, so that they can be brought to other hosts.  Most say all in themselves.
+
+    Attributes:
+        access: how ranks map its regions.
     """
+
+    access: ClassVar = Access.READ
 
     def names(self) -> Iterator[tuple[int, Access]]:
         """The segments that it names, and how ranks map each."""
-        yield from ()
+        return ((part.segment, self.access) for part in vars(self).values() if isinstance(part, Region))
 
     def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
         """What *ranks*, those of one host, read in it of what *view* shows."""

@@ -189,9 +189,7 @@ class Export(Command):
     layout: str
     source: Region
     spans: tuple[Span, ...]
-
-    def names(self) -> Iterator[tuple[int, Access]]:
-        yield self.source.segment, Access.WRITE
+    access = Access.WRITE
 
 
 class Exported(Reply):

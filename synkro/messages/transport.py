@@ -36,9 +36,7 @@ class Housekeeping(NamedTuple):
 
 class Deliver(Command):
     region: Region
-
-    def names(self) -> Iterator[tuple[int, Access]]:
-        yield self.region.segment, Access.WRITE
+    access = Access.WRITE
 
     def writes(self, replies: Mapping[int, Reply], view: View) -> Iterator[Extent | Partial]:
         for rank in replies:
@@ -47,9 +45,6 @@ class Deliver(Command):
 
 class Indirect(Command):
     region: Region
-
-    def names(self) -> Iterator[tuple[int, Access]]:
-        yield self.region.segment, Access.READ
 
     def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
         yield from extents.whole(self.region)

@@ -20,9 +20,6 @@ class Create(Command):
     name: str | None
     value: Region
 
-    def names(self) -> Iterator[tuple[int, Access]]:
-        yield self.value.segment, Access.READ
-
     def reads(self, ranks: Sequence[int], view: View) -> Iterator[Extent | PickedRows]:
         return extents.numbers(extents.whole(self.value))
 
