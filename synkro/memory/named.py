@@ -85,10 +85,6 @@ class SegmentLayout(NamedTuple):
     slot_bytes: int = 0
 
     @property
-    def kind(self) -> int:
-        return RING if self.slots else ARRAY
-
-    @property
     def one(self) -> int:
         """The bytes of one array."""
         return prod(self.shape) * self.dtype.itemsize
@@ -180,7 +176,7 @@ def _fill_in(header: Array, layout: SegmentLayout) -> None:
             f"the dtype {layout.dtype} is too long for memory with a name: its description has "
             f"{len(code)} bytes, and there is room for {_DTYPE_BYTES - 1}."
         )
-    header["version"], header["kind"] = VERSION, layout.kind
+    header["version"], header["kind"] = VERSION, RING if layout.slots else ARRAY
     header["offset"], header["slots"], header["slot_bytes"] = layout[3], layout[2], layout[4]
     header["ndim"] = len(layout.shape)
     header["shape"][0, : len(layout.shape)] = layout.shape

@@ -358,8 +358,7 @@ class Updates:
     """
 
     def __init__(self, spec: FunctionSpec, several: bool) -> None:
-        self._name = spec.name
-        self._updates = spec.updates
+        self._spec = spec
         modes = tuple(op for _, op in spec.updates)
         self._merger = Merger(f"{spec.name}, its updates", modes, several)
         self._several = several
@@ -368,7 +367,7 @@ class Updates:
 
     def add(self, value: Any, weight: int, device: Device) -> Any:
         """Take the new values out of what one piece returned; returns its outputs."""
-        outputs, new = pair_of(value, len(self._updates), self._name)
+        outputs, new = pair_of(value, len(self._spec.updates), self._spec.name)
         if self._several:
             self._weight += weight
             self._merger.add(new, weight, device)
@@ -380,10 +379,10 @@ class Updates:
         """Put the values in place, merged where there were several pieces: on all ranks, or on none."""
         values: list[Any] = list(self._single)
         if self._several:
-            for (variable, mode), pieces in zip(self._updates, self._merger.leaves, strict=True):
+            for (variable, mode), pieces in zip(self._spec.updates, self._merger.leaves, strict=True):
                 operation = OPERATIONS[mode]
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
         group.assign(
-            (variable, value) for (variable, _), value in zip(self._updates, values, strict=True)
+            (variable, value) for (variable, _), value in zip(self._spec.updates, values, strict=True)
         )

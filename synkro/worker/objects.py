@@ -273,9 +273,8 @@ class RankObjects:
         if self._by_id.get(id(obj)) == number:
             del self._by_id[id(obj)]
         self._prepared = [entry for entry in self._prepared if entry[0] is not obj]
-        self._digests.pop(number, None)
-        self._computed.pop(number, None)
-        self._kinds.pop(number, None)
+        for known in (self._digests, self._computed, self._kinds):
+            known.pop(number, None)
         if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
             del self._bound[id(obj.names), obj.name]
             if isinstance(obj.home, OwnModule):  # not a module of an installed package

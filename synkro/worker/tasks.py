@@ -317,12 +317,10 @@ class Tasks:
         if not isinstance(first, Pickles):
             stream, by_us = run.together.pickled(results[start:stop])
             several = Pickles(TOGETHER, [stream], by_us)
+        elif first.kind == ALONE:
+            several = first
         else:
-            several = (
-                first
-                if first.kind == ALONE
-                else Pickles(EACH, [each.parts[0] for each in results[start:stop]], first.by_us)
-            )
+            several = Pickles(EACH, [each.parts[0] for each in results[start:stop]], first.by_us)
         if late and not fits(several):
             return stop - start > 1 and self._give_some(run, (start + stop) // 2, late)
         listener, number = self._listener, run.first + start
