@@ -14,6 +14,7 @@ taken when the device has computed all that the function queued, on any stream.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -150,14 +151,11 @@ class CudaDevice(Device):
         if len(pieces) == 1 and (ready := self._inputs.ready(pieces[0])) is not None:
             yield ready
             return
-        feeding = Feeding(self._inputs, pieces)
-        try:
+        with contextlib.closing(Feeding(self._inputs, pieces)) as feeding:
             feeding.begin(0)
             for number in range(len(pieces)):
                 yield feeding.take(number)
                 feeding.computed(number)
-        finally:
-            feeding.close()
 
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
