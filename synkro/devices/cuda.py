@@ -54,7 +54,7 @@ class CudaDevice(Device):
         """
         self._device = cupy.cuda.Device(index)
         self._device.use()
-        sys.unraisablehook = _Unraisable(sys.unraisablehook)
+        sys.unraisablehook = _quiet_about_cuda(sys.unraisablehook)
         self._pins = Pins(self._register, runtime.hostUnregister, self._wait_for_inputs)
         self._inputs = Inputs(self._device, self._pins)
         self._outgoing = Buffers()
@@ -190,11 +190,10 @@ class CudaDevice(Device):
         self._pins.forget(number)
 
     def _register(self, address: int, nbytes: int, read_only: bool) -> bool:
-        try:
+        with contextlib.suppress(runtime.CUDARuntimeError):
             runtime.hostRegister(address, nbytes, _READ_ONLY if read_only else 0)
-        except runtime.CUDARuntimeError:
-            return False  # it is copied through buffers
-        return True
+            return True
+        return False  # it is copied through buffers
 
     def _wait_for_inputs(self) -> None:
         self._inputs.stream.synchronize()
@@ -230,19 +229,17 @@ class CudaDevice(Device):
         return f"{room}{sliced if in_call else ''})"
 
 
-class _Unraisable:
+def _quiet_about_cuda(others: Any) -> Any:
     """A hook for errors of destructors: those of CUDA say of each object that the GPU is lost.
 
-    The worker says so itself, once.
+    The worker says so itself, once.  *others* is the hook for other errors.
     """
 
-    def __init__(self, others: Any) -> None:
-        """*others* is the hook for other errors."""
-        self._others = others
-
-    def __call__(self, unraisable: Any) -> None:
+    def hook(unraisable: Any) -> None:
         if not unraisable.exc_type.__module__.startswith(("cupy.", "cupy_backends.")):
-            self._others(unraisable)
+            others(unraisable)
+
+    return hook
 
 
 def describe() -> None:

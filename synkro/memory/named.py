@@ -351,11 +351,10 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
 
 def _can_be(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     """Whether NumPy makes such arrays: lengths beside one of zero can be too large, too."""
-    try:
+    with contextlib.suppress(ValueError, OverflowError):
         np.broadcast_to(np.empty((), dtype), shape)
-    except (ValueError, OverflowError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _check_field(name: str, field: str, value: object, right: bool, expected: str) -> None:
@@ -418,11 +417,10 @@ def reopened(fd: int) -> int:
 
 def lock_as_writer(fd: int) -> bool:
     """Lock the byte of a ring's writer for *fd*; returns whether it was free."""
-    try:
+    with contextlib.suppress(BlockingIOError, PermissionError):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_WRLCK, 0, WRITER_BYTE, 1, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+        return True
+    return False
 
 
 def has_writer(fd: int) -> bool:

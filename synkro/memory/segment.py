@@ -121,11 +121,10 @@ def require_memory(nbytes: int) -> None:
 
 
 def _shm_free() -> int:
-    try:
+    with contextlib.suppress(OSError):
         stat = os.statvfs(SHM_FOLDER)
-    except OSError:
-        return 0
-    return stat.f_bavail * stat.f_frsize
+        return stat.f_bavail * stat.f_frsize
+    return 0
 
 
 def reserved(fd: int, nbytes: int) -> int:

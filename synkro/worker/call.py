@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -236,8 +236,6 @@ class PreparedCall:
             fed = next(feeding)
             values = self._values(fed, self._spans[0])
             pickled = [(n, a) for n, a in enumerate(plan.inputs) if isinstance(a, plans.Pickled)]
-            if not plan.inputs:
-                yield from repeat({})
             while True:
                 built = values if plan.form is None else plan.form.build(values)
                 yield dict(zip(plan.keywords, built, strict=True))
@@ -318,8 +316,7 @@ class PreparedCall:
             return None
         if isinstance(selection, Strided):
             return selection.start + np.arange(start, stop, dtype=np.int64) * selection.step
-        indices = self._rank.array(selection.indices)[start:stop]
-        return np.array(indices, np.int64)
+        return np.array(self._rank.array(selection.indices)[start:stop], np.int64)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
         """A function that takes the rows *span* of the call out of an array that this rank holds."""
@@ -383,6 +380,5 @@ class Updates:
                 operation = OPERATIONS[mode]
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
-        group.assign(
-            (variable, value) for (variable, _), value in zip(self._spec.updates, values, strict=True)
-        )
+        variables = [variable for variable, _ in self._spec.updates]
+        group.assign(zip(variables, values, strict=True))

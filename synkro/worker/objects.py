@@ -195,13 +195,12 @@ class RankObjects:
                 found.append(False)
                 continue
             before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
-            found.append(
-                not any(
-                    expected is not None
-                    and all(_equal(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
-                    for expected in (before, after)
-                )
+            same = (
+                all(_equal(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
+                for expected in (before, after)
+                if expected is not None
             )
+            found.append(not any(same))
         return tuple(found)
 
     def preserve(self, command: Preserve, variables: Iterable[Replica]) -> None:
