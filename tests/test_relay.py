@@ -15,7 +15,7 @@ from support.together import good, together
 from support.waiting import Watch, wait_until
 from support.worlds import HostsWorld, serial
 from synkro.comms import hosts, meeting
-from synkro.comms.board import FOR, LEFT, LINE, SLEEPS
+from synkro.comms.board import LINE, Line
 from synkro.comms.journal import ENTRIES, ENTRY
 from synkro.comms.members import found, name, new_board
 from synkro.comms.ops import OPERATIONS
@@ -174,11 +174,11 @@ def test_what_is_given_back_is_given_back_in_the_mirrors(written):
 
 
 def test_who_sleeps_is_woken_by_what_it_may_wait_for(written):
-    written.there[0][LINE + SLEEPS] = 1
-    written.words[SLEEPS], written.words[FOR] = 1, 8
+    written.there[0][LINE + Line.SLEEPS] = 1
+    written.words[Line.SLEEPS], written.words[Line.FOR] = 1, 8
     written.carry()
     assert not written.woken(1)  # two sleepers would wake each other for ever
-    written.words[LEFT] = 1
+    written.words[Line.LEFT] = 1
     written.carry()
     assert written.woken(1)
     assert not written.woken(2)  # it does not sleep

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..comms.board import LINE, SLEEPS, UNAWAITED, board_bytes
+from ..comms.board import LINE, UNAWAITED, Line, board_bytes
 from ..comms.journal import ALL, ENTRY, FORGET, HOST, SHOW, WHAT, WORD, JournalReader, bed
 from ..ipc.descriptors import Inherited
 from ..ipc.waiting import Condition, Nap, new_fence
@@ -128,7 +128,7 @@ class Relay:
         if awaited:
             self._fence()  # the words before the loads of who sleeps
             for rank in self._ranks:
-                if self._board[rank * LINE + SLEEPS]:
+                if self._board[rank * LINE + Line.SLEEPS]:
                     os.eventfd_write(self._wakes[rank], 1)
 
     def _bytes(self, at: int, nbytes: int) -> memoryview:

@@ -33,16 +33,33 @@ KINDS = (
 RECV, SEND = KINDS.index("recv"), KINDS.index("send")
 
 LINE = 16  # words of a rank's line: two cache lines
-EPOCH, LEFT, SLEEPS, DOES, FOR, AMONG = range(6)
-UNAWAITED = (SLEEPS, DOES, FOR, AMONG)  # which nobody sleeps for
-MEMBER = 6  # where its line as a member of all ranks of a call begins
 STEPS = 4  # of REACHED, a collective
 RETURNED, FAILED = 1, 2  # LEFT of a rank that has ended its function
-
 SLOTS = 8  # messages from one rank to another that may wait to be received
-SENT, FIRST, RECEIVED, FIRST_SLOT = 0, 1, 8, 16  # words of a pair's box; a cache line a writer
-AT, OF_EPOCH, NUMBER, SLOT = 0, 1, 2, 3  # words of a slot, and their number
-_BOX = FIRST_SLOT + SLOT * SLOTS
+
+
+class Line:
+    """The words of a rank's line; from MEMBER on, its line as a member of all ranks of a call."""
+
+    EPOCH, LEFT, SLEEPS, DOES, FOR, AMONG, MEMBER = range(7)
+
+
+class Box:
+    """The words of a pair's box, up to its first slot; a cache line a writer."""
+
+    SENT, FIRST, RECEIVED, FIRST_SLOT = 0, 1, 8, 16
+
+
+class BoxSlot:
+    """The words of a slot, and their number."""
+
+    AT, OF_EPOCH, NUMBER, WORDS = range(4)
+
+
+UNAWAITED = (Line.SLEEPS, Line.DOES, Line.FOR, Line.AMONG)
+"""Words of a line which nobody sleeps for."""
+
+_BOX = Box.FIRST_SLOT + BoxSlot.WORDS * SLOTS
 _WORD = 8
 
 
@@ -75,15 +92,15 @@ class Board:
 
     def here(self, rank: int) -> bool:
         """Whether *rank* has come to the board in this call."""
-        return self.words[rank * LINE + EPOCH] == self.epoch
+        return self.words[rank * LINE + Line.EPOCH] == self.epoch
 
     def left(self, rank: int) -> bool:
         """Whether the function of *rank* has ended."""
-        return self.words[rank * LINE + LEFT] != 0 if self.here(rank) else self.never_came(rank)
+        return self.words[rank * LINE + Line.LEFT] != 0 if self.here(rank) else self.never_came(rank)
 
     def failed(self, rank: int) -> bool:
         """Whether the function of *rank* has failed."""
-        return self.here(rank) and self.words[rank * LINE + LEFT] == FAILED
+        return self.here(rank) and self.words[rank * LINE + Line.LEFT] == FAILED
 
     def never_came(self, rank: int) -> bool:
         """Whether *rank* has ended this call without having come to the board."""
@@ -101,7 +118,7 @@ class Board:
     def full(self, box: int) -> bool:
         """Whether the sender has to wait until a message is received."""
         words = self.words
-        return words[box + SENT] - max(words[box + RECEIVED], words[box + FIRST]) >= SLOTS
+        return words[box + Box.SENT] - max(words[box + Box.RECEIVED], words[box + Box.FIRST]) >= SLOTS
 
     # ── standstill ───────────────────────────────────────────────────────────────────────────────
 
@@ -128,17 +145,17 @@ class Board:
 
     def _among(self, rank: int) -> Members:
         """Whom *rank*, which is here, meets now."""
-        at = self.words[rank * LINE + AMONG]
+        at = self.words[rank * LINE + Line.AMONG]
         return found(self.arena, at, rank, []) if at else self.all
 
     def _waits(self, rank: int) -> bool:
         words, line = self.words, rank * LINE
-        if not (self.here(rank) and words[line + SLEEPS]):
+        if not (self.here(rank) and words[line + Line.SLEEPS]):
             return False
-        kind, wanted = words[line + DOES], words[line + FOR]
+        kind, wanted = words[line + Line.DOES], words[line + Line.FOR]
         if kind == RECV:
             box = self.box(wanted, rank)
-            return words[box + SENT] == words[box + RECEIVED] and not self.left(wanted)
+            return words[box + Box.SENT] == words[box + Box.RECEIVED] and not self.left(wanted)
         if kind == SEND:
             return self.full(self.box(rank, wanted)) and not self.left(wanted)
         members = self._among(rank)
@@ -150,7 +167,7 @@ class Board:
         words = self.words
         doing = []
         for rank in self.all.ranks:
-            kind, wanted = words[rank * LINE + DOES], words[rank * LINE + FOR]
+            kind, wanted = words[rank * LINE + Line.DOES], words[rank * LINE + Line.FOR]
             if self.left(rank):
                 doing.append(f"rank {rank} has returned")
             elif kind in (SEND, RECV):

@@ -122,7 +122,6 @@ class Links:
             if link is not None:
                 with contextlib.suppress(Exception):  # what cannot be given back goes with the process
                     link.abort()
-        self._known.clear()
 
     def _identity(self) -> tuple[bytes, str]:
         """NCCL's unique id, which the first rank makes; empty if it cannot, with the problem."""

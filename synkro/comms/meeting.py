@@ -34,32 +34,7 @@ from ..ipc.waiting import Words, new_fence, sleep_until, spin
 from ..memory.arena import Arena
 from ..values.arrays import Array
 from ..values.cache import Cache
-from .board import (
-    AMONG,
-    AT,
-    DOES,
-    EPOCH,
-    FAILED,
-    FIRST,
-    FIRST_SLOT,
-    FOR,
-    KINDS,
-    LEFT,
-    LINE,
-    MEMBER,
-    NUMBER,
-    OF_EPOCH,
-    RECEIVED,
-    RECV,
-    RETURNED,
-    SEND,
-    SENT,
-    SLEEPS,
-    SLOT,
-    SLOTS,
-    STEPS,
-    Board,
-)
+from .board import FAILED, KINDS, LINE, RECV, RETURNED, SEND, SLOTS, STEPS, Board, Box, BoxSlot, Line
 from .journal import Journal
 from .members import REACHED, Members, OwnRecord, board_words, found, name, new_board
 
@@ -138,14 +113,14 @@ class Meeting:
         """Come to the board: the first time in a call."""
         self._announced = True
         self._posting.clear()
-        self._words[self._line + MEMBER + REACHED] = 0
-        self._words[self._line + AMONG] = 0
+        self._words[self._line + Line.MEMBER + REACHED] = 0
+        self._words[self._line + Line.AMONG] = 0
         self._leave(0)
 
     def _leave(self, how: int) -> None:
-        self._words[self._line + LEFT] = how
+        self._words[self._line + Line.LEFT] = how
         self._fence()  # LEFT (and REACHED) before EPOCH, which makes them count
-        self._words[self._line + EPOCH] = self._board.epoch
+        self._words[self._line + Line.EPOCH] = self._board.epoch
         self._fence()  # EPOCH before the loads of who sleeps, in _wake
 
     # ── a collective ─────────────────────────────────────────────────────────────────────────────
@@ -174,11 +149,11 @@ class Meeting:
 
     def step(self) -> None:
         """Wait until all ranks have come to the next step."""
-        self._reach_all(self._reached + 1, self._words[self._line + DOES])
+        self._reach_all(self._reached + 1, self._words[self._line + Line.DOES])
 
     def part(self) -> None:
         """End the collective: wait until no rank reads another's memory any more."""
-        self._reach_all(self.members.count * STEPS + STEPS - 1, self._words[self._line + DOES])
+        self._reach_all(self.members.count * STEPS + STEPS - 1, self._words[self._line + Line.DOES])
         self._unfinished = False
 
     def pass_on(self) -> None:
@@ -228,7 +203,7 @@ class Meeting:
     # ── members ──────────────────────────────────────────────────────────────────────────────────
 
     def _on_board(self, ranks: tuple[int, ...]) -> Members:
-        lines = [rank * LINE + MEMBER for rank in ranks]
+        lines = [rank * LINE + Line.MEMBER for rank in ranks]
         return Members(self.rank, ranks, self._words, lines, self._own)
 
     def _shared(self, memory: memoryview, at: int) -> Words:
@@ -286,7 +261,7 @@ class Meeting:
     def _meet_among(self, members: Members) -> None:
         if members is not self.members:
             self.members = members
-            self._words[self._line + AMONG] = members.at
+            self._words[self._line + Line.AMONG] = members.at
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
@@ -301,17 +276,17 @@ class Meeting:
         self._name = f"send to rank {to}"
         if to not in self._posting:  # what is left of earlier calls does not count
             self._posting.add(to)
-            words[box + FIRST] = words[box + SENT]
+            words[box + Box.FIRST] = words[box + Box.SENT]
         self._until(lambda: not self._board.full(box), SEND, to)
-        number = words[box + SENT]
-        slot = box + FIRST_SLOT + SLOT * (number % SLOTS)
-        words[slot + NUMBER] = _NONE
+        number = words[box + Box.SENT]
+        slot = box + Box.FIRST_SLOT + BoxSlot.WORDS * (number % SLOTS)
+        words[slot + BoxSlot.NUMBER] = _NONE
         self._fence()  # "no message" before its parts change; pairs with the last look in fetch
-        words[slot + AT], words[slot + OF_EPOCH] = at, self._board.epoch
+        words[slot + BoxSlot.AT], words[slot + BoxSlot.OF_EPOCH] = at, self._board.epoch
         self._fence()  # the parts before the number that makes them count
-        words[slot + NUMBER] = number
+        words[slot + BoxSlot.NUMBER] = number
         self._fence()  # the slot before SENT, by which the receiver finds it
-        words[box + SENT] = number + 1
+        words[box + Box.SENT] = number + 1
         self._fence()  # SENT before the load of whether the receiver sleeps
         self._wake([to])
         return number
@@ -323,36 +298,36 @@ class Meeting:
         words, box = self._words, self._board.box(source, self.rank)
         self._name = f"recv from rank {source}"
         while True:
-            self._until(lambda: words[box + SENT] != words[box + RECEIVED], RECV, source)
+            self._until(lambda: words[box + Box.SENT] != words[box + Box.RECEIVED], RECV, source)
             self._fence()  # SENT is loaded before the slot
-            number = words[box + RECEIVED]
-            slot = box + FIRST_SLOT + SLOT * (number % SLOTS)
-            fresh = words[slot + NUMBER] == number
+            number = words[box + Box.RECEIVED]
+            slot = box + Box.FIRST_SLOT + BoxSlot.WORDS * (number % SLOTS)
+            fresh = words[slot + BoxSlot.NUMBER] == number
             self._fence()  # the number is loaded before the parts
-            fresh = fresh and words[slot + OF_EPOCH] == self._board.epoch
-            at = words[slot + AT]
+            fresh = fresh and words[slot + BoxSlot.OF_EPOCH] == self._board.epoch
+            at = words[slot + BoxSlot.AT]
             self._fence()  # the parts are loaded before the second look at the number
-            if fresh and words[slot + NUMBER] == number:
+            if fresh and words[slot + BoxSlot.NUMBER] == number:
                 return at
             self.fetched(source)  # one of an earlier call, which nobody received
 
     def fetched(self, source: int) -> None:
         """The message has been read: its sender may have its memory back."""
         self._fence()  # the message is read before RECEIVED gives its memory back
-        self._words[self._board.box(source, self.rank) + RECEIVED] += 1
+        self._words[self._board.box(source, self.rank) + Box.RECEIVED] += 1
         self._fence()  # RECEIVED before the load of whether the sender sleeps
         self._wake([source])
 
     def received(self, to: int) -> int:
         """How many of the messages posted to rank *to* have been read."""
-        return self._words[self._board.box(self.rank, to) + RECEIVED]
+        return self._words[self._board.box(self.rank, to) + Box.RECEIVED]
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     def _reach_all(self, target: int, kind: int) -> None:
         members = self.members
-        self._words[self._line + DOES] = kind
-        self._words[self._line + FOR] = target
+        self._words[self._line + Line.DOES] = kind
+        self._words[self._line + Line.FOR] = target
         self._fence()  # what this rank shows, and what it has read, before REACHED says so
         members.words[members.line + REACHED] = target
         self._fence()  # REACHED before the loads of who sleeps
@@ -363,7 +338,7 @@ class Meeting:
 
     def _wake(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            if self._words[rank * LINE + SLEEPS] and rank != self.rank and rank in self._near:
+            if self._words[rank * LINE + Line.SLEEPS] and rank != self.rank and rank in self._near:
                 os.eventfd_write(self._wakes[rank], 1)
 
     def _arrived(self, target: int) -> bool:
@@ -372,10 +347,11 @@ class Meeting:
         shown, arrived = members.words, True
         epoch = self._board.epoch
         for rank, line in members.others:
-            if words[rank * LINE + EPOCH] != epoch:
+            if words[rank * LINE + Line.EPOCH] != epoch:
                 arrived = False
             elif shown[line + REACHED] < target:
-                if words[rank * LINE + LEFT] and shown[line + REACHED] < target:  # not even at its end
+                # not even at its end
+                if words[rank * LINE + Line.LEFT] and shown[line + REACHED] < target:
                     raise self._stranded(rank)
                 arrived = False  # another one may have left
         return arrived
@@ -385,7 +361,7 @@ class Meeting:
         if spin(condition):
             return
         words, line = self._words, self._line
-        words[line + DOES], words[line + FOR] = kind, wanted
+        words[line + Line.DOES], words[line + Line.FOR] = kind, wanted
         poll = select.poll()
         poll.register(self._wakes[self.rank], select.POLLIN)
         one_to_one = kind in (SEND, RECV)
@@ -411,7 +387,7 @@ class Meeting:
                 raise CollectiveError(self._board.who_waits())
             return False
 
-        sleep_until(condition, words, line + SLEEPS, self._fence, nap)
+        sleep_until(condition, words, line + Line.SLEEPS, self._fence, nap)
 
     def _stranded(self, rank: int) -> CollectiveError:
         """What to raise where *rank* has ended its function while this one waits for it."""

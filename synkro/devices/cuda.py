@@ -14,6 +14,7 @@ taken when the device has computed all that the function queued, on any stream.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -53,7 +54,7 @@ class CudaDevice(Device):
         """
         self._device = cupy.cuda.Device(index)
         self._device.use()
-        sys.unraisablehook = _Unraisable(sys.unraisablehook)
+        sys.unraisablehook = _quiet_about_cuda(sys.unraisablehook)
         self._pins = Pins(self._register, runtime.hostUnregister, self._wait_for_inputs)
         self._inputs = Inputs(self._device, self._pins)
         self._outgoing = Buffers()
@@ -150,14 +151,11 @@ class CudaDevice(Device):
         if len(pieces) == 1 and (ready := self._inputs.ready(pieces[0])) is not None:
             yield ready
             return
-        feeding = Feeding(self._inputs, pieces)
-        try:
+        with contextlib.closing(Feeding(self._inputs, pieces)) as feeding:
             feeding.begin(0)
             for number in range(len(pieces)):
                 yield feeding.take(number)
                 feeding.computed(number)
-        finally:
-            feeding.close()
 
     # ── to the host ──────────────────────────────────────────────────────────────────────────────
 
@@ -192,11 +190,10 @@ class CudaDevice(Device):
         self._pins.forget(number)
 
     def _register(self, address: int, nbytes: int, read_only: bool) -> bool:
-        try:
+        with contextlib.suppress(runtime.CUDARuntimeError):
             runtime.hostRegister(address, nbytes, _READ_ONLY if read_only else 0)
-        except runtime.CUDARuntimeError:
-            return False  # it is copied through buffers
-        return True
+            return True
+        return False  # it is copied through buffers
 
     def _wait_for_inputs(self) -> None:
         self._inputs.stream.synchronize()
@@ -232,19 +229,17 @@ class CudaDevice(Device):
         return f"{room}{sliced if in_call else ''})"
 
 
-class _Unraisable:
+def _quiet_about_cuda(others: Any) -> Any:
     """A hook for errors of destructors: those of CUDA say of each object that the GPU is lost.
 
-    The worker says so itself, once.
+    The worker says so itself, once.  *others* is the hook for other errors.
     """
 
-    def __init__(self, others: Any) -> None:
-        """*others* is the hook for other errors."""
-        self._others = others
-
-    def __call__(self, unraisable: Any) -> None:
+    def hook(unraisable: Any) -> None:
         if not unraisable.exc_type.__module__.startswith(("cupy.", "cupy_backends.")):
-            self._others(unraisable)
+            others(unraisable)
+
+    return hook
 
 
 def describe() -> None:

@@ -66,11 +66,10 @@ def visible(shown: Mapping[str, str] | None = None) -> Visible:
 
     What is *shown* elsewhere, as ``showing`` tells, is shown here, unless this process says otherwise.
     """
-    try:
-        found = importlib.util.find_spec("cupy") is not None
-    except (ImportError, ValueError):
-        found = False
-    if not found:
+    found = None
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec("cupy")
+    if found is None:
         return Visible((), 0, f"CuPy is not installed ({_INSTALL})", installed=False)
     return _look(tuple(sys.path), tuple(sorted({**(shown or {}), **os.environ}.items())))
 

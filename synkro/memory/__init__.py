@@ -2,9 +2,8 @@
 
 ::
 
-    versions    versions of segments, which tell workers on GPUs what has changed
     segment     anonymous shared memory, reserved when it is created
-    table       ``SegmentTable``: from a segment's number to its memory
+    table       from a segment's number to its memory, and to its version, which tells what has changed
     arena       memory that the workers share with each other
     mapping     how memory is mapped, and its huge pages
     files       which file a memory-mapped array maps

@@ -39,7 +39,7 @@ from ..values.arrays import Array, code_of, is_fixed, is_of_extension
 from . import keeper
 from .interrupts import uninterrupted
 from .keeper import COMPANIONS, MAGIC, SHM_FOLDER, remove
-from .segment import Segment, descriptors_for, explained, require_memory, reserved
+from .segment import Segment, descriptors_for, explained, require_memory, reserved, undoing
 
 HEADER_BYTES = 4096
 VERSION = 1
@@ -83,10 +83,6 @@ class SegmentLayout(NamedTuple):
     slots: int = 0
     offset: int = HEADER_BYTES
     slot_bytes: int = 0
-
-    @property
-    def kind(self) -> int:
-        return RING if self.slots else ARRAY
 
     @property
     def one(self) -> int:
@@ -157,13 +153,10 @@ def create(number: int, name: str, layout: SegmentLayout) -> Segment:
         except OSError as error:
             raise explained(error, layout.nbytes) from None
         segment = Segment(number, fd, layout.nbytes, Access.WRITE)
-        try:
+        with undoing(segment.close):
             _fill_in(header_of(segment.base), layout)
             with descriptors_for(f"the name {name} could not be had"):
                 _names.publish(name, segment)
-        except BaseException:
-            segment.close()
-            raise
     return segment
 
 
@@ -180,7 +173,7 @@ def _fill_in(header: Array, layout: SegmentLayout) -> None:
             f"the dtype {layout.dtype} is too long for memory with a name: its description has "
             f"{len(code)} bytes, and there is room for {_DTYPE_BYTES - 1}."
         )
-    header["version"], header["kind"] = VERSION, layout.kind
+    header["version"], header["kind"] = VERSION, RING if layout.slots else ARRAY
     header["offset"], header["slots"], header["slot_bytes"] = layout[3], layout[2], layout[4]
     header["ndim"] = len(layout.shape)
     header["shape"][0, : len(layout.shape)] = layout.shape
@@ -247,7 +240,7 @@ def open_named(name: str, writable: bool, any_owner: bool) -> tuple[int, int]:
     except OSError as error:  # a folder, a link, or a name that the system does not take
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise InvalidValue(f"the shared memory {name} cannot be opened: {why}.") from None
-    try:
+    with undoing(os.close, fd):
         status = os.fstat(fd)
         check_owner(fd, f"the shared memory {name}", path, any_owner)
         check_kind(status.st_mode, f"the shared memory {name}")
@@ -255,9 +248,6 @@ def open_named(name: str, writable: bool, any_owner: bool) -> tuple[int, int]:
             raise InvalidValue(
                 f"the shared memory {name} is empty: its maker has to give it a size first."
             )
-    except BaseException:
-        os.close(fd)
-        raise
     return fd, status.st_size
 
 
@@ -361,11 +351,10 @@ def layout_of(fd: int, name: str) -> SegmentLayout | None:
 
 def _can_be(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     """Whether NumPy makes such arrays: lengths beside one of zero can be too large, too."""
-    try:
+    with contextlib.suppress(ValueError, OverflowError):
         np.broadcast_to(np.empty((), dtype), shape)
-    except (ValueError, OverflowError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _check_field(name: str, field: str, value: object, right: bool, expected: str) -> None:
@@ -428,11 +417,10 @@ def reopened(fd: int) -> int:
 
 def lock_as_writer(fd: int) -> bool:
     """Lock the byte of a ring's writer for *fd*; returns whether it was free."""
-    try:
+    with contextlib.suppress(BlockingIOError, PermissionError):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_WRLCK, 0, WRITER_BYTE, 1, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+        return True
+    return False
 
 
 def has_writer(fd: int) -> bool:
@@ -534,7 +522,7 @@ class _Names:
                     f"free_memory() of its Data, or close() of its ring; or take another name."
                 )
             lock = reopened(segment.fd)
-            try:
+            with undoing(self._forget, name), undoing(os.close, lock):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._remember(name, lock)
                 if not (_link(segment.fd, name) or (_remove_if_left(name) and _link(segment.fd, name))):
@@ -543,10 +531,6 @@ class _Names:
                         f"program needs it any more, remove it with rm {SHM_FOLDER}{name} (python -m "
                         f"synkro doctor removes what killed programs have left). Or take another name."
                     )
-            except BaseException:
-                os.close(lock)
-                self._forget(name)
-                raise
             self._made[name] = _Made(segment, lock)
 
     def end(self, name: str, segment: Segment) -> None:

@@ -31,7 +31,7 @@ from ..plan.call import Access
 from ..values.arrays import Array, cast, checked_bool, checked_seconds
 from . import named
 from .keeper import COMPANIONS, companions
-from .segment import Segment, descriptors_for
+from .segment import Segment, descriptors_for, undoing
 
 _SIGNALS = signal.valid_signals()
 _ENDED = -1  # in the place of a slot
@@ -183,13 +183,9 @@ class RingReader:
         self.name = name
         self.layout = layout
         self.segment: Segment = named.create(number, name, layout)
-        try:
+        with undoing(self.segment.close), undoing(named.end, name, self.segment):
             header = named.header_of(self.segment.base)
             self._signals = _Signals(name, header, layout.slots, new=True)
-        except BaseException:
-            named.end(name, self.segment)
-            self.segment.close()
-            raise
 
     def take(self, timeout: float | None) -> int | None:
         """Wait for a frame; returns the slot that it lies in, or None at the end of all frames.
@@ -257,7 +253,7 @@ class RingWriter:
         self._timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         self._fd, nbytes = named.open_named(self.name, True, checked_bool(any_owner, "any_owner"))
         self._close_fd = weakref.finalize(self, os.close, self._fd)
-        try:
+        with undoing(self._close_fd):
             layout = named.layout_of(self._fd, self.name)
             if layout is None or not layout.slots:
                 raise InvalidValue(
@@ -272,9 +268,6 @@ class RingWriter:
             header = named.header_of(self._segment.base)
             self._signals = _Signals(self.name, header, self.slots, new=False, any_owner=any_owner)
             self._enter()
-        except BaseException:
-            self._close_fd()
-            raise
         _writers.add(self)
 
     def _enter(self) -> None:

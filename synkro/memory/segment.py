@@ -13,7 +13,8 @@ import ctypes
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,22 +121,18 @@ def require_memory(nbytes: int) -> None:
 
 
 def _shm_free() -> int:
-    try:
+    with contextlib.suppress(OSError):
         stat = os.statvfs(SHM_FOLDER)
-    except OSError:
-        return 0
-    return stat.f_bavail * stat.f_frsize
+        return stat.f_bavail * stat.f_frsize
+    return 0
 
 
 def reserved(fd: int, nbytes: int) -> int:
     """Reserve the pages of an empty file, and return it; close it where that fails."""
-    try:
+    with undoing(os.close, fd):
         os.ftruncate(fd, nbytes)
         take_huge_pages(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -155,6 +152,16 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
         f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
         f"{readable_bytes(available_memory())}): use less data at once, or free some (Data.free_memory)."
     )
+
+
+@contextlib.contextmanager
+def undoing(undo: Callable[..., object], *args: Any) -> Iterator[None]:
+    """A block after something was done, which ``undo(*args)`` undoes if the block fails."""
+    try:
+        yield
+    except BaseException:
+        undo(*args)
+        raise
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``SegmentTable``: from a segment's number to its memory, in whichever process."""
+"""From a segment's number to its memory, in whichever process, and to the version of what lies there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from ..plan.call import Region
 from .interrupts import uninterrupted
-from .segment import array_in
+from .segment import Segment, array_in
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
+
+_VERSIONS = 1 << 12
 
 
 class SegmentTable(Generic[T]):
@@ -72,3 +74,27 @@ class SegmentTable(Generic[T]):
     def array(self, region: Region) -> NDArray[np.generic]:
         """The array that *region* describes, as a view."""
         return array_in(self.memory(region.segment), region)
+
+
+class Versions:
+    """A version for each segment, also this one, which grows when its contents may have changed.
+
+    Versions are hashed by the number of the segment: a collision causes a needless copy, never a stale
+    one.
+
+    Attributes:
+        segment, region: the memory of the versions.
+    """
+
+    NBYTES = 8 * _VERSIONS
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.region = Region(segment.number, 0, (_VERSIONS,), "<u8")
+        self._numbers = segment.array(self.region)
+        self._own = segment.number % _VERSIONS
+
+    def touch(self, number: int) -> None:
+        """Say that the contents of segment *number* may have changed since the last call."""
+        self._numbers[number % _VERSIONS] += 1
+        self._numbers[self._own] += 1

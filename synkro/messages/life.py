@@ -28,7 +28,7 @@ class Start(Command):
     *seeded* says whether the program gave it: then it seeds the generators of their processes, too;
     *profiles* are the files to which the ranks write profiles of themselves when they end, or None, and
     *verbose* says whether they print status lines; *versions* are those of all segments
-    (``memory.versions``), where somebody asks for them.
+    (``memory.table``), where somebody asks for them.
     """
 
     token: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -233,8 +233,6 @@ class PreparedCall:
             fed = next(feeding)
             values = self._values(fed, self._spans[0])
             pickled = [(n, a) for n, a in enumerate(plan.inputs) if isinstance(a, plans.Pickled)]
-            if not plan.inputs:
-                yield from repeat({})
             while True:
                 built = values if plan.form is None else plan.form.build(values)
                 yield dict(zip(plan.keywords, built, strict=True))
@@ -313,8 +311,7 @@ class PreparedCall:
             return None
         if isinstance(selection, Strided):
             return selection.start + np.arange(start, stop, dtype=np.int64) * selection.step
-        indices = self._rank.array(selection.indices)[start:stop]
-        return np.array(indices, np.int64)
+        return np.array(self._rank.array(selection.indices)[start:stop], np.int64)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
         """A function that takes the rows *span* of the call out of an array that this rank holds."""
@@ -353,8 +350,7 @@ class Updates:
     """
 
     def __init__(self, spec: FunctionSpec, several: bool) -> None:
-        self._name = spec.name
-        self._updates = spec.updates
+        self._spec = spec
         modes = tuple(op for _, op in spec.updates)
         self._merger = Merger(f"{spec.name}, its updates", modes, several)
         self._several = several
@@ -363,7 +359,7 @@ class Updates:
 
     def add(self, value: Any, weight: int, device: Device) -> Any:
         """Take the new values out of what one piece returned; returns its outputs."""
-        outputs, new = pair_of(value, len(self._updates), self._name)
+        outputs, new = pair_of(value, len(self._spec.updates), self._spec.name)
         if self._several:
             self._weight += weight
             self._merger.add(new, weight, device)
@@ -375,10 +371,9 @@ class Updates:
         """Put the values in place, merged where there were several pieces: on all ranks, or on none."""
         values: list[Any] = list(self._single)
         if self._several:
-            for (variable, mode), pieces in zip(self._updates, self._merger.leaves, strict=True):
+            for (variable, mode), pieces in zip(self._spec.updates, self._merger.leaves, strict=True):
                 operation = OPERATIONS[mode]
                 merged = operation.finish(pieces[0], self._weight)
                 values.append(fitted(merged, variable, operation) if mode == "mean" else merged)
-        group.assign(
-            (variable, value) for (variable, _), value in zip(self._updates, values, strict=True)
-        )
+        variables = [variable for variable, _ in self._spec.updates]
+        group.assign(zip(variables, values, strict=True))

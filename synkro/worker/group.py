@@ -160,15 +160,14 @@ class Group:
     @_collective
     def split(self, color: Any) -> Members | None:
         """The ranks with the same *color*, an int; None where it is None."""
-        if color is None:
-            return self.comm.split(None)
         try:
-            return self.comm.split(operator.index(color))
+            number = None if color is None else operator.index(color)
         except TypeError:
             raise InvalidType(
                 f"split takes a color, an int that the ranks of one world share, or None for a rank of "
                 f"no world; got {shown(color)}."
             ) from None
+        return self.comm.split(number)
 
     def take(self, task: Task | None) -> None:
         """From now on *task* runs, on one item after the other, or none."""

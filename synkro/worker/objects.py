@@ -195,13 +195,12 @@ class RankObjects:
                 found.append(False)
                 continue
             before = {WHOLE: self._digests[number]} if kind in _WHOLES else came
-            found.append(
-                not any(
-                    expected is not None
-                    and all(_equal(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
-                    for expected in (before, after)
-                )
+            same = (
+                all(_equal(now.get(key, _GONE), expected.get(key, _GONE)) for key in keys)
+                for expected in (before, after)
+                if expected is not None
             )
+            found.append(not any(same))
         return tuple(found)
 
     def preserve(self, command: Preserve, variables: Iterable[Replica]) -> None:
@@ -273,9 +272,8 @@ class RankObjects:
         if self._by_id.get(id(obj)) == number:
             del self._by_id[id(obj)]
         self._prepared = [entry for entry in self._prepared if entry[0] is not obj]
-        self._digests.pop(number, None)
-        self._computed.pop(number, None)
-        self._kinds.pop(number, None)
+        for known in (self._digests, self._computed, self._kinds):
+            known.pop(number, None)
         if isinstance(obj, Name) and self._bound.get((id(obj.names), obj.name)) == number:
             del self._bound[id(obj.names), obj.name]
             if isinstance(obj.home, OwnModule):  # not a module of an installed package

@@ -48,7 +48,7 @@ class Replica(Variable):
             return
         array = self.checked(value)
         if self._rows is not None:
-            self._write_rows(array)
+            self._write_rows(self._rows, array)
             return
         # arrays that were read before stay what they were
         fresh = self._comm.empty(array.shape, self.dtype)
@@ -125,16 +125,15 @@ class Replica(Variable):
                 f"tasks. Return the value, and assign it in the main program."
             )
 
-    def _write_rows(self, array: Array) -> None:
-        assert self._rows is not None
+    def _write_rows(self, rows: Array, array: Array) -> None:
         assert self._select is not None
-        if array.shape != self._rows.shape:
+        if array.shape != rows.shape:
             raise InvalidValue(
-                f"{self.called()} shows the function {len(self._rows)} of its rows (shape "
-                f"{self._rows.shape}), and got the shape {array.shape}: assign as many rows."
+                f"{self.called()} shows the function {len(rows)} of its rows (shape "
+                f"{rows.shape}), and got the shape {array.shape}: assign as many rows."
             )
         if not self._apart:
-            self._device.assign(self._rows, array)
+            self._device.assign(rows, array)
             return
         places = self._select(np.arange(len(self.whole)))
         self.whole[self._device.xp.asarray(places)] = self._device.xp.asarray(array)

@@ -422,10 +422,9 @@ def _can_thaw(array: Array) -> bool:
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    try:
+    with contextlib.suppress(TypeError):  # it shows its memory another way
         return base is None or not memoryview(base).readonly
-    except TypeError:  # it shows its memory another way
-        return False
+    return False
 
 
 def _is_like(one: Any, other: Pickles) -> bool:

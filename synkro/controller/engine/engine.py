@@ -35,7 +35,7 @@ from ...ipc.channel import Lane
 from ...ipc.pool import WorkerPool
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
-from ...memory.versions import Versions
+from ...memory.table import Versions
 from ...messages import Command, Exit, Release
 from ...plan.call import Access
 from ..progress import status_line
