@@ -496,8 +496,7 @@ class _Crowd(Kind):
         return container_kind(obj).look(obj)
 
     def change(self, obj: Any, contents: Contents, gone: tuple[Any, ...]) -> None:
-        kind = container_kind(obj)
-        kind.change(obj, contents, tuple(kind.look(obj)) if kind is DICT else ())
+        container_kind(obj).put_back(obj, contents)
 
 
 class _Sum:

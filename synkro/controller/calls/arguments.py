@@ -244,9 +244,8 @@ class Arguments:
             value, reusable = self._mapped(index, bound.name, value), None
         if isinstance(value, Data):
             placed = value.input(self._engine, called)
-            return Input(
-                bound.name, _by_rows(bound, placed.region, value.minibatch), placed, reusable=reusable
-            )
+            argument = _by_rows(bound, placed.region, value.minibatch)
+            return Input(bound.name, argument, placed, reusable=reusable)
         try:
             if bound.broadcast and (self._stays(value) or not _is_array(value)):
                 raise InvalidType  # it arrives as it is

@@ -165,7 +165,7 @@ class Function(SentFunction, Generic[P, R]):
         self._engine, self._variables, self._services = engine, variables, services
         self._bridge, self._warned = definition.bridge, False
         self.lane = None if ranks is None else engine.channel.lane(ranks)
-        self._planner = Planner(services, self._binder.bind, self.spec, self.number, sliced, self.lane)
+        self._planner = Planner(services, self, self._binder.bind, sliced)
 
     def _settled(self) -> Engine:
         """The engine of the session that the function belongs to."""

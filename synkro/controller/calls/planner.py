@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, counted, reason
-from ...ipc.channel import Lane
-from ...messages import Call, FunctionSpec
+from ...messages import Call
 from ...packing.pickles import check_cause, dumped
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
@@ -33,11 +32,13 @@ from ..engine.directory import Directory
 from ..results.collector import Collection
 from ..variables.shared import Shared
 from .arguments import Arguments, Input
-from .distribution import Services
+from .distribution import SentFunction, Services
 from .request import Request
 
 _region_of = attrgetter("_memory.placed.region")  # in C, faster than ``data.region``
 _are_data = {Data}.issuperset
+
+Bind = Callable[[tuple[Any, ...], dict[str, Any]], list[Bound]]
 
 
 def _with_form(call: Call, name: str) -> bytes:
@@ -83,33 +84,19 @@ class Planned:
 
 
 class Planner:
-    """Plans the calls of one function, and keeps the plans.
-
-    Attributes:
-        lane: the ranks that it runs on; None for all.
-    """
+    """Plans the calls of one function, and keeps the plans."""
 
     def __init__(
-        self,
-        services: Services,
-        bind: Callable[[tuple[Any, ...], dict[str, Any]], list[Bound]],
-        spec: FunctionSpec,
-        number: int,
-        sliced: Sequence[Shared],
-        lane: Lane | None = None,
+        self, services: Services, function: SentFunction, bind: Bind, sliced: Sequence[Shared]
     ) -> None:
-        """*bind* gives arguments their parameters.
-
-        *lane* is that of the ranks which the function of *spec* and *number* runs on, if not all."""
+        """*bind* gives the arguments of the *function* their parameters."""
         engine = services.engine
-        self.lane = lane
-        self._world = engine.everyone.ranks if lane is None else lane.ranks
-        self.arguments = Arguments(services, spec, self._world)
         self._engine, self._variables = engine, services.variables
+        self._world = (function.lane or engine.everyone).ranks
+        self._spec, self._number = function.spec, function.number
+        self._name = function.name
         self._bind = bind
-        self._spec = spec
-        self._name = spec.name
-        self._number = number
+        self.arguments = Arguments(services, self._spec, self._world)
         self._sliced = sliced
         self._indices = Outgoing(engine)
         self._own_indices = Outgoing(engine)

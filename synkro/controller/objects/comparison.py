@@ -256,8 +256,9 @@ class Comparison:
 
     def _looked_at(self) -> Iterator[tuple[Known, Contents, None]]:
         named = chain.from_iterable(knowns for _, knowns in self._names.values())
-        lists = (self._of[kind] for kind in (kinds.FUNCTION, kinds.SEQUENCE, kinds.CLASS, kinds.CONTEXT))
-        others = (self.dicts, self._ordered, self._slotted, self._wholes, self._changed_scalars())
+        of = self._of
+        lists = (self.functions, self.dicts, of[kinds.SEQUENCE], self._ordered, of[kinds.CLASS])
+        others = (of[kinds.CONTEXT], self._slotted, self._wholes, self._changed_scalars())
         knowns = dict.fromkeys(chain(named, *lists, *others))
         return ((known, known.kind.look(known.obj), None) for known in knowns)
 

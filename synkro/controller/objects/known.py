@@ -34,18 +34,6 @@ class Remembered:
         number, kind, path, space: as in ``Known``.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_held",
-        "_kept",
-        "_ref",
-        "_remembered",
-        "kind",
-        "number",
-        "path",
-        "space",
-    )
-
     def __init__(
         self, number: int, obj: Any, kind: Kind, path: str, space: Space | None, kept: Kept
     ) -> None:

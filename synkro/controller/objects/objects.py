@@ -520,20 +520,15 @@ def _change_of(found: Found, forced: bool, is_part: bool) -> Change | None:
     known = found.known
     if known is None or (is_part and known.kind not in (kinds.CLASS, kinds.INSTANCE)):
         return None
-    before, now = known.contents, found.contents
+    kind, before, now = known.kind, known.contents, found.contents
     if is_part:
         there = {key: value for key, value in (before or {}).items() if value is not UNKNOWN}
-        before, now = kept_of_part(known.kind, there), kept_of_part(known.kind, now)
-    elif (
-        forced
-        and before == now
-        and known.kind is kinds.OPAQUE
-        and not kinds.OPAQUE.can_travel(known.obj)
-    ):
+        before, now = kept_of_part(kind, there), kept_of_part(kind, now)
+    elif forced and before == now and kind is kinds.OPAQUE and not kinds.OPAQUE.can_travel(known.obj):
         return None
     elif forced or before is None or _is_reordered(known, before, now):
         return Change(known, now, (), before or {}, True, found.values)
-    elif not known.kind.apart:
+    elif not kind.apart:
         same = same_entries(before, now)
         return None if same else Change(known, now, (), before, False, found.values)
     changed = {k: v for k, v in now.items() if forced or k not in before or not alike(before[k], v)}
@@ -548,9 +543,8 @@ def _inner_first(changes: Sequence[Change], walk: Walk) -> list[Change]:
     """*changes*, in the order in which they are made: what an object holds before the object itself,
     which may copy it when it takes over a state."""
     by_id = {id(change.known.obj): change for change in changes}
-    whole = {
-        ident for ident, change in by_id.items() if change.known.kind in (kinds.OPAQUE, kinds.STATEFUL)
-    }
+    by_state = (kinds.OPAQUE, kinds.STATEFUL)
+    whole = {ident for ident, change in by_id.items() if change.known.kind in by_state}
     ordered = [change for ident, change in by_id.items() if ident not in whole]
     others = inner_first(whole, functools.partial(_held, walk), set())
     return ordered + [by_id[ident] for ident in others if ident in whole]

@@ -65,7 +65,7 @@ class TaskFunction(SentFunction):
         """The command that runs the function on items, with *common* arguments; the function is brought
         first.  What its tasks share is said by *shared*, which learns what the function uses."""
         services = self._services
-        planner = Planner(services, _bind, self.spec, self.number, ())
+        planner = Planner(services, self, _bind, ())
         planned = planner.planned(Request((), common))
         if not self._distribution.bring(self):
             services.objects.send_changes(self)
