@@ -60,7 +60,7 @@ def _classic(
         given.apply_defaults()
         loss, params, rate, *constants = given.args
         timed = issubclass(rule, rules.adam)
-        return updates_by(rule.formula, loss, params, rate, tuple(constants), len(rule.STATES), timed)
+        return updates_by(rule, loss, params, rate, tuple(constants), timed)
 
     updates.__name__ = updates.__qualname__ = name
     updates.__doc__ = f"{inspect.getdoc(rule)}\n\n{inspect.getdoc(updates)}"

@@ -13,7 +13,7 @@ A random stream of a graph is a worker variable, too.  Each rank draws from a pa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -347,15 +347,9 @@ def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, Gra
 
 
 def updates_by(
-    formula: Callable[..., tuple[Any, list[Any]]],
-    loss: Any,
-    params: Sequence[Any],
-    rate: Any,
-    constants: tuple[Any, ...],
-    states: int,
-    timed: bool,
+    rule: Any, loss: Any, params: Sequence[Any], rate: Any, constants: tuple[Any, ...], timed: bool
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]], SharedVariable]:
-    """The updates of a step by *formula*, that of one of ``extensions.rules``, with so many *states*.
+    """The updates of a step by the formula of a *rule*, one of the classes of ``extensions.rules``.
 
     The first of its constants is the number of the step, if it is *timed*.  Returns the updates of the
     variable of the flat gradient, those of the parameters and the state, and that variable.
@@ -369,13 +363,13 @@ def updates_by(
         )
     gradient, flat = flat_gradient(loss, params)
     zeros = gradient.get_value()
-    held = [pytensor.shared(zeros) for _ in range(states)]
+    held = [pytensor.shared(zeros) for _ in rule.STATES]
     updates: list[tuple[Any, Any]] = []
     if timed:
         count = pytensor.shared(np.int64(0))
         updates.append((count, count + 1))
         constants = (count + 1, *constants)
-    change, new = formula(pytensor.tensor, gradient, rate, held, *constants)
+    change, new = rule.formula(pytensor.tensor, gradient, rate, held, *constants)
     updates += [(state, value.astype(state.dtype)) for state, value in zip(held, new, strict=True)]
     start = 0
     for param in params:
