@@ -104,12 +104,7 @@ class InMemory(Target):
     """An array, a ``Data`` or a memory-mapped array."""
 
     def __init__(
-        self,
-        value: Any,
-        called: str,
-        array: Array,
-        window: Placed | None = None,
-        source: Placed | None = None,
+        self, value: Any, called: str, array: Array, window: Placed | None, source: Placed | None = None
     ) -> None:
         """*window* is how the workers write to the memory, *source* how they read it."""
         super().__init__(value, called, array)

@@ -59,9 +59,8 @@ class Windows:
                     fd = os.dup(segment.fd)
                 except OSError as error:
                     raise explained(error, segment.nbytes) from None
-                window = self._of_data[segment] = self._engine.directory.opened(
-                    fd, segment.nbytes, Access.WRITE
-                )
+                window = self._engine.directory.opened(fd, segment.nbytes, Access.WRITE)
+                self._of_data[segment] = window
         return Placed(replace(region, segment=window.number), window)
 
     def on_map(self, array: Array) -> Placed | None:

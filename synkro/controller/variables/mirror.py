@@ -21,7 +21,8 @@ from ...errors import InvalidValue, UsageError, WorkerError, ranks_in_words, sho
 from ...values.arrays import Array, same_bits
 from ...values.random import handed_out
 from ..placement.targets import Targets
-from .shared import Shared, Transport
+from .collectives import Collectives
+from .shared import Shared
 
 _PLACE = "synkro_place"
 """The tag of a shared variable of PyTensor's that was placed: its target."""
@@ -53,7 +54,7 @@ class Linked:
 
     _targets: Targets
     _make: Callable[..., Shared]
-    _transport: Transport
+    _transport: Collectives
     _theirs: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)  # by our numbers
     _pairs: WeakKeyDictionary[Any, Pair] = field(default_factory=WeakKeyDictionary)  # by theirs
     _uncertain: WeakSet[Any] = field(default_factory=WeakSet)  # that a call was to change, and may have
