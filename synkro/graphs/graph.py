@@ -420,8 +420,7 @@ def _default_name(outputs: Any, inputs: Any) -> str:
     named = [getattr(each[0] if _is_pair(each) else each, "name", None) for each in listed]
     if any(named):
         return ", ".join(filter(None, named))
-    given = inputs if isinstance(inputs, list | tuple) else [inputs]
-    names = ", ".join(filter(None, [getattr(each, "name", None) for each in given]))
+    names = ", ".join(filter(None, [getattr(each, "name", None) for each in _listed(inputs)]))
     return f"graph of {names}" if names else "graph"
 
 

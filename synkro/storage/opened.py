@@ -118,12 +118,10 @@ class Opened(ABC):
         Raises: OSError; CancelledError between two blocks once *stopped* says so.
         """
         target = self._empty(stop - start)
-        at = start
-        while at < stop:
+        edges = [start, *range((start // many + 1) * many, stop, many), stop]
+        for at, end in itertools.pairwise(edges):
             go_on(stopped)
-            end = min(stop, (at // many + 1) * many)
             self.read(target[at - start : end - start], at, end)
-            at = end
         return target
 
     def rows(self, rows: NDArray[np.int64]) -> Array:
