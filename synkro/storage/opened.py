@@ -102,9 +102,9 @@ class Opened(ABC):
         order = np.argsort(selection.indices, kind="stable")
         wanted = selection.indices[order]
         rows = np.unique(wanted)
-        for part in _together(rows, many, self.gap):
+        for block in _together(rows, many, self.gap):
             go_on(stopped)
-            some = rows[part]
+            some = rows[block]
             here = slice(*np.searchsorted(wanted, [some[0], some[-1] + 1]))
             target[order[here]] = self.rows(some)[np.searchsorted(some, wanted[here])]
         return target
