@@ -162,6 +162,17 @@ def test_the_table_as_text():
     assert repr(f.placement()).splitlines()[1] == "transfer of b  dev2 -> dev1  16"
 
 
+def test_the_table_names_ranks_without_names():
+    from synkro.graphs.placed import PlacementRow, PlacementTable
+
+    rows = [PlacementRow("Mul", 0, 0), PlacementRow("transfer of b", (1, 0), 16)]
+    assert repr(PlacementTable(rows)).splitlines() == [
+        "operation      device  bytes moved",
+        "Mul            0",
+        "transfer of b  1 -> 0  16",
+    ]
+
+
 def test_a_whole_graph_on_one_device():
     x = T.vector("x")
     f = synk.function([x], (x * 2).sum(), target="dev2")

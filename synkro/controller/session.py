@@ -99,7 +99,7 @@ def _collectives(session: Session) -> Collectives:
     return session.services.variables.collectives
 
 
-class Session:
+class Session(contextlib.AbstractContextManager["Session"]):
     """One worker process a device, and all that runs on them.
 
     It is what ``fork()`` makes and the functions of the module use.  Made by hand it is a context
@@ -260,9 +260,6 @@ class Session:
     def reseed(self, seed: int) -> None:
         """Seed all random generators anew, as ``seed=`` does at the start."""
         self.services.variables.reseed(_seed(seed))
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -38,7 +38,7 @@ def make_train_function(
     from ..graphs.graph import Graph  # noqa: PLC0415  whoever has graphs has imported it
 
     services = api.current_session("function").services
-    grad_updates, param_updates, gradient = _updates(update_rule, loss, params, args, kwargs)
+    grad_updates, param_updates, gradient = _updates(update_rule, loss, params, *args, **kwargs)
     listed = gradient if isinstance(gradient, list | tuple) else [gradient]
     gradients = [services.variables.check(each, "the variable of the gradient") for each in listed]
     after = Graph(None, None, None, param_updates, None, "update")
@@ -76,20 +76,14 @@ def make_train_function(
     return train_minibatch
 
 
-def _updates(
-    update_rule: Callable[..., Any],
-    loss: Any,
-    params: Sequence[Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Any, Any, Any]:
-    """What the rule makes.  Raises: InvalidType unless it is three things."""
+def _updates(update_rule: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    """What the rule makes of its arguments.  Raises: InvalidType unless it is three things."""
     if not callable(update_rule) or isinstance(update_rule, type):
         raise InvalidType(
             f"update_rule must be a function of synkro.extensions.updates, such as updates.sgd; got "
             f"{shown(update_rule)}."
         )
-    made = update_rule(loss, params, *args, **kwargs)
+    made = update_rule(*args, **kwargs)
     if not isinstance(made, tuple | list) or len(made) != 3:
         raise InvalidType(
             f"an update rule returns three things, the updates of the gradient's variable, those of the "

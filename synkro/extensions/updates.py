@@ -60,10 +60,9 @@ def _classic(
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         loss, params, rate, *constants = given.args
-        prefix = given.arguments["name"]
-        states = [prefix and f"{prefix}.{state}" for state in rule.STATES]
         timed = issubclass(rule, rules.adam)
-        return updates_by(rule.formula, loss, params, rate, tuple(constants), states, timed)
+        called = given.arguments["name"]
+        return updates_by(rule, loss, params, rate, tuple(constants), timed, called)
 
     updates.__name__ = updates.__qualname__ = name
     updates.__doc__ = f"{inspect.getdoc(rule)}\n\n{inspect.getdoc(updates)}"

@@ -13,7 +13,7 @@ A random stream of a graph is a worker variable, too.  Each rank draws from a pa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -347,15 +347,17 @@ def flat_gradient(loss: Any, params: Sequence[Any]) -> tuple[SharedVariable, Gra
 
 
 def updates_by(
-    formula: Callable[..., tuple[Any, list[Any]]],
+    rule: Any,
     loss: Any,
     params: Sequence[Any],
     rate: Any,
     constants: tuple[Any, ...],
-    states: Sequence[str | None],
     timed: bool,
+    name: str | None,
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]], SharedVariable]:
-    """The updates of a step by *formula*, of one of ``extensions.rules``, with these names of *states*.
+    """The updates of a step by the formula of a *rule*, one of the classes of ``extensions.rules``.
+
+    The names of its state's variables begin with *name*, if there is one.
 
     The first of its constants is the number of the step, if it is *timed*.  Returns the updates of the
     variable of the flat gradient, those of the parameters and the state, and that variable.
@@ -369,13 +371,13 @@ def updates_by(
         )
     gradient, flat = flat_gradient(loss, params)
     zeros = gradient.get_value()
-    held = [pytensor.shared(zeros, name) for name in states]
+    held = [pytensor.shared(zeros, name and f"{name}.{state}") for state in rule.STATES]
     updates: list[tuple[Any, Any]] = []
     if timed:
         count = pytensor.shared(np.int64(0))
         updates.append((count, count + 1))
         constants = (count + 1, *constants)
-    change, new = formula(pytensor.tensor, gradient, rate, held, *constants)
+    change, new = rule.formula(pytensor.tensor, gradient, rate, held, *constants)
     updates += [(state, value.astype(state.dtype)) for state, value in zip(held, new, strict=True)]
     start = 0
     for param in params:
@@ -426,8 +428,7 @@ def _default_name(outputs: Any, inputs: Any) -> str:
     named = [getattr(each[0] if _is_pair(each) else each, "name", None) for each in listed]
     if any(named):
         return ", ".join(filter(None, named))
-    given = inputs if isinstance(inputs, list | tuple) else [inputs]
-    names = ", ".join(filter(None, [getattr(each, "name", None) for each in given]))
+    names = ", ".join(filter(None, [getattr(each, "name", None) for each in _listed(inputs)]))
     return f"graph of {names}" if names else "graph"
 
 

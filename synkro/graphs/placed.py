@@ -50,18 +50,16 @@ class PlacementTable(tuple[PlacementRow, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        cells = [("operation", "device", "bytes moved"), *(map(_cell, row) for row in self)]
-        lines = [tuple(line) for line in cells]
+        lines = [("operation", "device", "bytes moved"), *map(_cells, self)]
         widths = [max(len(line[column]) for line in lines) for column in range(2)]
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines)
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " -> ".join(map(str, value))
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return {None: "?", 0: ""}.get(value, str(value)) if not isinstance(value, str) else value
+def _cells(row: PlacementRow) -> tuple[str, str, str]:
+    device = row.device  # a rank may be 0
+    if isinstance(device, tuple | list):
+        device = (" -> " if isinstance(device, tuple) else ", ").join(map(str, device))
+    return row.operation, str(device), "?" if row.nbytes is None else str(row.nbytes or "")
 
 
 def is_placed(graph: Graph, place_of: Callable[[Any], int | None]) -> bool:

@@ -102,9 +102,9 @@ class Opened(ABC):
         order = np.argsort(selection.indices, kind="stable")
         wanted = selection.indices[order]
         rows = np.unique(wanted)
-        for part in _together(rows, many, self.gap):
+        for block in _together(rows, many, self.gap):
             go_on(stopped)
-            some = rows[part]
+            some = rows[block]
             here = slice(*np.searchsorted(wanted, [some[0], some[-1] + 1]))
             target[order[here]] = self.rows(some)[np.searchsorted(some, wanted[here])]
         return target
@@ -118,12 +118,10 @@ class Opened(ABC):
         Raises: OSError; CancelledError between two blocks once *stopped* says so.
         """
         target = self._empty(stop - start)
-        at = start
-        while at < stop:
+        edges = [start, *range((start // many + 1) * many, stop, many), stop]
+        for at, end in itertools.pairwise(edges):
             go_on(stopped)
-            end = min(stop, (at // many + 1) * many)
             self.read(target[at - start : end - start], at, end)
-            at = end
         return target
 
     def rows(self, rows: NDArray[np.int64]) -> Array:

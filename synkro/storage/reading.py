@@ -78,14 +78,9 @@ class FileReader:
             closed.result()
 
 
-def rows_in(stored: FileArray) -> int:
-    """How many rows an array has; one without dimensions has one."""
-    return stored.shape[0] if stored.shape else 1
-
-
 def read(stored: FileArray, selection: Selection | None = None) -> Array:
     """Rows of an array, or all of it.  Raises: OSError."""
-    everything = Strided(0, 1, rows_in(stored))
+    everything = Strided(0, 1, stored.shape[0] if stored.shape else 1)
     with FileReader([[(stored, everything if selection is None else selection)]]) as reader:
         return reader.take(0)[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ def attach(
     return found
 
 
+@dataclass(eq=False, repr=False)
 class Ring(Iterator[Data], contextlib.AbstractContextManager["Ring"]):
     """Frames that another program hands over, one after the other; iterate over it.
 
@@ -89,30 +91,23 @@ class Ring(Iterator[Data], contextlib.AbstractContextManager["Ring"]):
 
     ONLY_HERE = True
 
-    def __init__(
-        self,
-        engine: Engine,
-        await_calls: Callable[[], None],
-        name: str,
-        slots: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        timeout: float | None,
-    ) -> None:
-        """Made by ``ring()``; *await_calls* returns when no submitted call may read a frame."""
-        self.name, self.shape, self.dtype, self.slots = name, shape, dtype, slots
-        self._over = self._closed = False
-        self._frame: Data | None = None
-        self._engine = engine
-        self._await_calls = await_calls
-        layout = named.ring_layout(dtype, shape, slots)
-        self._side = RingReader(engine.directory.number(), name, layout)
-        segment = engine.directory.adopt(self._side.segment, f"the ring {name}")
-        number = segment.number
-        self._places = [
-            Slot(engine, name, segment, layout.region(number, slot)) for slot in range(slots)
-        ]
-        self._timeout = timeout
+    _engine: Engine
+    _await_calls: Callable[[], None]  # it returns when no submitted call may read a frame
+    name: str
+    slots: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    _timeout: float | None
+    _over: bool = False
+    _closed: bool = False
+    _frame: Data | None = None
+
+    def __post_init__(self) -> None:
+        engine, layout = self._engine, named.ring_layout(self.dtype, self.shape, self.slots)
+        self._side = RingReader(engine.directory.number(), self.name, layout)
+        segment = engine.directory.adopt(self._side.segment, f"the ring {self.name}")
+        regions = [layout.region(segment.number, slot) for slot in range(self.slots)]
+        self._places = [Slot(engine, self.name, segment, region) for region in regions]
         engine.at_close.callback(self.close)
 
     def __next__(self) -> Data:

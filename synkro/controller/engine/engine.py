@@ -87,6 +87,7 @@ class Engine:
         on_gpus: whether they compute on GPUs.
         has_hosts: whether some are on other hosts.
         nearby: those on this host.
+        host_of: returns the name of a rank's host; empty if there is one host.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         turns: of the operations on some ranks.  One on all of them has to ``wait_for_all`` first.
@@ -119,7 +120,7 @@ class Engine:
         self.size = len(environments)
         self.on_gpus = on_gpus
         self.has_hosts = len(pool.hosts) > 1
-        self.nearby = pool.ranks
+        self.nearby, self.host_of = pool.ranks, pool.host_of
         self.lock = threading.RLock()
         self.turns = Turns(self.lock, self.size, timeout)
         self.verbose, self.say = verbose, status_line(verbose)
@@ -154,10 +155,6 @@ class Engine:
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
         return self._pool.pids
-
-    def host_of(self, rank: int) -> str:
-        """The name of a rank's host; empty if there is one host."""
-        return self._pool.host_of(rank)
 
     def host_number(self, rank: int) -> int:
         """The number of a rank's host."""

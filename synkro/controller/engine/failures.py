@@ -48,9 +48,7 @@ def worker_error(
     """
     count = sum(isinstance(reply, Failed) for reply in replies)
     rank, first = first_failure(replies, ranks)
-    original: BaseException | None = None
-    if first.pickled is not None:
-        original = unpickled(first.pickled)
+    original: BaseException | None = None if first.pickled is None else unpickled(first.pickled)
     if first.usage and isinstance(original, SynkroError):
         return original
     trace = RemoteTraceback(shown(first.traceback))

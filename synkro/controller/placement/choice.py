@@ -85,13 +85,11 @@ def choose(
             there = counted(room.cores, "available core")
             warn(f"{count} CPU workers on {there}: they will take turns.", RuntimeWarning)
         return [Assignment("cpu")] * (count or room.cores)
+    there, cure = "", "list a device more than once to run several workers on it"
     if isinstance(devices, str) and devices.strip() == "cuda":
         devices = [f"cuda{gpu.index}" for gpu in room.gpus(f"{source} asks for GPUs").gpus]
-        if count is not None and count > len(devices):
-            raise InvalidValue(
-                f"{count} workers were asked for, but {room.counted(len(devices))}: list a GPU more "
-                f'than once, as in devices=["cuda:0", "cuda:0"], or say devices="cpu".'
-            )
+        there = room.counted(len(devices))
+        cure = 'list a GPU more than once, as in devices=["cuda:0", "cuda:0"], or say devices="cpu"'
     named = [_assignment(each, source, room) for each in _parse(devices, source)]
     if len({assignment.gpu is None for assignment in named}) > 1:
         raise InvalidValue(
@@ -99,10 +97,8 @@ def choose(
             f"a session are on one kind of device."
         )
     if count is not None and count > len(named):
-        raise InvalidValue(
-            f"{count} workers were asked for, but {source} lists {counted(len(named), 'device')}: list "
-            f"a device more than once to run several workers on it."
-        )
+        there = there or f"{source} lists {counted(len(named), 'device')}"
+        raise InvalidValue(f"{count} workers were asked for, but {there}: {cure}.")
     return named[:count]
 
 

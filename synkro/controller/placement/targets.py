@@ -19,11 +19,12 @@ class Targets:
         """*hosts* are the ranks of each host."""
         self._several = len(hosts) > 1
         self._size = len(assignments)
-        self._contexts = [assignment.name for assignment in assignments]
         self._names: dict[str, list[int]] = {}
         for rank, assignment in enumerate(assignments):
             for name in {assignment.name, assignment.device} - {None}:
                 self._names.setdefault(str(name), []).append(rank)
+        contexts = [assignment.name for assignment in assignments if assignment.name is not None]
+        self._own = {self._names[name][0]: name for name in contexts if len(self._names[name]) == 1}
 
     def ranks(self, target: Any) -> tuple[int, ...] | None:
         """The ranks that *target* names, in ascending order; None stands for all of them.
@@ -53,11 +54,7 @@ class Targets:
 
         Where several hosts have the same names, these are no one's.
         """
-        contexts = [self._contexts[rank] for rank in ranks]
-        names = [
-            name if name is not None and len(self._names[name]) == 1 else rank
-            for rank, name in zip(ranks, contexts, strict=True)
-        ]
+        names = [self._own.get(rank, rank) for rank in ranks]
         return names[0] if len(names) == 1 else names
 
     def rank(self, target: Any) -> int:

@@ -34,7 +34,7 @@ from ...messages import Export
 from ...packing.pickles import PICKLED
 from ...plan.call import CallPlan
 from ...plan.outputs import Tree, describe, flatten, modes_of, take_subset, unflatten
-from ...storage.targets import Chunked, chunked
+from ...storage.targets import chunked
 from ...values.arrays import Array
 from ...values.foreign import library_of
 from ...values.variable import Variable
@@ -58,12 +58,14 @@ class Target(ABC):
         bytes: which bytes of a file it is, as far as that is known.
     """
 
-    value: Any
-    called: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
     place: Placed | None = None
     bytes: Bytes | None = None
+
+    def __init__(self, value: Any, called: str, array: Any) -> None:
+        """*array* is the memory, or what other processes know of an array."""
+        self.value, self.called, self._array = value, called, array
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = array.dtype
 
     @abstractmethod
     def shares(self, other: Target) -> bool:
@@ -102,17 +104,11 @@ class InMemory(Target):
     """An array, a ``Data`` or a memory-mapped array."""
 
     def __init__(
-        self,
-        value: Any,
-        called: str,
-        array: Array,
-        window: Placed | None = None,
-        source: Placed | None = None,
+        self, value: Any, called: str, array: Array, window: Placed | None, source: Placed | None = None
     ) -> None:
-        """*array* is the memory, *window* how the workers write to it, *source* how they read it."""
-        self.value, self.called = value, called
-        self.shape, self.dtype = array.shape, array.dtype
-        self._array, self._source = array, source
+        """*window* is how the workers write to the memory, *source* how they read it."""
+        super().__init__(value, called, array)
+        self._source = source
         self._map = getattr(mapped_below(array), "_mmap", None)
         if window is not None:
             self.bytes = bytes_of(window)
@@ -142,11 +138,6 @@ class InMemory(Target):
 
 class InStore(Target):
     """A zarr array, of which each rank on this host writes chunks."""
-
-    def __init__(self, value: Any, array: Chunked) -> None:
-        self.value, self.called = value, str(array)
-        self.shape, self.dtype = array.shape, array.dtype
-        self._array = array
 
     def shares(self, other: Target) -> bool:
         return isinstance(other, InStore) and os.path.samefile(self._array.folder, other._array.folder)
@@ -190,12 +181,11 @@ class OpenTargets:
 
         Raises: OutputError for what does not fit; nothing has been written then.
         """
-        beside = list(_by_leaf(self.nested, tree, "", name))
-        targets = {index: target for index, (_, target) in enumerate(beside) if target is not None}
-        for index, target in targets.items():
-            target.check(
-                outputs[index], f"output{cut(beside[index][0])} of the function {name!r}", foreseen
-            )
+        targets = {}
+        for index, (path, target) in enumerate(list(_by_leaf(self.nested, tree, "", name))):
+            if target is not None:
+                target.check(outputs[index], f"output{cut(path)} of the function {name!r}", foreseen)
+                targets[index] = target
         return targets
 
 
@@ -204,11 +194,10 @@ class Destinations:
 
     def __init__(self, out: Any) -> None:
         """Raises: InvalidType for what is no target."""
-        leaves, _ = flatten(out, called="out=")
-        for leaf in leaves:
-            if leaf is not None:
-                _check_kind(leaf)
-        if not any(leaf is not None for leaf in leaves):
+        targets = [leaf for leaf in flatten(out, called="out=")[0] if leaf is not None]
+        for target in targets:
+            _check_kind(target)
+        if not targets:
             raise InvalidValue(f"out={shown(out)} names no target: give one, or leave it out.")
         self._out = out
 
@@ -347,7 +336,7 @@ def _opened(out: Any, engine: Engine, windows: Windows, world: tuple[int, ...]) 
                 f"take the result, and then array[...] = result."
             )
         array.check()
-        return InStore(out, array)
+        return InStore(out, str(array), array)
     kind = "array" if mapped_below(out) is None else "memory-mapped array"
     called = with_article(kind)
     if not out.flags.writeable:

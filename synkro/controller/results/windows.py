@@ -59,9 +59,8 @@ class Windows:
                     fd = os.dup(segment.fd)
                 except OSError as error:
                     raise explained(error, segment.nbytes) from None
-                window = self._of_data[segment] = self._engine.directory.opened(
-                    fd, segment.nbytes, Access.WRITE
-                )
+                window = self._engine.directory.opened(fd, segment.nbytes, Access.WRITE)
+                self._of_data[segment] = window
         return Placed(replace(region, segment=window.number), window)
 
     def on_map(self, array: Array) -> Placed | None:
@@ -109,10 +108,13 @@ def mapped_below(array: Array) -> np.memmap[Any, Any] | None:
 def bytes_of(placed: Placed) -> Bytes:
     """Which bytes lie at *placed*, from the first to the last."""
     region, segment = placed
-    array = segment.array(region)
-    file = os.fstat(segment.fd)
+    return _bytes_in(segment.fd, segment.array(region), _address(segment.base))
+
+
+def _bytes_in(fd: int, array: Array, start: int) -> Bytes:
+    """Which bytes of a file *array* has, where that file begins at the address *start*."""
+    file = os.fstat(fd)
     low, high = _bounds(array)
-    start = segment.base.__array_interface__["data"][0]
     return Bytes(file.st_dev, file.st_ino, low - start, high - start)
 
 
@@ -124,12 +126,9 @@ def bytes_of_map(array: np.memmap[Any, Any]) -> Bytes | None:
         return None
     fd, offset = opened
     try:
-        file = os.fstat(fd)
+        return _bytes_in(fd, array, _address(below) - offset)
     finally:
         os.close(fd)
-    low, high = _bounds(array)
-    start = offset - _address(below)
-    return Bytes(file.st_dev, file.st_ino, low + start, high + start)
 
 
 def _address(array: Array) -> int:

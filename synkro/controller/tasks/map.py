@@ -355,8 +355,8 @@ class Map:
         self._finish()
 
     def doing(self, ranks: Sequence[int]) -> str:
-        places = dict(zip(ranks, map(self._engine.channel.whereabouts, ranks), strict=True))
-        items = [self._item(at) for phase, at in places.values() if phase == Phase.TASK]
+        places = map(self._engine.channel.whereabouts, ranks)
+        items = [self._item(at) for phase, at in places if phase == Phase.TASK]
         at = f", at {' and '.join(items)}" if items else ""
         return f"in a map of the function {self._function.name!r}{at}, "
 

@@ -191,8 +191,9 @@ class Maps:
             engine.require_ready()
             engine.settle(limit)
             queue = self._opened()
-            last = self._last
-            same = last is not None and last.spec.fn is fn and self._is_free()
+            last, used = self._last, self._used()
+            is_free = used is None or used.is_over  # so that what the last function uses may change
+            same = last is not None and last.spec.fn is fn and is_free
             function = last if last is not None and same else TaskFunction(self._services, fn)
             objects = self._services.objects
             shared = SharedByTasks(engine.settle, objects.rely)
@@ -207,11 +208,6 @@ class Maps:
         run = Map(engine, objects.load, *kept, queue, planned, work, shared, feed, order, limit, bar)
         self._used = weakref.ref(run)
         return run, bar
-
-    def _is_free(self) -> bool:
-        """Whether no map has the last function any more: what that one uses stays as it was."""
-        used = self._used()
-        return used is None or used.is_over
 
     def _opened(self) -> Dispatcher:
         """The queue, which is made for the first map."""

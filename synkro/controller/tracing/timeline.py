@@ -57,10 +57,8 @@ def write(trace: Trace, path: Path) -> None:
     try:
         with path.open("w") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-            between = "\n"
-            for event in _events(trace):  # one by one: there may be a million
-                file.write(between + json.dumps(event))
-                between = ",\n"
+            for number, event in enumerate(_events(trace)):  # one by one: there may be a million
+                file.write(f"{',' if number else ''}\n{json.dumps(event)}")
             file.write("\n]}\n")
     except OSError as error:
         raise InvalidValue(f"the trace could not be written to {path}: {error}") from None

@@ -11,6 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from typing import cast as cast_type
@@ -31,7 +32,6 @@ from ..engine.engine import Engine
 from ..engine.nesting import check_alone, operation
 from ..results.collector import Collection
 from ..results.transfer import Outputs
-from .mirror import Bridge
 from .shared import Shared, check_rows
 
 _SMALL = 1 << 16  # bytes up to which the buffer of a sent value is kept for the next one
@@ -80,7 +80,7 @@ class Collectives:
     _outputs: Outputs
     master_rank: int
     _check: Callable[[Sequence[Any]], list[Shared]]
-    _bridge: Callable[[Sequence[Shared]], Bridge]
+    _bridge: Callable[[Sequence[Shared]], AbstractContextManager[None]]
     _keep_outputs: Callable[[Sequence[KeptOutput], tuple[int, ...]], Sequence[Any]]
     _buffers: dict[int, Outgoing] = field(default_factory=dict)  # for small variables, by number
 

@@ -10,7 +10,7 @@ that, and hands out more when the main process has put another one there, or has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
@@ -21,7 +21,8 @@ from ...errors import InvalidValue, UsageError, WorkerError, ranks_in_words, sho
 from ...values.arrays import Array, same_bits
 from ...values.random import handed_out
 from ..placement.targets import Targets
-from .shared import Shared, Transport
+from .collectives import Collectives
+from .shared import Shared
 
 _PLACE = "synkro_place"
 """The tag of a shared variable of PyTensor's that was placed: its target."""
@@ -53,7 +54,7 @@ class Linked:
 
     _targets: Targets
     _make: Callable[..., Shared]
-    _transport: Transport
+    _transport: Collectives
     _theirs: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)  # by our numbers
     _pairs: WeakKeyDictionary[Any, Pair] = field(default_factory=WeakKeyDictionary)  # by theirs
     _uncertain: WeakSet[Any] = field(default_factory=WeakSet)  # that a call was to change, and may have
@@ -140,22 +141,18 @@ class Linked:
         for pair, theirs in self._found(variables):
             found.setdefault(pair.ours.ranks, []).append((pair, theirs))
         for pairs in found.values():
-            self._pull(pairs)
-
-    def _pull(self, found: Sequence[tuple[Pair, Any]]) -> None:
-        """Put the replicas of *found*, variables that the same ranks have, into PyTensor's variables."""
-        first = found[0][0].ours.first
-        values = self._transport.fetch([pair.ours for pair, _ in found], (first,))
-        for (pair, theirs), value in zip(found, values, strict=True):
-            copy = np.array(value)
-            try:
-                theirs.set_value(copy, borrow=True)
-            except TypeError as error:
-                raise InvalidValue(
-                    f"the shared variable {theirs} cannot hold what its replica on the master rank "
-                    f"has become, of shape {copy.shape}: {str(error).splitlines()[-1]}"
-                ) from None
-            self._agree(theirs, pair.ours, np.asarray(value))
+            ours = [pair.ours for pair, _ in pairs]
+            values = self._transport.fetch(ours, (ours[0].first,))
+            for (pair, theirs), value in zip(pairs, values, strict=True):
+                copy = np.array(value)
+                try:
+                    theirs.set_value(copy, borrow=True)
+                except TypeError as error:
+                    raise InvalidValue(
+                        f"the shared variable {theirs} cannot hold what its replica on the master rank "
+                        f"has become, of shape {copy.shape}: {str(error).splitlines()[-1]}"
+                    ) from None
+                self._agree(theirs, pair.ours, np.asarray(value))
 
     def _found(self, variables: Iterable[Shared]) -> Iterator[tuple[Pair, Any]]:
         """The pairs of *variables* that are PyTensor's."""

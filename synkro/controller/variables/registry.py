@@ -156,8 +156,7 @@ class Variables:
             from ...graphs import transfers  # noqa: F401,PLC0415  which PyTensor then knows
 
             return value.transfer(target)
-        on_workers = isinstance(value, Shared)
-        variable = self.check(value, "transfer()") if on_workers else None
+        variable = self.check(value, "transfer()") if isinstance(value, Shared) else None
         if target == "cpu":
             return np.array(value) if variable is None else variable.get_value()
         rank = self.collectives.master_rank if target is None else self.targets.rank(target)
