@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -98,9 +98,9 @@ class Ring(Iterator[Data], contextlib.AbstractContextManager["Ring"]):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     _timeout: float | None
-    _over: bool = False
-    _closed: bool = False
-    _frame: Data | None = None
+    _over: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
+    _frame: Data | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         engine, layout = self._engine, named.ring_layout(self.dtype, self.shape, self.slots)
