@@ -381,9 +381,8 @@ def test_a_writer_in_c(session, name, total, programs_in_c):
 def test_a_writer_in_c_is_killed_at_any_moment(session, name, total, programs_in_c):
     chance = random.Random(0)
     for _ in range(10):
-        ring = session.ring(
-            name, slots=2, shape=SHAPE, dtype="u1", timeout=5
-        )  # it may be killed before it comes
+        # the writer may be killed before it comes
+        ring = session.ring(name, slots=2, shape=SHAPE, dtype="u1", timeout=5)
         writer = subprocess.Popen([programs_in_c / "camera", name, "200"], stdout=subprocess.PIPE)
         killer = threading.Timer(chance.uniform(0, 0.02), writer.kill)
         killer.start()
