@@ -119,7 +119,7 @@ class WorkerError(SynkroError):
     Its ``__cause__`` is the remote traceback.
     """
 
-    host = ""  # of the class: the worker's exception may have one
+    host: str = ""  # of the class: the worker's exception may have one
 
     def __init__(
         self,
@@ -140,9 +140,11 @@ class WorkerError(SynkroError):
     def __str__(self) -> str:
         return self._message
 
-    __repr__ = Exception.__repr__
+    def __repr__(self) -> str:
+        return Exception.__repr__(self)
 
-    __setstate__ = Exception.__setstate__
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        Exception.__setstate__(self, state)
 
     def __reduce__(self) -> Any:
         kind = None if type(self) is WorkerError else type(self).__bases__[-1]

@@ -53,11 +53,11 @@ class Joined(Cluster):
                 raise SessionError(
                     f"the processes of MPI's have ended ({error}): start the program anew."
                 ) from None
-            self.sentinel = os.dup(connected.fileno())  # which hears when the gateway hangs up
+            self.sentinel: int = os.dup(connected.fileno())  # which hears when the gateway hangs up
             undo.callback(os.close, self.sentinel)
             self._meet(connected, undo)
-            self.hosts = [said.name for said in self.said]
-            self.places = range(len(self.hosts))
+            self.hosts: list[str] = [said.name for said in self.said]
+            self.places: range = range(len(self.hosts))
             self._settle(undo)
         self._undo.callback(self._leave)
 

@@ -94,10 +94,12 @@ class Launch(Cluster):
         for what is wrong with the hosts: all of it, each with its cure.
         """
         super().__init__(seconds)
+        self.hosts: list[str]
+        self.places: Sequence[int]
         self.hosts, self.places = gateway_first(hosts)
         self._mpiexec = mpiexec.found_mpiexec()
         self._launcher = mpiexec.launcher_of(launcher, os.environ)
-        self.secret = self._launcher.secret
+        self.secret: bool = self._launcher.secret
         with contextlib.ExitStack() as undo:
             lifeline, self._lifeline = os.pipe()
             try:
@@ -106,7 +108,7 @@ class Launch(Cluster):
                 self._copy: Path | None = None  # of the log, which stays
                 undo.callback(self._settle_log)
                 self._process = self._start(folder, lifeline, undo)
-                self.sentinel = os.pidfd_open(self._process.pid)
+                self.sentinel: int = os.pidfd_open(self._process.pid)
                 undo.callback(os.close, self.sentinel)
                 self._meet(self._connected(folder), undo, [lifeline])
             finally:

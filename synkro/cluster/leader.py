@@ -116,7 +116,7 @@ class LeaderSession:
         self._tasks: LocalTasks | None = None  # from the first map on
         self._doing: dict[int, tuple[int, int]] = {}
         self._looked = self._reported = 0.0
-        self.over = False
+        self.over: bool = False
         self._ends = select.epoll()  # of the workers that have not ended
         beyond = begin.environments
         environments = [environment | beyond[rank] | showing() for rank in self._pool.ranks]

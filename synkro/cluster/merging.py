@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ class Merging:
         self._left = list(order)
         self._early: dict[int, Array] = {}
         self._merged: Array | None = None  # the parts of those that are not left
-        self.nbytes = target.nbytes
+        self.nbytes: Final = target.nbytes
 
     def here(self) -> None:
         """The ranks of this host have reduced their part, if they have one."""

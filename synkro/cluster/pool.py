@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Final
 
 from ..comms.journal import reserve_journals
 from ..devices.gpus import PATIENCE as LOOKING
@@ -71,7 +71,7 @@ class Cluster(abc.ABC):
         """All hosts have to begin within *seconds*."""
         self._since = time.monotonic()
         self._until = self._since + seconds
-        self.environment = clean(os.environ)
+        self.environment: Final = clean(os.environ)
 
     def left(self, most: float) -> float:
         """Seconds to wait for hosts that begin: *most*, or those that are left of all."""
@@ -82,12 +82,12 @@ class Cluster(abc.ABC):
     ) -> None:
         """Greet the gateway, which gets its ends of the sockets, and hear who is there."""
         printed, theirs = (Connection(each.detach()) for each in socket.socketpair())
-        self.printed = undo.enter_context(printed)
-        self.descriptors, received = socket.socketpair()
-        undo.enter_context(self.descriptors)
+        self.printed: Connection[Any, Any] = undo.enter_context(printed)
+        descriptors, received = socket.socketpair()
+        self.descriptors: socket.socket = undo.enter_context(descriptors)
         with theirs, received:
             socket.send_fds(connected, [ENDS], [theirs.fileno(), received.fileno(), *lifeline])
-        self.gateway = undo.enter_context(Connection(connected.detach()))
+        self.gateway: Connection[Any, Any] = undo.enter_context(Connection(connected.detach()))
         environment = None if self.secret else self.environment
         self.gateway.send(protocol.Hail(os.getcwd(), tuple(search_path()), environment))
         self._await(self.gateway.fileno())
@@ -101,7 +101,7 @@ class Cluster(abc.ABC):
         if wrong := differences(self.hosts, self.said, os.getcwd()):
             raise SessionError(listed(wrong))
         self._undo = undo.pop_all()
-        self.seconds = time.monotonic() - self._since
+        self.seconds: float = time.monotonic() - self._since
 
     @property
     def way(self) -> str:
@@ -230,7 +230,7 @@ class HostsPool(WorkerPool):
             if each.problem:
                 raise SessionError(f"on {name}: {each.problem}")
             self._pids |= dict(zip(ranks, each.pids, strict=True))
-        self.sentinels += [cluster.gateway.fileno(), cluster.sentinel]
+        self.sentinels.extend([cluster.gateway.fileno(), cluster.sentinel])
         return controller
 
     def _printed(self, note: Note | None) -> protocol.Printed | None:

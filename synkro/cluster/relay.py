@@ -15,7 +15,7 @@ import functools
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,8 @@ class Relay:
         self._arena = Arena(file, size)  # for views of what all ranks have
         self._others = [number for number, ranks in enumerate(hosts) if ranks and number != host]
         self._ranks = hosts[host]
-        self._wakes, self.wake = inherited.wakes, inherited.wake_relay
+        self._wakes = inherited.wakes
+        self.wake: Final = inherited.wake_relay
         behind = board_bytes(size)
         self._lines = size * LINE * _WORD
         self._board = map_file(file, behind, Access.WRITE).data.cast("Q")

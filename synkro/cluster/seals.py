@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import itertools
 import struct
-from typing import Any
+from typing import Any, Final
 
 Buffer = Any  # whatever has contiguous bytes: a memoryview, an array of uint8
 Digest = Any  # of hashlib's
@@ -53,7 +53,9 @@ class LostError(Exception):
 
     def __init__(self, host: int, at: int, what: str = LEFT_OUT) -> None:
         super().__init__(host, at, what)
-        self.host, self.at, self.what = host, at, what
+        self.host: Final = host
+        self.at: Final = at
+        self.what: Final = what
 
     def __str__(self) -> str:
         return f"a message from process {self.host} of MPI's to process {self.at} {self.what}."

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..errors import SharedMemoryError
 from ..ipc.channel import Controller
@@ -254,7 +254,7 @@ class LocalTasks:
         self._wire = wire
         self._channel = channel
         self._queue = Dispatcher(size)
-        self.descriptors = self._queue.descriptors
+        self.descriptors: Final = self._queue.descriptors
 
     def begin(self, number: int) -> None:
         """Command *number* will follow."""

@@ -81,7 +81,8 @@ class Wire:
         """
         self._comm = MPI.COMM_WORLD
         self._alive = alive
-        self.number, self.count = self._comm.rank, self._comm.size
+        self.number: int = self._comm.rank
+        self.count: int = self._comm.size
         if key is None:
             agreed = bytearray(os.urandom(DIGEST_BYTES))
             self._comm.Bcast([agreed, MPI.BYTE], GATEWAY)

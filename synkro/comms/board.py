@@ -88,7 +88,8 @@ class Board:
 
     def begin(self, epoch: int, ranks: Members) -> None:
         """A call begins."""
-        self.epoch, self.all = epoch, ranks
+        self.epoch: int = epoch
+        self.all: Members = ranks
 
     def here(self, rank: int) -> bool:
         """Whether *rank* has come to the board in this call."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class DirectCollectives(Communicator):
         super().__init__(host.agreement)
         self._host = host
         self._device = device
-        self.links = Links(host, gpu)
+        self.links: Final = Links(host, gpu)
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────────
 

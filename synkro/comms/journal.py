@@ -23,7 +23,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,9 +107,9 @@ class Journal:
         self, file: int, behind: int, rank: int, hosts: Sequence[range], wake_relay: int
     ) -> None:
         """The rings lie in *file* behind so many bytes; *wake_relay* is the eventfd of the relay."""
-        self.hosts = tuple(hosts)
-        self.host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
-        self.near = hosts[self.host]
+        self.hosts: Final = tuple(hosts)
+        self.host: Final = next(number for number, ranks in enumerate(hosts) if rank in ranks)
+        self.near: Final = hosts[self.host]
         self._counts, entries = _ring(file, behind, rank)
         self._entries = entries.data
         self._written = self._counts[_HEAD]

@@ -74,7 +74,7 @@ class Meeting:
         self._own = self._new_records()
         self._fence = new_fence()
         self._board = Board(self._words, size, arena, self._fence, answered)
-        self.members = self._on_board((rank,))
+        self.members: Members = self._on_board((rank,))
         self._board.begin(0, self.members)
         self._parted: set[Members] = set()  # in this call
         self._boards: list[Array] = []  # of members whose first rank this is; others may read them

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -36,8 +37,8 @@ class OwnRecord:
         at = arena.locate(array)
         assert at is not None
         self.at = at
-        self.memory = array.data
-        self.payload = b""
+        self.memory: Final = array.data
+        self.payload: bytes = b""
         self.journal = journal
 
     def write(self, payload: bytes) -> None:
@@ -73,10 +74,12 @@ class Members:
     at: int = 0
 
     def __post_init__(self) -> None:
-        self.place = self.ranks.index(self.rank) if self.rank in self.ranks else -1
-        self.line = self.lines[self.place] if self.lines else -1
-        self.others = [e for e in zip(self.ranks, self.lines, strict=True) if e[0] != self.rank]
-        self.count = 0
+        self.place: int = self.ranks.index(self.rank) if self.rank in self.ranks else -1
+        self.line: int = self.lines[self.place] if self.lines else -1
+        self.others: list[tuple[int, int]] = [
+            e for e in zip(self.ranks, self.lines, strict=True) if e[0] != self.rank
+        ]
+        self.count: int = 0
 
     def begin(self) -> None:
         """A call begins."""

@@ -151,23 +151,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
             reached_by = launcher, host_timeout, trusted_network, start_timeout
             machines = machines_of(hosts, *reached_by, n_parallel, devices, environment_value)
             undo.callback(machines.pool.close)
-            self.hosts = machines.hosts
+            self.hosts: Final = machines.hosts
             say = status_line(verbose)
             if left := sweep():
                 say(f"Synkro: removed {', '.join(left)}: a program that was killed had left that memory")
             placement = Placement(machines.assignments, preallocate, asked, machines.look)
             last_rank = len(machines.assignments) - 1
-            self.master_rank = checked_int(master_rank, "master_rank", 0, last_rank)
+            self.master_rank: Final = checked_int(master_rank, "master_rank", 0, last_rank)
             for line in placement.before(sum(machines.cores)):
                 say(line)
             environments = machines.environments(placement, threads)
-            self._engine = Engine(machines.pool, environments, timeout, verbose, bool(placement.gpus))
-            undo.callback(self._engine.close)
-            self.services, problem = self._begin(
-                placement, start_timeout, began, seed, seeded, profile_workers
+            self._engine: Engine = Engine(
+                machines.pool, environments, timeout, verbose, bool(placement.gpus)
             )
+            undo.callback(self._engine.close)
+            problem = self._begin(placement, start_timeout, began, seed, seeded, profile_workers)
             undo.pop_all()
-        self._maps = Maps(self.services)
+        self._maps: Maps = Maps(self.services)
         after = placement.after(self.master_rank, problem)
         for line in (*machines.lines(time.monotonic() - began), *after):
             say(line)
@@ -181,10 +181,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         seed: int,
         seeded: bool,
         profiled: bool,
-    ) -> tuple[Services, str]:
+    ) -> str:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
-        Also returns why NCCL does not connect them, or an empty text.
+        Returns why NCCL does not connect them, or an empty text.
         """
         engine = self._engine
         share = aligned(_OUTBOXES // engine.size)
@@ -207,9 +207,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 f"(python -m pstats FILE shows one)"
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
-        verbose = engine.verbose
         master = self.master_rank
-        start = Start(token, seed, seeded, master, outbox, cores, gpus, profiles, verbose, versions)
+        start = Start(
+            token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions
+        )
         replies = self._ready(start, start_timeout, began)
         problem = placement.problem or replies[0].problem
         linked = bool(placement.gpus) and not problem
@@ -218,7 +219,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         variables = Variables(engine, outputs, token, self.master_rank, seed, targets)
         objects = Objects(engine, master)
         distribution, background = Distribution(engine, objects), Background(engine, variables)
-        return Services(engine, outputs, variables, objects, distribution, background), problem
+        self.services: Services = Services(engine, outputs, variables, objects, distribution, background)
+        return problem
 
     def _ready(self, start: Start, seconds: float, began: float) -> list[Any]:
         """The workers' answers to *start*, for which hosts leave what they have not taken of *seconds*

@@ -17,7 +17,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import cupy
 import numpy as np
@@ -87,11 +87,10 @@ class Inputs:
 
     def __init__(self, device: Any, pins: Pins) -> None:
         """*device* is CuPy's."""
-        self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.kept = KeptInputs(device.mem_info[1] // 16)
-        self.computed, self.arrived = [
-            [cupy.cuda.Event(disable_timing=True) for _ in range(2)] for _ in range(2)
-        ]
+        self.stream: Final = cupy.cuda.Stream(non_blocking=True)
+        self.kept: Final = KeptInputs(device.mem_info[1] // 16)
+        self.computed: Final = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+        self.arrived: Final = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
         self._pins = pins
         self._buffers = Buffers()
         self._loader = ThreadPoolExecutor(1, "synkro-inputs", initializer=device.use)

@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +45,13 @@ class Memory:
     """
 
     def __init__(self, number: int, memory: NDArray[np.uint8]) -> None:
-        self.number, self.size = number, memory.nbytes
+        self.number: Final = number
+        self.size: Final = memory.nbytes
         self.start: int = memory.ctypes.data
-        self.is_file = not memory.flags.writeable
+        self.is_file: Final = not memory.flags.writeable
         self.part = FILE_PART if self.is_file else PART
         self.pinned: set[int] = set()
-        self.refused = memory.nbytes < PINNED_FROM
+        self.refused: bool = memory.nbytes < PINNED_FROM
 
     def refuse(self) -> None:
         """A part could not be pinned."""

@@ -59,7 +59,9 @@ class Rule(ABC):
             if param.name is None:  # a training is saved as a whole, or not at all
                 variables.name(param, f"{self.name}.param{index}")
         zeros = self.zeros()
-        self.states = [api.shared(zeros, f"{self.name}.{state}") for state in self.STATES]
+        self.states: list[Shared[Any]] = [
+            api.shared(zeros, f"{self.name}.{state}") for state in self.STATES
+        ]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "learning_rate" and hasattr(self, "states"):
@@ -130,7 +132,7 @@ class sgd(FormulaRule):  # noqa: N801 - the rules have the names that they have 
 class momentum(FormulaRule):  # noqa: N801
     """Momentum: ``v = μ v - rate · g; p += v`` (Polyak 1964)."""
 
-    STATES = ("velocity",)
+    STATES: ClassVar[tuple[str, ...]] = ("velocity",)
 
     momentum: float = 0.9
 
@@ -153,7 +155,7 @@ class nesterov_momentum(momentum):  # noqa: N801
 class adagrad(FormulaRule):  # noqa: N801
     """AdaGrad (Duchi et al. 2011): ``a += g²; p -= rate · g / √(a + ε)``."""
 
-    STATES = ("accumulator",)
+    STATES: ClassVar[tuple[str, ...]] = ("accumulator",)
 
     learning_rate: Rate = 1.0
     epsilon: float = 1e-6
@@ -187,7 +189,7 @@ class adadelta(rmsprop):  # noqa: N801
     ``a = ρ a + (1 - ρ) g²; u = g √(d + ε) / √(a + ε); p -= rate · u; d = ρ d + (1 - ρ) u²``.
     """
 
-    STATES = ("accumulator", "delta")
+    STATES: ClassVar[tuple[str, ...]] = ("accumulator", "delta")
 
     rho: float = 0.95
 
@@ -206,7 +208,7 @@ class adam(FormulaRule):  # noqa: N801
     ``m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; p -= rate · √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)``.
     """
 
-    STATES = ("first", "second")
+    STATES: ClassVar[tuple[str, ...]] = ("first", "second")
 
     learning_rate: Rate = 0.001
     beta1: float = 0.9

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import io_toposort
@@ -106,13 +106,13 @@ class Cut:
         self._computed: dict[int, dict[Any, None]] = defaultdict(dict)  # by rank: nodes
         self._moved: dict[tuple[int, int], list[Any]] = defaultdict(list)  # from one rank to another
         self._kept: dict[int, set[Any]] = defaultdict(set)  # by rank: what it has to have in the end
-        self.ends = [self._end(variable, ranks, first) for variable, ranks in wanted]
+        self.ends: Final = [self._end(variable, ranks, first) for variable, ranks in wanted]
         self._levels: dict[tuple[int, Any], int] = {}  # of a variable on a rank
         self._set_levels(nodes)
         self.keys: dict[Any, int] = {}
         ranks = sorted({*self._computed, *(rank for pair in self._moved for rank in pair)})
-        self.steps = {rank: list(self._steps(rank)) for rank in ranks}
-        self.table = list(self._lines(nodes))
+        self.steps: Final = {rank: list(self._steps(rank)) for rank in ranks}
+        self.table: Final = list(self._lines(nodes))
 
     def key(self, variable: Any) -> int:
         """The number of a variable that a rank holds."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytensor
@@ -86,40 +86,41 @@ class Graph:
 
         Raises: InvalidType, InvalidValue unless the arguments describe a graph.
         """
-        self.name = name or _default_name(outputs, inputs)
-        self.options = dict(options or {})
+        self.name: Final = name or _default_name(outputs, inputs)
+        self.options: Final = dict(options or {})
         scattered, broadcast = _listed(inputs), _listed(bcast_inputs)
         places = [self._place(given) for given in (*scattered, *broadcast)]
-        self.inputs = [place.variable for place in places]
-        self.scattered = len(scattered)
+        self.inputs: Final = [place.variable for place in places]
+        self.scattered: Final = len(scattered)
         self._check_inputs()
-        self.names = _names([place.name for place in places])
-        self.downcast = [place.downcast for place in places]
-        pairs, self.single = _outputs(outputs)
+        self.names: Final = _names([place.name for place in places])
+        self.downcast: Final = [place.downcast for place in places]
+        pairs, single = _outputs(outputs)
+        self.single: bool = single
         for variable, _ in pairs:
             self._check_tensor(variable, "an output")
         modes = [mode for _, mode in pairs]
-        self.modes = modes[0] if self.single else modes
+        self.modes: Final = modes[0] if self.single else modes
         targets, replaced = [variable for variable, _ in pairs], self._givens(givens)
         new = _updates(updates)
         new += self._implied([*targets, *(one for _, one, _ in new), *replaced.values()], new)
         states = [(stream, one) for stream, one, _ in new if _is_stream(stream)]
         new = [entry for entry in new if not _is_stream(entry[0])]
-        self.updates = [(variable, mode) for variable, _, mode in new]
+        self.updates: Final = [(variable, mode) for variable, _, mode in new]
         targets += [one for _, one, _ in new]
         count = len(targets)
         targets += [one for _, one in states]
         if replaced and targets:
             targets = clone_replace(targets, replace=replaced)
         found = [v for v in graph_inputs(targets[:count]) if isinstance(v, SharedVariable)]
-        self.shared = [variable for variable in found if not _is_stream(variable)]
+        self.shared: list[Any] = [variable for variable in found if not _is_stream(variable)]
         for variable in [*self.shared, *(v for v, _ in self.updates)]:
             self._check_tensor(variable, "a shared variable")
         following = {stream: one for (stream, _), one in zip(states, targets[count:], strict=True)}
         streams = [variable for variable in found if _is_stream(variable)]
-        self.streams = sorted(streams, key=lambda stream: stream not in following)
+        self.streams: list[Any] = sorted(streams, key=lambda stream: stream not in following)
         self._states = [following[stream] for stream in self.streams if stream in following]
-        self.targets = targets[:count]
+        self.targets: list[Any] = targets[:count]
 
     def _givens(self, givens: Any) -> dict[Any, Any]:
         """What replaces which variables of the graph.  Raises: InvalidType."""
@@ -246,8 +247,9 @@ class GraphFunction:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.__name__ = graph.name
-        self.names, self.input_types = graph.names, graph.input_types()
+        self.__name__: Final = graph.name
+        self.names: Final = graph.names
+        self.input_types: Final = graph.input_types()
         self._single = graph.single
         self._count = len(graph.targets) - len(graph.updates)  # of outputs
 
@@ -275,8 +277,8 @@ class Compiled(GraphFunction):
     ) -> None:
         super().__init__(graph)
         self._program = program
-        self.variables = tuple(replicas[variable] for variable in graph.shared)
-        self.streams = tuple(replicas[variable] for variable in graph.streams)
+        self.variables: Final = tuple(replicas[variable] for variable in graph.shared)
+        self.streams: Final = tuple(replicas[variable] for variable in graph.streams)
         self._theirs = tuple(graph.streams)  # the streams themselves, in the main process
         self._states = len(graph._states)  # of streams; the others begin anew in each call
 

@@ -6,7 +6,7 @@ one process, they are nothing: a rewrite removes them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pytensor.compile import optdb  # noqa: F401  the registry of rewrites, which must be there first
 from pytensor.gradient import DisconnectedType
@@ -22,7 +22,7 @@ from pytensor.tensor.type import TensorType
 class FirstValue(Op):  # type: ignore[misc]
     """The first of some values, as it is."""
 
-    view_map = {0: [0]}  # noqa: RUF012  as PyTensor reads it
+    view_map: Final = {0: [0]}
 
     def make_node(self, *values: Any) -> Any:
         return Apply(self, list(values), [values[0].type()])
@@ -40,7 +40,7 @@ class FirstValue(Op):  # type: ignore[misc]
 class TransferTo(FirstValue):
     """The value, on the device with the name *target*."""
 
-    __props__ = ("target",)
+    __props__: Final = ("target",)
 
     def __init__(self, target: str | int | None) -> None:
         self.target = target
@@ -55,7 +55,7 @@ class TransferTo(FirstValue):
 class TransferBack(FirstValue):
     """The first value, where the second one is, which stays there: the gradient of a transfer."""
 
-    __props__ = ()
+    __props__: Final = ()
 
     def connection_pattern(self, node: Any) -> Any:
         return [[True], [False]]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from ..plan.call import ALIGNMENT
 from .descriptors import Inherited
@@ -61,16 +62,17 @@ class Block:
 
     def __init__(self, memory: memoryview, size: int, inherited: Inherited) -> None:
         words = (RANKS + 2 * size * LINE) * WORD
-        self.words = memory[:words].cast("Q")
-        self.heads = [RANKS + 2 * rank * LINE for rank in range(size)]
-        self.lines = [head + LINE for head in self.heads]
+        self.words: Final = memory[:words].cast("Q")
+        self.heads: Final = [RANKS + 2 * rank * LINE for rank in range(size)]
+        self.lines: Final = [head + LINE for head in self.heads]
         areas = [memory[words + at * AREA : words + (at + 1) * AREA] for at in range(2 * size)]
-        self.commands, self._replies = areas[:size], areas[size:]
+        self.commands: Final = areas[:size]
+        self._replies = areas[size:]
         marks = memory[words + 2 * size * AREA :]
         room = MARKS * MARK.size
         self._marks = [marks[rank * room : (rank + 1) * room] for rank in range(size)]
-        self.fence = new_fence()
-        self.wakes_main = inherited.wakes_main
+        self.fence: Final = new_fence()
+        self.wakes_main: Final = inherited.wakes_main
         self._wake_workers = inherited.wake_workers
         self._sleeps = [line + SLEEPS for line in self.lines]
         self._read: dict[int, tuple[int, bytes]] = {}  # the last commands, by the first ranks of lanes

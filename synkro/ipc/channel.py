@@ -47,6 +47,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from .block import ANSWERED, COMMAND, EACH, MAIN_SLEEPS, REPLY_EDITION, SENT, SLEEPS, WOKEN, Block
 from .descriptors import Inherited
@@ -68,10 +69,10 @@ class Controller(Block):
 
     def __init__(self, memory: memoryview, size: int, inherited: Inherited) -> None:
         super().__init__(memory, size, inherited)
-        self.numbers = itertools.count(1)
+        self.numbers: Final = itertools.count(1)
         self._lanes: dict[tuple[int, ...], Lane] = {}
         self._on_gpus = False
-        self.everyone = self.lane(tuple(range(size)))
+        self.everyone: Final = self.lane(tuple(range(size)))
 
     def lane(self, ranks: tuple[int, ...]) -> Lane:
         """The lane of *ranks*, which are in ascending order."""
@@ -143,7 +144,7 @@ class Lane:
     def __init__(self, block: Controller, ranks: tuple[int, ...], seconds: float) -> None:
         """*seconds* are how long it polls for answers before sleeping."""
         self.ranks = ranks
-        self.members = frozenset(ranks)
+        self.members: Final = frozenset(ranks)
         self._block = block
         self._fence = block.fence
         self._wake_main = block.wakes_main[ranks[0]]

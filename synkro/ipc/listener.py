@@ -6,6 +6,7 @@ import os
 import select
 import time
 from functools import partial
+from typing import Final
 
 from .block import ANSWERED, COMMAND, FIRST, PHASE, SLEEPS, SLICE, TRACED, WOKEN, Block
 from .descriptors import Inherited
@@ -62,9 +63,11 @@ class Listener:
         self._woken = 0  # how often the main process had woken the workers
         self._reply = b""  # what lies in the reply area
         self._patience = Patience(polling(size))
-        self.unwanted, self.blocks_read = partial(block.unwanted, rank), partial(block.blocks_read, rank)
-        self.is_expected, self.wake_main = block.is_expected, block.wake_main
-        self.wake_sleepers = block.wake_sleepers
+        self.unwanted: Final = partial(block.unwanted, rank)
+        self.blocks_read: Final = partial(block.blocks_read, rank)
+        self.is_expected: Final = block.is_expected
+        self.wake_main: Final = block.wake_main
+        self.wake_sleepers: Final = block.wake_sleepers
 
     def receive(self, phase: int) -> tuple[bytes, bytes]:
         """Wait for the next command, which begins *phase*; returns it and its housekeeping."""

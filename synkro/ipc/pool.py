@@ -7,6 +7,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from ..errors import SessionError, SynkroError, WorkerDied, counted
 from ..machine import python
@@ -55,7 +56,7 @@ class WorkerPool:
         *sink*, if given, gets what the workers print, in the place of the user.
         """
         self.hosts = hosts
-        self.ranks = hosts[here]
+        self.ranks: Final = hosts[here]
         self.sentinels: list[int] = []
         self._workers: list[WorkerProcess] = []
         self._pump = OutputPump(sink)

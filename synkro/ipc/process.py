@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import BinaryIO, Final, NamedTuple, NoReturn
 
 from ..errors import WorkerDied
 from ..machine import start
@@ -82,7 +82,8 @@ class WorkerProcess:
                 lifeline, self._lifeline = os.pipe()
                 theirs.callback(os.close, lifeline)
                 undo.callback(os.close, self._lifeline)
-                self.socket, other = socket.socketpair()
+                own, other = socket.socketpair()
+                self.socket: socket.socket = own
                 theirs.callback(other.close)
                 undo.callback(self.socket.close)
                 fds = [lifeline, other.fileno(), *inherited.listed()]
@@ -96,9 +97,9 @@ class WorkerProcess:
                 undo.callback(self._process.wait)
                 undo.callback(self._process.kill)
                 _tie(lifeline, self._process.pid)
-            self.sentinel = os.pidfd_open(self._process.pid)
+            self.sentinel: int = os.pidfd_open(self._process.pid)
             undo.pop_all()
-        self.pid = self._process.pid
+        self.pid: Final = self._process.pid
         self.stdout: BinaryIO = self._process.stdout  # type: ignore[assignment]
         self.stderr: BinaryIO = self._process.stderr  # type: ignore[assignment]
 

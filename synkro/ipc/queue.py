@@ -33,7 +33,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -169,7 +169,7 @@ class Dispatcher:
                     "some, or raise /proc/sys/fs/pipe-user-pages-soft",
                 )
             self._closing = closing.pop_all()
-        self.descriptors = (self._tickets, self._put, given, self._file)
+        self.descriptors: Final = (self._tickets, self._put, given, self._file)
         self._most = min(_SLOTS, room)
         self._free: list[int] = []  # slots
         self._block: Array = np.empty(0, np.uint8)  # with room for batches of some size …

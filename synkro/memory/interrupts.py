@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Final
 
 
 class Atomic:
@@ -20,8 +21,8 @@ class Atomic:
     """
 
     def __init__(self) -> None:
-        self.depth = 0
-        self.due = False
+        self.depth: int = 0
+        self.due: bool = False
 
     def interrupt(self) -> None:
         """An interrupt has come among the steps: it is due after them."""
@@ -41,7 +42,7 @@ class Atomic:
             raise KeyboardInterrupt
 
 
-atomic = Atomic()
+atomic: Final = Atomic()
 
 
 @contextlib.contextmanager

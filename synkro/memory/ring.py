@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import ArrayLike
 
@@ -249,7 +249,7 @@ class RingWriter:
 
     def __init__(self, name: str, timeout: float | None = None, any_owner: bool = False) -> None:
         """Open the ring; made by ``ring(name)``."""
-        self.name = named.checked_ring_name(name)
+        self.name: Final = named.checked_ring_name(name)
         self._timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         self._fd, nbytes = named.open_named(self.name, True, checked_bool(any_owner, "any_owner"))
         self._close_fd = weakref.finalize(self, os.close, self._fd)
@@ -260,7 +260,9 @@ class RingWriter:
                     f"the shared memory {self.name} is no ring: a ring is made by ring(name, slots=…, "
                     f"shape=…, dtype=…) in the program that reads; attach() opens arrays."
                 )
-            self.shape, self.dtype, self.slots = layout.shape, layout.dtype, layout.slots
+            self.shape: Final = layout.shape
+            self.dtype: Final = layout.dtype
+            self.slots: Final = layout.slots
             self._layout = layout
             with descriptors_for(f"the shared memory {self.name} could not be opened"):
                 mapped = named.reopened(self._fd)

@@ -14,7 +14,7 @@ import errno
 import os
 import resource
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +51,12 @@ class Segment:
 
     def __init__(self, number: int, fd: int, nbytes: int, access: Access) -> None:
         """Map a file, and own *fd* from here on.  Raises: SharedMemoryError, after closing it."""
-        self.number = number
-        self.nbytes = nbytes
-        self.fd = fd
+        self.number: Final = number
+        self.nbytes: Final = nbytes
+        self.fd: int = fd
         self._closing = call_with_last(self, _close, fd)
         try:
-            self.base = map_file(fd, nbytes, access)
+            self.base: Final = map_file(fd, nbytes, access)
         except OSError as error:
             self.close()
             raise explained(error, nbytes) from None

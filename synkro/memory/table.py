@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,7 @@ class Versions:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.region = Region(segment.number, 0, (_VERSIONS,), "<u8")
+        self.region: Final = Region(segment.number, 0, (_VERSIONS,), "<u8")
         self._numbers = segment.array(self.region)
         self._own = segment.number % _VERSIONS
 

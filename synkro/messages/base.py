@@ -32,7 +32,7 @@ class Message:
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
 
 class Command(Message):
@@ -45,7 +45,7 @@ class Command(Message):
         access: how ranks map its regions.
     """
 
-    access: ClassVar = Access.READ
+    access: ClassVar[Access] = Access.READ
 
     def names(self) -> Iterator[tuple[int, Access]]:
         """The segments that it names, and how ranks map each."""

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from itertools import accumulate, chain
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
 import numpy as np
@@ -35,6 +35,11 @@ from .imported import Part, made, settle, taken_over
 from .kinds import Contents, NumberOf, is_for_program, is_named, is_sent_by_value
 from .pytrees import set_and_register, ways_of
 from .refused import Absent, is_parallel_map, refuse_open_file
+
+if TYPE_CHECKING:
+    from pickle import Pickler  # which cloudpickle's is
+else:
+    from cloudpickle import Pickler
 
 OUT_OF_BAND = 1 << 15
 """Buffers from this many bytes on stay out of the pickle: they travel once, in shared memory."""
@@ -69,12 +74,12 @@ class Space:
     __slots__ = ("__weakref__", "importable", "installed", "module", "names", "number")
 
     def __init__(self, number: int, names: dict[str, Any]) -> None:
-        self.number = number
-        self.names = names
-        self.module = str(names.get("__name__", "__main__"))
+        self.number: Final = number
+        self.names: Final = names
+        self.module: Final = str(names.get("__name__", "__main__"))
         module = sys.modules.get(self.module)
-        self.importable = self.module != "__main__" and getattr(module, "__dict__", None) is names
-        self.installed = self.importable and not is_own(module)
+        self.importable: Final = self.module != "__main__" and getattr(module, "__dict__", None) is names
+        self.installed: Final = self.importable and not is_own(module)
 
     @property
     def lasts(self) -> bool:
@@ -148,7 +153,7 @@ def kept_apart(
     return stays
 
 
-class Stream(cloudpickle.Pickler):  # type: ignore[misc]
+class Stream(Pickler):
     """A pickler with a stream of its own.
 
     Attributes:
@@ -199,7 +204,7 @@ class _ForWorkers(Stream):
         self._current = current
         self._compiled = compiled
         self.movable: list[Any] = []
-        self.relies = False
+        self.relies: bool = False
         self.relied: dict[int, Any] = {}
         self.classes: dict[int, type] = {}
 
@@ -288,7 +293,7 @@ class _ForWorkers(Stream):
         if register:
             cloudpickle.register_pickle_by_value(module)
         try:
-            reduced = super().reducer_override(cls)
+            reduced: Any = super().reducer_override(cls)
         finally:
             if register:
                 cloudpickle.unregister_pickle_by_value(module)

@@ -79,12 +79,13 @@ class Absent:
             raise AttributeError(name)
         return self._raise()
 
-    __call__ = __len__ = __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = _raise
-    __setattr__ = __or__ = __ior__ = __and__ = __sub__ = _raise
-
     def __reduce__(self) -> Any:
         return Absent, (self._what,)
 
+
+_USES = ("call", "len", "iter", "contains", "getitem", "setitem", "delitem", "setattr")
+for _name in (*_USES, "or", "ior", "and", "sub"):
+    setattr(Absent, f"__{_name}__", Absent._raise)
 
 _WEAK = {weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet}
 _CHOOSER: Any = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]

@@ -85,8 +85,8 @@ class Together(Generic[W]):
 
     def __init__(self, writer: W) -> None:
         self.writer = writer
-        self.count = 0
-        self.failed = False
+        self.count: int = 0
+        self.failed: bool = False
         self._head = _Head((), b"", {}, False)
         self._plain: dict[type, bool] = {}  # by class, whether instances can be copied
         self._seen: list[int] = []  # by id, what of the value has a copy

@@ -67,7 +67,7 @@ class View:
     def __init__(self, array: Callable[[Region], Array], trusted: bool = False) -> None:
         """Numbers are bare if the network is *trusted*."""
         self.array = array
-        self.outbox = Region(0, 0, (0, 0), "|u1")
+        self.outbox: Region = Region(0, 0, (0, 0), "|u1")
         self._trusted = trusted
         self._versions: Region | None = None
 

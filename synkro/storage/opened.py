@@ -7,7 +7,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,10 +57,10 @@ class Opened(ABC):
     def __init__(self, stored: FileArray) -> None:
         """Raises: OSError if there is no such file here, it has changed, or cannot be opened."""
         self.stored = stored
-        self.called = called(stored.kind, stored.path, stored.name)
+        self.called: Final = called(stored.kind, stored.path, stored.name)
         self._dtype = np.dtype(stored.dtype)
         self._row_bytes = self._dtype.itemsize * math.prod(stored.shape[1:])
-        self.gap = self.SKIPPED // max(1, self._row_bytes)
+        self.gap: Final = self.SKIPPED // max(1, self._row_bytes)
         self.check([])
         try:
             self._try(self._open, [])

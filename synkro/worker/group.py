@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,11 @@ class Running(Protocol):
         in_parts: whether it is cut into pieces of which the user has said nothing.
     """
 
-    name: str
-    in_parts: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def in_parts(self) -> bool: ...
 
     def rows(self) -> NDArray[np.int64] | None:
         """The indices of the call's rows among all rows of the scattered inputs; None if there are
@@ -126,11 +129,11 @@ class Group:
         """*rng* makes the generator; *mark* records for a trace what this rank does."""
         self.comm = comm
         self.mark = mark
-        self.device = device or CpuDevice()
+        self.device: Final = device or CpuDevice()
         self._meeting = comm.agreement.meeting
-        self.in_call = comm.place, comm.count
-        self.checking = False
-        self.turn = threading.RLock()
+        self.in_call: tuple[int, int] = comm.place, comm.count
+        self.checking: bool = False
+        self.turn: Final = threading.RLock()
         self.within: Entry | None = None
         self._exchanged: Counter[tuple[int, ...]] = Counter()  # by two ranks: how often in this call
         self._rng = rng

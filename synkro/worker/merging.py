@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ class Merger:
         self._name = name
         self._called = f"output of the function {name!r}"
         self._outputs = outputs
-        self.nothing = isinstance(outputs, tuple | list | dict) and not outputs
+        self.nothing: Final = isinstance(outputs, tuple | list | dict) and not outputs
         self._several = several
         self._pickle = pickled
 
@@ -246,9 +246,9 @@ class Layout:
     """
 
     def __init__(self) -> None:
-        self.keeps = False
+        self.keeps: bool = False
         self._seen: Any = None  # how outputs are nested, how many pieces each has, and their forms
-        self.done = Done(None, None)
+        self.done: Done = Done(None, None)
         self._slots: list[tuple[int, Array]] = []  # pieces that fit, by their number, and where
         self._slot: Array | None = None  # where the only output lies, if ``take`` may put it there
 

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from .. import messages
+from ..comms.base import Communicator
 from ..comms.gpu import GpuCommunicator
 from ..comms.ops import OPERATIONS, Operation, reduce_share
 from ..devices import context
@@ -27,6 +28,7 @@ from ..storage import targets
 from ..values.arrays import Array
 from . import variables
 from .call import PreparedCall
+from .group import Group
 from .tasks import Tasks
 from .workspace import Workspace
 
@@ -63,7 +65,7 @@ class Rank(Workspace):
 
     def action(self, command: Command) -> Callable[[], Reply]:
         """A callable that does *command* and returns the reply."""
-        self.function = None
+        self.function: None = None
         match command:
             case messages.Call():
                 return PreparedCall(self, command.plan).run
@@ -80,15 +82,16 @@ class Rank(Workspace):
     def _start(self, start: messages.Start) -> messages.Started:
         if (core := start.cores[self.number]) is not None:
             os.sched_setaffinity(0, {core})
-        self.token, self.verbose = start.token, start.verbose
+        self.token: str = start.token
+        self.verbose: bool = start.verbose
         self._master = start.master_rank
         problem = ""
         if start.gpus is not None and start.versions is not None:
             self._versions = self.array(start.versions)
             problem = self._move_to_gpu(start.gpus)
         # mapped after the device is made, which may pin it
-        self.outbox = self.array(start.outbox)[self.number]
-        self.group = self._new_group(start.seed)
+        self.outbox: Array = self.array(start.outbox)[self.number]
+        self.group: Group = self._new_group(start.seed)
         if start.seeded:
             self.reseed(start.seed)
         if start.profiles is not None:
@@ -105,8 +108,9 @@ class Rank(Workspace):
         context.begin(index)
         from ..devices.cuda import CudaDevice  # noqa: PLC0415  only here is CuPy needed
 
-        self.device = CudaDevice(index, gpus.preallocate)
-        self.comm = comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
+        self.device: CudaDevice = CudaDevice(index, gpus.preallocate)
+        comm = GpuCommunicator(self.comm, self.device, index if gpus.linked else None)
+        self.comm: Communicator = comm
         self.at_close.callback(comm.links.close)
         self.group = self._new_group(None)
         self.begin(tuple(range(self.size)))
@@ -123,7 +127,7 @@ class Rank(Workspace):
             parcel, self._memory(parcel), lambda done: self.report(Phase.LOADING, done)
         )
         self.device.welcome(movable)
-        self.functions |= functions
+        self.functions.update(functions)
         self._seed_torch()
 
     def _work(self, command: messages.Work) -> None:

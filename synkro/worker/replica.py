@@ -27,11 +27,11 @@ class Replica(Variable):
     ) -> None:
         """*array* lies on *device*; *shared* says whether *comm* made it, so that all ranks see it."""
         self.name = name
-        self.dtype = array.dtype
-        self.ndim = array.ndim
+        self.dtype: np.dtype[Any] = array.dtype
+        self.ndim: int = array.ndim
         self._device = device
         self._comm = comm
-        self.whole = array
+        self.whole: Array = array
         self._shared = shared
         self._rows: Array | None = None
         self._select: Callable[[Array], Array] | None = None

@@ -119,7 +119,9 @@ class Tasks:
 
     def __init__(self, rank: Workspace, listener: Listener, queue: list[int]) -> None:
         """*queue* are the descriptors of the queue, which it owns."""
-        self.seed = self.map = self.number = 0
+        self.seed: int = 0
+        self.map: int = 0
+        self.number: int = 0
         self._rank = rank
         self._listener = listener
         self._frozen: list[Array] = []

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,33 +67,33 @@ class Workspace:
         self.number = rank
         self.size = size
         self.hosts = hosts
-        self.host = next(ranks for ranks in hosts if rank in ranks)
-        self.pid = os.getpid()
-        self.epoch = 0
+        self.host: Final = next(ranks for ranks in hosts if rank in ranks)
+        self.pid: Final = os.getpid()
+        self.epoch: int = 0
         self.device: Device = CpuDevice()
         self.comm = comm
         self.functions: dict[int, FunctionSpec] = {}
         self.variables: dict[int, Replica] = {}
-        self.objects = RankObjects()
-        self.files = WholeFiles()
+        self.objects: Final = RankObjects()
+        self.files: Final = WholeFiles()
         self.function: str | None = None
-        self.in_function = False
-        self.in_call = False
+        self.in_function: bool = False
+        self.in_call: bool = False
         self._task: Task | None = None
         self.outbox: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.report = listener.report
-        self.mark = listener.mark
+        self.report: Final = listener.report
+        self.mark: Final = listener.mark
         self.token = ""
         self.verbose = False
-        self.forked = False
+        self.forked: bool = False
         os.register_at_fork(after_in_child=self._on_fork)
-        self.at_close = contextlib.ExitStack()
+        self.at_close: Final = contextlib.ExitStack()
         self._listener = listener
         self._descriptors = descriptors
-        self.segments = SegmentTable(self._mapped, descriptors.release)
+        self.segments: Final = SegmentTable(self._mapped, descriptors.release)
         self._kept: list[list[Array]] = []
         self._master = 0
-        self.group = self._new_group(None)
+        self.group: Group = self._new_group(None)
         self._versions: NDArray[Any] = np.empty(0, np.uint64)
         self._torch_seed: int | None = None  # of a session that has one, until PyTorch is imported
 

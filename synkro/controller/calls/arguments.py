@@ -172,7 +172,7 @@ class Arguments:
         self._numbers = Numbers(engine)
         self._files: dict[int, tuple[Any, Data]] = {}
         self._stored: dict[int, tuple[weakref.ref[Any], StoredData]] = {}
-        self.copied = False  # whether the last call copied something that ``again`` would take
+        self.copied: bool = False  # whether the last call copied something that ``again`` would take
         self._reusable: Sequence[Reusable] = ()  # of the last call's values
 
     def again(self, values: Sequence[Any]) -> list[Region | None] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from ...errors import InvalidType, NotAvailable, cut
 from ...plan.outputs import DEFAULT
@@ -219,7 +219,7 @@ def _signature() -> inspect.Signature:
     return signature.replace(parameters=[own, *list(signature.parameters.values())[1:]])
 
 
-signature_of_function = _signature()
+signature_of_function: Final = _signature()
 """The signature of ``Session.function``: the names and the order of the classic form."""
 
 

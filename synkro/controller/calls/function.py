@@ -30,6 +30,7 @@ from ...errors import (
     shortened,
     warn,
 )
+from ...ipc.channel import Lane
 from ...messages import FunctionSpec, Phase, Release
 from ...plan.binding import RESERVED, Binder, Bound
 from ...plan.call import CallPlan
@@ -136,10 +137,10 @@ class Function(SentFunction, Generic[P, R]):
             raise InvalidType(f"function() takes a callable, got {shortened(fn)}.")
         check_returns(fn, "function")
         self.fn: Callable[..., Any] = fn.fn if isinstance(fn, Function) else fn
-        self.name = named(definition.name or name_of(self.fn))
+        self.name: str = named(definition.name or name_of(self.fn))
         alone = definition.target is not None and not isinstance(definition.target, list | tuple)
         modes = only_one if alone and definition.outputs is DEFAULT else definition.outputs
-        self.output_modes = check_modes(modes)
+        self.output_modes: Any = check_modes(modes)
         self._definition = definition
         self._placed = definition.placed
         self._binder = Binder(
@@ -164,7 +165,7 @@ class Function(SentFunction, Generic[P, R]):
         self._join(services, FunctionSpec(self.name, self.fn, modes, checked, definition.finish))
         self._engine, self._variables, self._services = engine, variables, services
         self._bridge, self._warned = definition.bridge, False
-        self.lane = None if ranks is None else engine.channel.lane(ranks)
+        self.lane: Lane | None = None if ranks is None else engine.channel.lane(ranks)
         self._planner = Planner(services, self, self._binder.bind, sliced)
 
     def _settled(self) -> Engine:

@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, counted, reason
+from ...memory.segment import Segment
 from ...messages import Call
 from ...packing.pickles import check_cause, dumped
 from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
 from ...plan.binding import Bound
-from ...plan.call import CallPlan, FileArray, Form, Held, Picked, Region, Scattered
+from ...plan.call import Access, CallPlan, FileArray, Form, Held, Picked, Region, Scattered
 from ...plan.outputs import check_subset, flatten, modes_of
 from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split_over, weight_unit
 from ...values.arrays import checked_int
@@ -66,10 +67,13 @@ class Planned:
 
     def __init__(self, plan: CallPlan, directory: Directory, name: str) -> None:
         """*directory* has what it names; *name* is that of the function."""
-        self.plan, command = plan, Call(plan)
-        self.payload = pickle.dumps(command, 5) if plan.form is None else _with_form(command, name)
-        self.segments = directory.segments(command)
-        self.known = False
+        self.plan: Final = plan
+        command = Call(plan)
+        self.payload: Final = (
+            pickle.dumps(command, 5) if plan.form is None else _with_form(command, name)
+        )
+        self.segments: list[tuple[Segment, Access]] = directory.segments(command)
+        self.known: bool = False
         self.collection: Collection | None = None
 
     def ran(self) -> None:
@@ -96,7 +100,7 @@ class Planner:
         self._spec, self._number = function.spec, function.number
         self._name = function.name
         self._bind = bind
-        self.arguments = Arguments(services, self._spec, self._world)
+        self.arguments: Final = Arguments(services, self._spec, self._world)
         self._sliced = sliced
         self._indices = Outgoing(engine)
         self._own_indices = Outgoing(engine)

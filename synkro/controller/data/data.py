@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
-from typing import Any, Protocol, SupportsIndex, overload
+from typing import Any, ClassVar, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -45,9 +45,9 @@ class Data(InputArray[Scalar]):
         library: "torch" or "jax" if its values came from such an array; functions get one like it.
     """
 
-    ATTRIBUTE = "x[:].{}"
-    COPY = "send a copy, x[:].copy()"
-    ANEW = "make it anew in this one with data(x[:])"
+    ATTRIBUTE: ClassVar[str] = "x[:].{}"
+    COPY: ClassVar[str] = "send a copy, x[:].copy()"
+    ANEW: ClassVar[str] = "make it anew in this one with data(x[:])"
 
     def __init__(
         self,

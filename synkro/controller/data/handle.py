@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -36,8 +36,8 @@ class InputArray(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
     _dtype: np.dtype[Scalar]
 
     def __init__(self, engine: Engine, minibatch: bool, name: str | None) -> None:
-        self.name = named(name)
-        self.minibatch = bool(minibatch)
+        self.name: Final = named(name)
+        self.minibatch: Final = bool(minibatch)
         self._engine = engine
 
     def _called(self) -> str:

@@ -43,7 +43,7 @@ class Outgoing:
 
     def __init__(self, engine: Engine, array: Array = _NOTHING) -> None:
         """A buffer without memory; *array* is what it holds: nothing, but of some dtype."""
-        self.array = array
+        self.array: Array = array
         self.placed: Placed | None = None
         self._engine = engine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -33,9 +33,9 @@ class StoredData(InputArray[Any]):
         minibatch: as for ``Data``.
     """
 
-    ATTRIBUTE = "x[:].{}, which reads all of it"
-    COPY = "open the file, {0.path}"
-    ANEW = "give the dataset to data() in this one"
+    ATTRIBUTE: ClassVar[str] = "x[:].{}, which reads all of it"
+    COPY: ClassVar[str] = "open the file, {0.path}"
+    ANEW: ClassVar[str] = "give the dataset to data() in this one"
 
     def __init__(self, engine: Engine, stored: FileArray, *, minibatch: bool, name: str | None) -> None:
         """Made by ``data()``."""

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ...comms.board import board_bytes
 from ...errors import (
@@ -117,28 +117,31 @@ class Engine:
 
         Raises: SessionError, SharedMemoryError if they cannot be started; NotAvailable.
         """
-        self.size = len(environments)
+        self.size: Final = len(environments)
         self.on_gpus = on_gpus
-        self.has_hosts = len(pool.hosts) > 1
-        self.nearby, self.host_of = pool.ranks, pool.host_of
-        self.lock = threading.RLock()
-        self.turns = Turns(self.lock, self.size, timeout)
-        self.verbose, self.say = verbose, status_line(verbose)
-        self.directory = Directory(self.size)
+        self.has_hosts: Final = len(pool.hosts) > 1
+        self.nearby: Final = pool.ranks
+        self.host_of: Final = pool.host_of
+        self.lock: Any = threading.RLock()
+        self.turns: Turns = Turns(self.lock, self.size, timeout)
+        self.verbose: Final = verbose
+        self.say: Final = status_line(verbose)
+        self.directory: Final = Directory(self.size)
         self.calls: list[object] = []
         self.trace: Trace | None = None
-        self.at_close = contextlib.ExitStack()
-        self.interrupted = _NOBODY
+        self.at_close: Final = contextlib.ExitStack()
+        self.interrupted: frozenset[int] = _NOBODY
         self._open: OpenCommand | None = None
         self._begun = False  # whether the workers have replied once; before that, SIGINT kills them
         self._why_broken, self._why_closed = "", _CLOSED
         self._owing = False  # whether a signal handler has closed it in a call, which gives all back
         self.wake_early: Callable[[], None] = self.require_ready
-        self.state, self._pool = State.STARTING, pool
+        self.state: State = State.STARTING
+        self._pool = pool
         self.versions: Versions | None = None
         try:
-            self.channel = pool.start(environments, board_bytes(self.size), self._note)
-            self.everyone = self.channel.everyone
+            self.channel: Final = pool.start(environments, board_bytes(self.size), self._note)
+            self.everyone: Final = self.channel.everyone
             self._post = Post(self._pool, self.channel, self.directory, self.run)
             self.wake_early = self.channel.wake_early
             self.state = State.READY
@@ -446,11 +449,9 @@ class Engine:
 
         Raises: InvalidValue if it cannot be written.
         """
-        if trace is None:
-            return
         with self.lock:
             self.turns.wait_for_all()
-            if self.trace is not trace:
+            if trace is None or self.trace is not trace:
                 return
             self.trace = None
             trace.end()

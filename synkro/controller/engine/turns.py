@@ -50,9 +50,9 @@ class Turn:
     """
 
     def __init__(self, ranks: frozenset[int]) -> None:
-        self.ranks = ranks
+        self.ranks: frozenset[int] = ranks
         self.lock: Any = threading.RLock()
-        self.lasts = True
+        self.lasts: bool = True
 
     def end(self) -> None:
         """The turn has ended."""

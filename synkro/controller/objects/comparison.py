@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from types import CellType, CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -175,7 +175,8 @@ class Comparison:
     def __init__(self) -> None:
         self._names: dict[int, tuple[dict[str, Any], list[Known]]] = {}
         self._of: dict[Kind, list[Known]] = {kind: [] for kind in _APART}
-        self.functions, self._tensors = self._of[kinds.FUNCTION], self._of[kinds.TENSOR]
+        self.functions: Final = self._of[kinds.FUNCTION]
+        self._tensors = self._of[kinds.TENSOR]
         self.dicts: list[Known] = []
         self._ordered: list[Known] = []
         self._slotted: list[Known] = []

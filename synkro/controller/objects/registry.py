@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from ...memory.departures import call_with_last
 from ...packing import kinds
@@ -77,8 +77,8 @@ class Registry:
         self._kept: dict[int, Remembered] = {}  # by the id of an object that the program has
         self._containers: weakref.WeakValueDictionary[int, Remembered] = weakref.WeakValueDictionary()
         self._recent: dict[Remembered, None] = {}  # of containers that functions name
-        self.by_id = KnownById()
-        self.parts = {} if parts is None else parts
+        self.by_id: Final = KnownById()
+        self.parts: Final = {} if parts is None else parts
         self.caching: weakref.WeakSet[Known] = weakref.WeakSet()
         # classes and functions by number: results may refer to them when no function uses them any more
         self.named: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

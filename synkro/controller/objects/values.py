@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from ...errors import CallTimeout, SessionError, WorkerDied
 from ...messages import FunctionSpec
@@ -131,9 +131,9 @@ class Relied:
     """
 
     def __init__(self, obj: Any) -> None:
-        self.name = str(getattr(obj, "__name__", type(obj).__name__))
+        self.name: Final = str(getattr(obj, "__name__", type(obj).__name__))
         self.roots: list[Known] = []
-        self.spec = FunctionSpec(self.name, obj, None)
+        self.spec: Final = FunctionSpec(self.name, obj, None)
         self._at = time.monotonic()  # when a value relied on it last
 
     @property

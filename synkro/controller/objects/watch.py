@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from math import inf
 from time import monotonic
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from ...packing import kinds
 from ...packing.code import is_own, is_own_name, uses
@@ -69,7 +69,7 @@ class Watch:
         self._next_time = next_time
         self._next_look = 1 << calls.bit_length()
         self._missing: list[tuple[dict[str, Any], set[str]]] = []
-        self.comparison = Comparison()
+        self.comparison: Final = Comparison()
         self._last: list[EntryGroup] = []
         self._expired: list[EntryGroup] = []  # what it was before the next call was told to look closer
         self._quick: Callable[[], bool] | None = None
@@ -77,7 +77,7 @@ class Watch:
         self._fits = True
         self.uncompared: list[Known] = []
         self._count = 0  # of objects
-        self.partial = self._build()
+        self.partial: bool = self._build()
         self._compare_with(self.comparison.groups())
 
     def same(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...devices.gpus import Gpu, Visible, visible
 from ...errors import InvalidType, InvalidValue, counted, shown
@@ -37,10 +37,10 @@ class Placement:
 
         Raises: InvalidType, InvalidValue if *preallocate* is no fraction, or the devices are CPUs.
         """
-        self.assignments = tuple(assignments)
+        self.assignments: Final = tuple(assignments)
         self.gpus: tuple[Gpu, ...] = tuple([each.gpu for each in assignments if each.gpu is not None])
-        self.indices = tuple(gpu.index for gpu in self.gpus)
-        self.preallocate = checked_fraction(preallocate, bool(self.gpus))
+        self.indices: Final = tuple(gpu.index for gpu in self.gpus)
+        self.preallocate: Final = checked_fraction(preallocate, bool(self.gpus))
         self._look = look or visible
         crowd = max(Counter(gpu.place for gpu in self.gpus).values(), default=0)
         if self.preallocate is not None and self.preallocate * crowd > 1:
@@ -48,7 +48,7 @@ class Placement:
                 f"preallocate={self.preallocate:g} is what each worker takes of its GPU, and {crowd} "
                 f"workers share one: give at most {1 / crowd:.2g}."
             )
-        self.problem = ""
+        self.problem: str = ""
         self._asked = asked
         if len(self.gpus) > 1:
             self.problem = why_not_nccl(self.gpus, self._look().nccl, os.environ)

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
@@ -63,7 +63,9 @@ class Target(ABC):
 
     def __init__(self, value: Any, called: str, array: Any) -> None:
         """*array* is the memory, or what other processes know of an array."""
-        self.value, self.called, self._array = value, called, array
+        self.value: Final = value
+        self.called: Final = called
+        self._array = array
         self.shape: tuple[int, ...] = array.shape
         self.dtype: np.dtype[Any] = array.dtype
 
@@ -111,9 +113,9 @@ class InMemory(Target):
         self._source = source
         self._map = getattr(mapped_below(array), "_mmap", None)
         if window is not None:
-            self.bytes = bytes_of(window)
+            self.bytes: Bytes | None = bytes_of(window)
             if array.flags.c_contiguous:
-                self.place = window
+                self.place: Placed | None = window
 
     def shares(self, other: Target) -> bool:
         if not isinstance(other, InMemory):

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -42,9 +42,9 @@ class Outputs:
 
     def __init__(self, engine: Engine, outbox: Array, linked: bool) -> None:
         self.engine = engine
-        self.outbox = outbox
+        self.outbox: Array = outbox
         self.linked = linked
-        self.windows = Windows(engine)
+        self.windows: Final = Windows(engine)
         self._stages: dict[int, Segment] = {}
         self._results: list[Segment] = []
 
@@ -105,8 +105,10 @@ class Leaves:
 
     def __post_init__(self) -> None:
         self.operation: Operation | None = OPERATIONS.get(self.mode or "")
-        self.is_one_array = self.mode in ("gather", "keep") and self.dtype != PICKLED
-        self.result = self.operation.result_dtype(self.dtype) if self.operation else self.dtype
+        self.is_one_array: bool = self.mode in ("gather", "keep") and self.dtype != PICKLED
+        self.result: np.dtype[Any] = (
+            self.operation.result_dtype(self.dtype) if self.operation else self.dtype
+        )
 
 
 @dataclass(eq=False, repr=False)

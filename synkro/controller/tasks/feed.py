@@ -114,8 +114,8 @@ class Feed:
         that is known.  If *instant*, nobody waits for them; *at_once*: the program waits for all
         results.  A batch has at most so many items *together*.  *values* gives what pickles what pickle
         itself does not take."""
-        self.count = 0
-        self.exhausted = False
+        self.count: int = 0
+        self.exhausted: bool = False
         self.error: Exception | None = None
         self._name = name
         self._iterators = iterators

@@ -55,7 +55,7 @@ class TaskFunction(SentFunction):
 
     def __init__(self, services: Services, fn: Callable[..., Any]) -> None:
         super().__init__()
-        self.name = name_of(fn)
+        self.name: str = name_of(fn)
         self._services = services
         self._join(services, FunctionSpec(self.name, fn, None))
 

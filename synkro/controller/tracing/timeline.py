@@ -17,7 +17,7 @@ from ...errors import InvalidType, InvalidValue, shown
 from ...values.arrays import Array
 from .trace import MAIN, Called, Span, Trace
 
-SHARES = {
+SHARES: dict[str, tuple[str, ...]] = {
     "compute": ("compute", "load"),
     "transfer": ("copy", "inputs", "outputs", "store", "collect"),
     "communication": ("collective", "reduce"),

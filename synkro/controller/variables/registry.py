@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -52,16 +52,18 @@ class Variables:
         self.targets = targets
         self._engine = engine
         self._seed(seed)
-        self.collectives = Collectives(
+        self.collectives: Final = Collectives(
             engine, outputs, master_rank, self._collected, self._bridge, self.keep
         )
-        self.linked = Linked(targets, self.shared, self.collectives)
+        self.linked: Final = Linked(targets, self.shared, self.collectives)
         self._named: WeakValueDictionary[int, Shared] = WeakValueDictionary()  # by their numbers
 
     def _seed(self, seed: int) -> None:
-        self.maps = (seed, 0)
+        self.maps: tuple[int, int] = (seed, 0)
         # numbered after those of the workers, and made once
-        self.rng = functools.cache(functools.partial(generator, seed, self._engine.size))
+        self.rng: Callable[[], np.random.Generator] = functools.cache(
+            functools.partial(generator, seed, self._engine.size)
+        )
 
     def go_on_with(self, seed: int, number: int) -> None:
         """The next map is number *number* of *seed*."""

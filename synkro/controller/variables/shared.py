@@ -74,8 +74,8 @@ class Shared(Variable[Scalar]):
     ) -> None:
         """Made by ``shared()``."""
         self.ranks = ranks
-        self.name = named(name)
-        self.dtype = dtype
+        self.name: str | None = named(name)
+        self.dtype: np.dtype[Scalar] = dtype
         self.ndim = ndim
         self.number = number
         self._owner = owner
