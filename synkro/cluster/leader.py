@@ -24,7 +24,7 @@ from ..devices.gpus import showing, visible
 from ..errors import NotAvailable, SessionError, SharedMemoryError
 from ..ipc.channel import Lane
 from ..ipc.waiting import Nap
-from ..memory.segment import check_descriptors, descriptors_for
+from ..memory.segment import check_descriptors, descriptors_for, undoing
 from ..messages import Command, Housekeeping, Reduce, Reply, Start, Work
 from ..plan.extents import Extent, Partial, View
 from ..values.cache import Unpickled
@@ -120,11 +120,8 @@ class LeaderSession:
         self._ends = select.epoll()  # of the workers that have not ended
         beyond = begin.environments
         environments = [environment | beyond[rank] | showing() for rank in self._pool.ranks]
-        try:
+        with undoing(self._pool.close):
             self._channel = self._pool.start(environments, begin.board)
-        except BaseException:
-            self._pool.close()
-            raise
         inherited = self._pool.inherited
         self._relay = WireRelay(wire, begin.hosts, inherited, self._channel.answered)
         for sentinel in self._pool.sentinels:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import reason
+from ..memory.segment import undoing
 from ..plan.batch import Indexed, Selection, Strided
 from ..plan.call import FileArray
 from ..values.arrays import Array
@@ -62,11 +63,8 @@ class Opened(ABC):
         self._row_bytes = self._dtype.itemsize * math.prod(stored.shape[1:])
         self.gap: Final = self.SKIPPED // max(1, self._row_bytes)
         self.check([])
-        try:
+        with undoing(self.close):
             self._try(self._open, [])
-        except BaseException:
-            self.close()
-            raise
 
     def read(self, target: Array, start: int, stop: int) -> None:
         """Fill *target*, which is contiguous, with the rows from *start* to *stop*; without dimensions,

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from ...errors import InvalidValue, counted, named
 from ...memory.files import file_of
 from ...memory.interrupts import uninterrupted
+from ...memory.segment import undoing
 from ...plan.call import Access, Region
 from ...storage.files import is_stored, mapped
 from ...values import arrays
@@ -251,7 +252,7 @@ class Data(InputArray[Scalar]):
         if found is None:
             return False
         fd, offset = found
-        try:
+        with undoing(os.close, fd):
             nbytes = os.fstat(fd).st_size
             extent = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
             if offset + extent + array.itemsize > nbytes:
@@ -259,9 +260,6 @@ class Data(InputArray[Scalar]):
                     f"the file of the memory-mapped array has {nbytes} bytes, and the array reaches to "
                     f"byte {offset + extent + array.itemsize}: the file was cut after it was mapped."
                 )
-        except BaseException:
-            os.close(fd)
-            raise
         segment = self._engine.directory.opened(fd, nbytes, Access.READ, self._called())
         self._dtype = array.dtype  # as it lies there, in whatever byte order
         region = Region(segment.number, offset, array.shape, arrays.code_of(array.dtype), array.strides)

@@ -25,7 +25,7 @@ from ...errors import (
 )
 from ...ipc.queue import Dispatcher
 from ...memory.interrupts import uninterrupted
-from ...memory.segment import check_descriptors
+from ...memory.segment import check_descriptors, undoing
 from ...messages import FunctionSpec, Work
 from ...packing.pickles import OUT_OF_BAND
 from ...packing.refused import stays
@@ -221,12 +221,9 @@ class Maps:
                 what = "the queue of tasks could not be made"
                 check_descriptors(error, what)
                 raise SessionError(f"{what} ({error}).") from error
-            try:
+            with undoing(queue.close):
                 numbered = [(engine.directory.number(), fd) for fd in queue.descriptors]
                 engine.pass_descriptors(numbered)
-            except BaseException:
-                queue.close()
-                raise
             self._descriptors = tuple(number for number, _ in numbered)
             self._queue = queue
         return queue

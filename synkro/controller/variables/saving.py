@@ -20,6 +20,7 @@ from zipfile import ZipFile
 import numpy as np
 
 from ...errors import InvalidType, InvalidValue, counted, ranks_in_words, shown
+from ...memory.segment import undoing
 from ...values.arrays import Array, is_numeric
 from .registry import Variables
 from .shared import Shared
@@ -49,7 +50,7 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
     }
     entries["synkro"] = np.array(json.dumps(header))
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
+    with undoing(os.unlink, temporary):
         with os.fdopen(handle, "wb") as file:
             with ZipFile(file, "w") as archive:
                 for name, array in entries.items():
@@ -58,9 +59,6 @@ def save(variables: Variables, path: str | os.PathLike[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
