@@ -12,18 +12,18 @@ millisecond. Numbers are pickled together, 0.02 us each on either side. So are d
 that hold numbers and short strings; each is a copy of its own. Items that hold nothing else, each once,
 need no copy before they are pickled (0.2 us to see that, 0.7 to pickle, 0.4 to unpickle an instance with
 two attributes); a result does (1 us), as the next task may change it; and an instance with a list of 30
-numbers takes 1.7 us to copy, 1.2 to pickle and 1.6 to unpickle, on its way there and on its way back. All else
-is pickled one by one. ``Pool.map`` pickles a chunk, an eighth of the items, as one object, and copies
-nothing: items that are one object stay one. So a map of numbers can take as long as with ``Pool.map``,
-but for its wake-ups (0.3 ms), and one of instances half as long again. Predicted for 10 000 numbers:
-1.2 ms in the main process (the next item, its type, its place in a pickle, its result), 0.15 us a task
-in a worker (``Pool.map`` 0.05: it does not know on which item a worker died), so 2 to 3 ms on two cores
-that slow each other, where ``Pool.map`` takes 1 to 2 and ``Pool.imap`` 100 to 160 ms. The uneven tasks take 0.74 s, if each worker that is free takes the next
-one; the even ones 1 s. A table is copied once, 400 MB to new
-pages of shared memory: 0.1 to 0.2 s. The tasks read it once: 30 ms. A copy for each worker, through a
-pipe, takes 0.5 s and more. joblib, once its batches have grown, pays for a few messages only: 2 to 4 us
-a task. A turn begins when the threads of this process are idle: Dask's go on for seconds after 10 000
-tasks, and slow whoever comes next.
+numbers takes 1.7 us to copy, 1.2 to pickle and 1.6 to unpickle, on its way there and on its way back.
+All else is pickled one by one. ``Pool.map`` pickles a chunk, an eighth of the items, as one object, and
+copies nothing: items that are one object stay one. So a map of numbers can take as long as with
+``Pool.map``, but for its wake-ups (0.3 ms), and one of instances half as long again. Predicted for 10
+000 numbers: 1.2 ms in the main process (the next item, its type, its place in a pickle, its result),
+0.15 us a task in a worker (``Pool.map`` 0.05: it does not know on which item a worker died), so 2 to 3
+ms on two cores that slow each other, where ``Pool.map`` takes 1 to 2 and ``Pool.imap`` 100 to 160 ms.
+The uneven tasks take 0.74 s, if each worker that is free takes the next one; the even ones 1 s. A table
+is copied once, 400 MB to new pages of shared memory: 0.1 to 0.2 s. The tasks read it once: 30 ms. A copy
+for each worker, through a pipe, takes 0.5 s and more. joblib, once its batches have grown, pays for a
+few messages only: 2 to 4 us a task. A turn begins when the threads of this process are idle: Dask's go
+on for seconds after 10 000 tasks, and slow whoever comes next.
 
 Peers, each as its documentation recommends: ``multiprocessing.Pool.imap`` and ``concurrent.futures``,
 one item at a time, which get the table by their initializers, so that each map starts new processes (a
