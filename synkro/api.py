@@ -69,6 +69,30 @@ def current_session(verb: str) -> Session:
     return cast("Session", here.session)
 
 
+def _group() -> Group | None:
+    """The ranks of the running call, inside a function; None in the main program."""
+    rank = cast("Workspace | None", here.rank)
+    if rank is None:
+        return cast("Group | None", here.group.get())
+    in_function = threading.current_thread() is threading.main_thread() or in_backward()
+    if not in_function or os.getpid() != rank.pid:
+        raise UsageError(
+            "a collective, or rng(), was called from a thread, or a process, that the function has "
+            "started: call it from the function itself."
+        )
+    return rank.group
+
+
+def current_group(verb: str) -> Group:
+    """The ranks of the running call, for ``synkro.verb()``.  Raises: UsageError in the main program."""
+    group = _group()
+    if group is None:
+        raise UsageError(
+            f"{verb}() is for use inside a function that runs on the workers; this is the main program."
+        )
+    return group
+
+
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -87,7 +111,7 @@ def _bare(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _taking(
-    method: Callable[Concatenate[Session, P], Any], returns: str | None = None
+    method: Callable[Concatenate[Any, P], Any], returns: str | None = None
 ) -> Callable[[Callable[..., R]], Callable[P, R]]:
     """Give a function the signature of *method*, without ``self``, and its docstring if it has none.
 
@@ -104,14 +128,16 @@ def _taking(
     return taking
 
 
-def _forwarded(method: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
-    """A function of the module that calls *method* of the current session."""
+def _forwarded(
+    method: Callable[Concatenate[Any, P], R], current: Callable[[str], Any] = current_session
+) -> Callable[P, R]:
+    """A function of the module that calls *method* of the *current* session, or group of ranks."""
     name = method.__name__
 
     @_taking(method)
     def forward(*args: Any, **kwargs: Any) -> R:
         try:
-            return method(current_session(name), *args, **kwargs)
+            return method(current(name), *args, **kwargs)
         except (TypeError, NotForked):
             check_arguments(name, inspect.signature(forward), args, kwargs)
             raise
@@ -475,41 +501,11 @@ def _over_arrays(function: Callable[Concatenate[Any, P], Any]) -> OverArrays[P, 
     return cast("OverArrays[P, P]", function)
 
 
-@_over_arrays
-def reduce_scatter(value: Any, op: str = "mean", *, weight: Any = None) -> Any:
-    """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
-    return current_group("reduce_scatter").reduce_scatter(value, op, weight=weight)
-
-
-@_over_arrays
-def all_to_all(value: Any) -> Any:
-    """The rows that all ranks have for this one, in the order of the ranks.
-
-    Each rank's rows are split over the ranks as ``scatter`` splits them.
-    """
-    return current_group("all_to_all").all_to_all(value)
-
-
-def send(value: Any, to: int) -> None:
-    """Send an array to another rank, which receives it with ``recv``; in order, without waiting for it.
-
-    Only after 8 arrays that were not yet received does it wait.
-    """
-    current_group("send").send(value, to)
-
-
-def recv(source: int) -> Any:
-    """Wait for the next array that the rank *source* sends to this one."""
-    return current_group("recv").recv(source)
-
-
-@_over_arrays
-def exchange(value: Any, with_rank: int) -> Any:
-    """Give an array to another rank, and get the one that it gives; both call it, without a deadlock.
-
-    Their shapes and dtypes may differ.  A rank that exchanges with itself gets a copy of its own.
-    """
-    return current_group("exchange").exchange(value, with_rank)
+reduce_scatter: Final = _over_arrays(_forwarded(Group.reduce_scatter, current_group))
+all_to_all: Final = _over_arrays(_forwarded(Group.all_to_all, current_group))
+exchange: Final = _over_arrays(_forwarded(Group.exchange, current_group))
+send: Final = _forwarded(Group.send, current_group)
+recv: Final = _forwarded(Group.recv, current_group)
 
 
 def split(color: int | None) -> World | None:
@@ -536,30 +532,3 @@ def xp() -> Any:
 def barrier() -> None:
     """Wait until all ranks that take part in the call are here."""
     current_group("barrier").barrier()
-
-
-# ── inside a function, or in the main process ─────────────────────────────────────────────────────────
-
-
-def _group() -> Group | None:
-    """The ranks of the running call, inside a function; None in the main program."""
-    rank = cast("Workspace | None", here.rank)
-    if rank is None:
-        return cast("Group | None", here.group.get())
-    in_function = threading.current_thread() is threading.main_thread() or in_backward()
-    if not in_function or os.getpid() != rank.pid:
-        raise UsageError(
-            "a collective, or rng(), was called from a thread, or a process, that the function has "
-            "started: call it from the function itself."
-        )
-    return rank.group
-
-
-def current_group(verb: str) -> Group:
-    """The ranks of the running call, for ``synkro.verb()``.  Raises: UsageError in the main program."""
-    group = _group()
-    if group is None:
-        raise UsageError(
-            f"{verb}() is for use inside a function that runs on the workers; this is the main program."
-        )
-    return group

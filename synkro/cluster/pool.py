@@ -271,8 +271,7 @@ class HostsPool(WorkerPool):
         return tuple(pids[rank] for rank in sorted(pids))
 
     def host_of(self, rank: int) -> str:
-        at = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
-        return self._cluster.hosts[at]
+        return self._cluster.hosts[self.host_number(rank)]
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         super().interrupt([rank for rank in ranks if rank in self.ranks])

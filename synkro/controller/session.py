@@ -140,7 +140,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 raise InvalidValue(f"use_gpu=False asks for CPUs; devices={shown(devices)}: give one.")
             devices = "cpu"
         _check_profiled(profile_workers)
-        seeded, seed = seed is not None, _seed(seed)
+        seed = None if seed is None else _seed(seed)
         start_timeout = checked_seconds(start_timeout, "start_timeout")
         timeout = None if timeout is None else checked_seconds(timeout, "timeout")
         threads = _checked_early(threads_per_worker, master_rank, preallocate)
@@ -165,7 +165,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 machines.pool, environments, timeout, verbose, bool(placement.gpus)
             )
             undo.callback(self._engine.close)
-            problem = self._begin(placement, start_timeout, began, seed, seeded, profile_workers)
+            problem = self._begin(placement, start_timeout, began, seed, profile_workers)
             undo.pop_all()
         self._maps: Maps = Maps(self.services)
         after = placement.after(self.master_rank, problem)
@@ -174,13 +174,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self._trace = None if traced is None else self._engine.start_trace(traced)  # the last one
 
     def _begin(
-        self,
-        placement: Placement,
-        start_timeout: float,
-        began: float,
-        seed: int,
-        seeded: bool,
-        profiled: bool,
+        self, placement: Placement, start_timeout: float, began: float, seed: int | None, profiled: bool
     ) -> str:
         """Tell the workers who they are; they answer when they have imported all that they need.
 
@@ -208,6 +202,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             )
         cores = tuple(assignment.core for assignment in placement.assignments)
         master = self.master_rank
+        seeded, seed = seed is not None, _seed(seed)
         start = Start(
             token, seed, seeded, master, outbox, cores, gpus, profiles, engine.verbose, versions
         )
@@ -216,7 +211,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         linked = bool(placement.gpus) and not problem
         outputs = Outputs(engine, segment.array(outbox), linked)
         targets = Targets(placement.assignments, [host.ranks for host in self.hosts])
-        variables = Variables(engine, outputs, token, self.master_rank, seed, targets)
+        variables = Variables(engine, outputs, token, master, seed, targets)
         objects = Objects(engine, master)
         distribution, background = Distribution(engine, objects), Background(engine, variables)
         self.services: Services = Services(engine, outputs, variables, objects, distribution, background)

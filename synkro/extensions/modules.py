@@ -13,6 +13,7 @@ from .. import api
 from ..controller.calls.function import Definition, Function
 from ..errors import InvalidType, InvalidValue, shown
 from ..values.variable import Variable
+from .rules import mean_gradient
 
 
 def module_step(
@@ -102,8 +103,7 @@ def _finish(gradient: Variable, optimizer: Any, chosen: frozenset[int]) -> Calla
     """The end of a call on every rank: one all-reduce, and the optimizer's step."""
 
     def finish(weight: int) -> None:
-        mine = gradient.value if weight else np.zeros_like(gradient.value)
-        mean = torch.as_tensor(api.all_reduce(mine, "mean", weight=weight))
+        mean = torch.as_tensor(mean_gradient(gradient, weight))
         parameters = _parameters(optimizer, chosen)
         lengths = [each.numel() for each in parameters]
         *parts, found = torch.split(mean, [*lengths, len(parameters)])

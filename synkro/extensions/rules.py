@@ -276,6 +276,16 @@ def parameters(params: Sequence[Any]) -> list[Shared]:
     return found
 
 
+def mean_gradient(gradient: Variable, weight: int) -> Vector:
+    """The mean of all ranks' replicas of *gradient*, in which this rank's counts *weight* times.
+
+    It is for the end of a call: what is left in the replica of a rank without rows does not matter.
+    """
+    mine = gradient.value if weight else np.zeros_like(gradient.value)
+    mean: Vector = api.all_reduce(mine, "mean", weight=weight)
+    return mean
+
+
 def session_variables() -> Variables:
     """The variables of the current session.  Raises: NotForked, UsageError."""
     return api.current_session("shared").services.variables

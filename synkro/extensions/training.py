@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import api
@@ -16,7 +15,7 @@ from ..errors import InvalidType, InvalidValue, shown
 from ..plan.outputs import DEFAULT
 from ..values.foreign import is_graph_variable, module_of
 from ..values.variable import Variable
-from .rules import Rule, Vector, parameters, session_variables
+from .rules import Rule, Vector, mean_gradient, parameters, session_variables
 
 
 def flatten(arrays: Sequence[ArrayLike], params: Sequence[Variable]) -> Vector:
@@ -112,14 +111,9 @@ def _check_python(given: Sequence[Any], options: dict[str, Any]) -> None:
     check_no_options(options, "make_train_function()")
 
 
-def _step(rule: Rule, gradient: Variable) -> Callable[[int], None]:
+def _finish(rule: Rule, gradient: Variable) -> Callable[[int], None]:
     """The end of a call on every rank: it reduces the *gradient* and applies the rule."""
-
-    def step(weight: int) -> None:
-        mine = gradient.value if weight else np.zeros_like(gradient.value)
-        rule(api.all_reduce(mine, "mean", weight=weight))
-
-    return step
+    return lambda weight: rule(mean_gradient(gradient, weight))
 
 
 def _of_callable(
@@ -137,7 +131,7 @@ def _of_callable(
         return loss, [flatten(gradients, rule.params)]
 
     services = api.current_session("function").services
-    updates, finish = [(gradient, "mean")], _step(rule, gradient)
+    updates, finish = [(gradient, "mean")], _finish(rule, gradient)
     definition = Definition(loss_and_flat_gradient, updates=updates, finish=finish, **keywords)
     return Function(lambda verb: services, definition)
 
@@ -158,7 +152,7 @@ def _of_graph(
         updates=[(target, flat)],
         givens=options.pop("givens", None),
         options=options,
-        finish=_step(rule, gradient),
+        finish=_finish(rule, gradient),
         used=[*rates, *rule.params],
         changed=rule.params,
         **keywords,

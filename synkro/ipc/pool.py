@@ -120,6 +120,10 @@ class WorkerPool:
         """The process ids, in the order of ``ranks``."""
         return tuple(worker.pid for worker in self._workers)
 
+    def host_number(self, rank: int) -> int:
+        """The number of a rank's host."""
+        return next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+
     def host_of(self, rank: int) -> str:
         """The name of a rank's host; empty if there is one host."""
         return ""

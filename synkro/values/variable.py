@@ -1,4 +1,7 @@
-"""The base of all variables, in the main process and on a worker: an object with a ``value``."""
+"""The base of all objects that read like an array, and of all variables among them.
+
+A variable, in the main process or on a worker, is an object with a ``value``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,33 @@ from numpy.typing import DTypeLike, NDArray
 from .arrays import Array, Scalar, check_whole
 
 
-class Variable(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
+class ReadsLikeArray(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
+    """An object that computes, and reads, like the ndarray that stands behind it."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of its dimensions."""
+
+    @abstractmethod
+    def _element(self) -> Array:
+        """The array as a number, or a truth value."""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def __bool__(self) -> bool:
+        return bool(self._element())
+
+    def __int__(self) -> int:
+        return int(self._element())
+
+    def __float__(self) -> float:
+        return float(self._element())
+
+
+class Variable(ReadsLikeArray[Scalar]):
     """An array with a name that is kept from call to call: read and written through ``value``.
 
     Its dtype and number of dimensions never change; the lengths of its dimensions may.
@@ -41,9 +70,8 @@ class Variable(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
     def shape(self) -> tuple[int, ...]:
         return self.value.shape
 
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
+    def _element(self) -> Array:
+        return self.value
 
     def __hash__(self) -> int:
         return object.__hash__(self)  # == is elementwise, as of arrays
@@ -74,15 +102,6 @@ class Variable(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.value)
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         return np.array(self.value, dtype) if copy else np.asarray(self.value, dtype)

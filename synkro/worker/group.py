@@ -309,7 +309,7 @@ class Group:
         return _like(value, results[0])
 
     @_collective
-    def reduce_scatter(self, value: Any, op: Any = "mean", *, weight: Any = None) -> Any:
+    def reduce_scatter(self, value: Any, op: str = "mean", *, weight: Any = None) -> Any:
         """This rank's rows of what ``all_reduce`` would return: those that ``scatter`` would give it."""
         operation = operation_named(op)
         factor = _weight(weight, operation)
@@ -373,8 +373,12 @@ class Group:
         return self._results([value], self.comm.all_to_all(self._given([value])))[0]
 
     @_collective
-    def exchange(self, value: Any, with_rank: Any) -> Any:
-        """The array that another rank gives, which gets *value*; both call it, without a deadlock."""
+    def exchange(self, value: Any, with_rank: int) -> Any:
+        """Give an array to another rank, and get the one that it gives; both call it.
+
+        There is no deadlock.  Their shapes and dtypes may differ.  A rank that exchanges with itself
+        gets a copy of its own.
+        """
         place = self._place(with_rank, "with_rank")
         result = self.comm.exchange(self._given([value])[0], place)
         ranks = self._meeting.members.ranks
@@ -385,13 +389,16 @@ class Group:
         return self._results([value], [result], entry=entry, other=place)[0]
 
     @_collective
-    def send(self, value: Any, to: Any) -> None:
-        """Send an array to another rank, which receives it with ``recv``; in order."""
+    def send(self, value: Any, to: int) -> None:
+        """Send an array to another rank, which receives it with ``recv``; in order.
+
+        It does not wait for that: only after 8 arrays that were not yet received does it wait.
+        """
         _check_plain(value, "send", "exchange")
         self.comm.send(self._array(value), self._other(to, "to"))
 
     @_collective
-    def recv(self, source: Any) -> Any:
+    def recv(self, source: int) -> Any:
         """Wait for the next array that the rank *source* sends to this one."""
         return _like(None, self.comm.recv(self._other(source, "source")))
 

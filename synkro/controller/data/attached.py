@@ -15,6 +15,7 @@ from ...errors import InvalidValue
 from ...memory import named
 from ...memory.interrupts import uninterrupted
 from ...memory.ring import RingReader
+from ...memory.segment import undoing
 from ...plan.call import Access
 from ...values.arrays import checked_bool, checked_dtype, checked_int, checked_seconds, checked_shape
 from ..engine.engine import Engine
@@ -61,10 +62,8 @@ def attach(
     writable, any_owner = checked_bool(writable, "writable"), checked_bool(any_owner, "any_owner")
     called = named.checked_name(shm_name)
     fd, nbytes = named.open_named(called, writable, any_owner)
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.close, fd)
+    with undoing(os.close, fd):
         layout = layout_there(fd, nbytes, called, wanted, lengths, start)
-        undo.pop_all()
     access = Access.WRITE if writable else Access.READ
     segment = engine.directory.opened(fd, nbytes, access, called)
     has_header = writable and wanted is None

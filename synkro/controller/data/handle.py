@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
-from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ...errors import InvalidType, InvalidValue, named, with_article
-from ...values.arrays import Array, Scalar
+from ...values.arrays import Scalar
+from ...values.variable import ReadsLikeArray
 from ..engine.engine import Engine, State
 
 
-class InputArray(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
+class InputArray(ReadsLikeArray[Scalar]):
     """An input of functions: it belongs to a session, and reads like an ndarray.
 
     Attributes:
@@ -45,34 +43,12 @@ class InputArray(NDArrayOperatorsMixin, ABC, Generic[Scalar]):
         return f"the {kind} {self.name!r}" if self.name else f"a {kind}"
 
     @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """The lengths of its dimensions."""
-
-    @abstractmethod
-    def _element(self) -> Array:
-        """The array as a number, or a truth value."""
-
-    @property
     def dtype(self) -> np.dtype[Scalar]:
         return self._dtype
 
     @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    @property
     def nbytes(self) -> int:
         return self.size * self._dtype.itemsize
-
-    def __bool__(self) -> bool:
-        return bool(self._element())
-
-    def __int__(self) -> int:
-        return int(self._element())
-
-    def __float__(self) -> float:
-        return float(self._element())
 
     def __complex__(self) -> complex:
         return complex(self._element())

@@ -88,6 +88,7 @@ class Engine:
         has_hosts: whether some are on other hosts.
         nearby: those on this host.
         host_of: returns the name of a rank's host; empty if there is one host.
+        host_number: returns its number.
         state: what can be done.
         lock: held during a call; a call of several commands holds it around all of them.
         turns: of the operations on some ranks.  One on all of them has to ``wait_for_all`` first.
@@ -122,6 +123,7 @@ class Engine:
         self.has_hosts: Final = len(pool.hosts) > 1
         self.nearby: Final = pool.ranks
         self.host_of: Final = pool.host_of
+        self.host_number: Final = pool.host_number
         self.lock: Any = threading.RLock()
         self.turns: Turns = Turns(self.lock, self.size, timeout)
         self.verbose: Final = verbose
@@ -158,10 +160,6 @@ class Engine:
     def pids(self) -> tuple[int, ...]:
         """The process ids of the workers, by rank."""
         return self._pool.pids
-
-    def host_number(self, rank: int) -> int:
-        """The number of a rank's host."""
-        return next(number for number, ranks in enumerate(self._pool.hosts) if rank in ranks)
 
     def require_ready(self) -> None:
         """Raises: SessionClosed, SessionBroken."""
@@ -229,9 +227,7 @@ class Engine:
             segments = self.directory.segments(command)
         with self.lock:
             self.turns.wait_for_all()
-            if self.trace is None or self.trace.within:
-                return self.perform(payload, segments, on_tick, timeout, lane)
-            with self.trace.call(name):
+            with self.tracing(name):
                 return self.perform(payload, segments, on_tick, timeout, lane)
 
     @operation(unbroken=True)
@@ -443,6 +439,12 @@ class Engine:
                 )
             self.trace = Trace(self.size, self.channel, path)
             return self.trace
+
+    def tracing(self, name: str, number: int = 0) -> contextlib.AbstractContextManager[None]:
+        """Record for a trace that the block is a call of the function *name*, unless it is in one."""
+        if self.trace is None or self.trace.within:
+            return contextlib.nullcontext()
+        return self.trace.call(name, number)
 
     def end_trace(self, trace: Trace | None) -> None:
         """Record no longer, and write the file; a second time, for None, and in a fork do nothing.

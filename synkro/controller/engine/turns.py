@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -226,10 +227,6 @@ class Turns:
         self.line = [turn for turn in self.line if turn.lasts]
 
     def _before(self, turn: Turn) -> Turn | None:
-        """A turn that this one has to wait for."""
-        for other in self.line:
-            if other is turn:
-                return None
-            if other.lasts and not other.ranks.isdisjoint(turn.ranks):
-                return other
-        return None
+        """An earlier turn that this one has to wait for."""
+        earlier = takewhile(lambda other: other is not turn, self.line)
+        return next((o for o in earlier if o.lasts and not o.ranks.isdisjoint(turn.ranks)), None)

@@ -6,6 +6,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from ...errors import (
@@ -89,8 +90,14 @@ class _Batch:
         return nbytes
 
 
+@dataclass(eq=False, repr=False)
 class Feed:
     """The items of one map, from its iterables to the workers.
+
+    *name* is the function's.  *iterators* have the items, of which there are *length* at most, if that
+    is known.  If *instant*, nobody waits for them; *at_once*: the program waits for all results.  A
+    batch has at most so many items *together*.  *values* gives what pickles what pickle itself does not
+    take.
 
     Attributes:
         count: how many items have a result.
@@ -98,37 +105,27 @@ class Feed:
         error: what ended them, if they ended by an error.
     """
 
-    def __init__(
-        self,
-        name: str,
-        iterators: Sequence[Iterator[Any]],
-        length: int | None,
-        instant: bool,
-        at_once: bool,
-        together: int | None,
-        queue: Dispatcher,
-        values: Callable[[int], Values],
-        engine: Engine,
-    ) -> None:
-        """*name* is the function's.  *iterators* have the items, of which there are *length* at most, if
-        that is known.  If *instant*, nobody waits for them; *at_once*: the program waits for all
-        results.  A batch has at most so many items *together*.  *values* gives what pickles what pickle
-        itself does not take."""
+    _name: str
+    _iterators: Sequence[Iterator[Any]]
+    length: InitVar[int | None]
+    _instant: bool
+    at_once: InitVar[bool]
+    together: InitVar[int | None]
+    _queue: Dispatcher
+    _values: Callable[[int], Values]
+    _engine: Engine
+
+    def __post_init__(self, length: int | None, at_once: bool, together: int | None) -> None:
         self.count: int = 0
         self.exhausted: bool = False
         self.error: Exception | None = None
-        self._name = name
-        self._iterators = iterators
-        self._items = zip(*iterators, strict=False)
-        self._rest = _Columns([[] for _ in iterators])  # of those that were read, and come before
-        self._instant = instant
-        self._queue = queue
-        self._engine = engine
-        self._values = values
-        self._size = size = engine.size
-        self._most = _ALL if instant and at_once else _MOST
-        self._ahead = self._most if instant and at_once else _AT_FIRST * size
-        most = _OVER_HOSTS if engine.has_hosts else MOST
+        self._items = zip(*self._iterators, strict=False)
+        self._rest = _Columns([[] for _ in self._iterators])  # of those that were read, and come before
+        self._size = size = self._engine.size
+        there = self._instant and at_once
+        self._most = _ALL if there else _MOST
+        self._ahead = self._most if there else _AT_FIRST * size
+        most = _OVER_HOSTS if self._engine.has_hosts else MOST
         self._together = min(together or most, most if at_once else _IN_ORDER)
         self._read = 0  # how many items were read
         self._share = self._together if length is None else max(1, length // (2 * size))

@@ -13,7 +13,6 @@ finish what they have begun, and the map goes on with a command of its own.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import time
 from collections import deque
@@ -97,7 +96,7 @@ class Map:
     def all(self) -> list[Any]:
         """All results.  Raises: as ``next``."""
         deadline = self._deadline()
-        with self._engine.lock, self._tracing():
+        with self._engine.lock, self._engine.tracing(self._function.name, self._function.number):
             self._engine.turns.wait_for_all()
             while self._goes_on():
                 self._step(deadline)
@@ -160,7 +159,7 @@ class Map:
 
     def _step(self, deadline: float | None) -> None:
         """Go on until there is something to do; if the next result is there, do not wait."""
-        with self._engine.lock, self._tracing():
+        with self._engine.lock, self._engine.tracing(self._function.name, self._function.number):
             self._engine.turns.wait_for_all()
             try:
                 if self._is_next_there():
@@ -319,13 +318,6 @@ class Map:
             self._fail(item, worker_error(replies, ranks, self._engine.host_of, where))
         if self._failure is not None:  # what comes before it is wanted, as far as it is read in order
             self._feed.cut(self._failed_at if self._order is ResultOrder.KEPT else 0)
-
-    def _tracing(self) -> contextlib.AbstractContextManager[None]:
-        """Record for a trace that this is a call, unless it is in one."""
-        trace = self._engine.trace
-        if trace is None or trace.within:
-            return contextlib.nullcontext()
-        return trace.call(self._function.name, self._function.number)
 
     def _show(self) -> None:
         if self._progress is not None:

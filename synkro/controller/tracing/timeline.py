@@ -76,16 +76,9 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
         yield {**common, "name": "thread_sort_index", "args": {"sort_index": number}}
 
     def event(lane: int, start: int, stop: int, name: str, kind: str, **args: Any) -> dict[str, Any]:
-        times = {"ts": (start - origin) / 1e3, "dur": (stop - start) / 1e3}
-        return {
-            "ph": "X",
-            "pid": pid,
-            "tid": threads[lane],
-            "name": name,
-            "cat": kind,
-            **times,
-            "args": args,
-        }
+        what = {"ph": "X", "pid": pid, "tid": threads[lane], "name": name, "cat": kind}
+        when = {"ts": (start - origin) / 1e3, "dur": (stop - start) / 1e3}
+        return {**what, **when, "args": args}
 
     for lane, start, stop in trace.gaps():
         yield event(lane, max(start, origin), max(stop, origin), "steps that were not kept", "gap")
