@@ -37,6 +37,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..machine import disown_in_children
 from ..memory.arena import PART, Arena
 from ..memory.departures import call_off, call_with_last
 from ..memory.interrupts import uninterrupted
@@ -304,6 +305,7 @@ class Dispatcher:
 
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+disown_in_children(_dispatchers)
 
 
 def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
@@ -312,14 +314,6 @@ def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
     for end in ends:
         closing.callback(os.close, end)
     return ends
-
-
-def _in_forked_child() -> None:
-    for dispatcher in tuple(_dispatchers):
-        dispatcher.disown()
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class Taker:
