@@ -392,11 +392,7 @@ class Taker:
 
     def put_back(self, ticket: Ticket) -> bool:
         """Let others draw *ticket*, of which nothing has begun; False if there is no room for it."""
-        try:
-            os.write(self._put, _TICKET.pack(*ticket))
-        except BlockingIOError:
-            return False
-        return True
+        return _wrote(self._put, _TICKET.pack(*ticket))
 
     @property
     def is_dry(self) -> bool:
@@ -455,11 +451,7 @@ class Taker:
 
     def write(self, record: bytes) -> bool:
         """Hand a record over; False if there is no room for it."""
-        try:
-            os.write(self._results, record)
-        except BlockingIOError:
-            return False
-        return True
+        return _wrote(self._results, record)
 
 
 _NONE = bytes(4)  # no bytes, as a C int
@@ -468,6 +460,15 @@ _NONE = bytes(4)  # no bytes, as a C int
 def fits(results: Pickles) -> bool:
     """Whether *results* need no block."""
     return _size(results) <= _SMALL
+
+
+def _wrote(pipe: int, record: bytes) -> bool:
+    """Write a *record* to a pipe; False if there is no room for it."""
+    try:
+        os.write(pipe, record)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _all_in(pipe: int) -> bytes:
