@@ -1,4 +1,4 @@
-"""Cores, memory, names of processor and machine, new files, and more interpreters like this one."""
+"""Cores, memory, names of processor and machine, new files, forks, and interpreters like this one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -266,6 +266,18 @@ def unlinked(path: str, flags: int) -> int:
     With mode ``"x"`` the file is a new one: what somebody has put there is an error.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def disown_in_children(owned: MutableSet[Any]) -> None:
+    """In a fork of this process *owned* gets empty, and each of its objects ``disown()``: it is the
+    parent's."""
+
+    def disown() -> None:
+        for each in tuple(owned):
+            each.disown()
+        owned.clear()
+
+    os.register_at_fork(after_in_child=disown)
 
 
 def importing(frame: FrameType | None) -> bool:

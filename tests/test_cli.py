@@ -5,7 +5,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
 
 import pytest
 
@@ -81,8 +80,7 @@ def test_a_failure_is_the_exit_status(capsys):
 
 
 def test_little_shared_memory_is_no_failure(monkeypatch, nothing_slow):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(64 << 20, 0, 64 << 20))
+    monkeypatch.setattr(doctor, "shm_free", lambda: 64 << 20)
     found = doctor.shared_memory(128 << 20)
     assert (found.status, "64.0 MB free" in found.says) == ("warning", True)
     assert "--shm-size" in found.remedy
@@ -91,6 +89,7 @@ def test_little_shared_memory_is_no_failure(monkeypatch, nothing_slow):
         raise FileNotFoundError(folder)
 
     monkeypatch.setattr(shutil, "disk_usage", gone)
+    monkeypatch.setattr(doctor, "shm_free", lambda: 0)
     assert doctor.shared_memory(1 << 20).status == "warning"
     assert "none" in info.facts()["Processor and memory"]["shared memory"]
 

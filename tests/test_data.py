@@ -517,7 +517,7 @@ def test_segments_are_private_and_have_no_name(session):
 
 
 def test_a_memfd_serves_where_dev_shm_is_too_small(session, monkeypatch):
-    monkeypatch.setattr(segment, "_shm_free", lambda: 1 << 20)
+    monkeypatch.setattr(segment, "shm_free", lambda: 1 << 20)
     before = open_files()
     array = np.arange(1 << 19, dtype="f8")
     x = session.data(array)

@@ -61,19 +61,21 @@ class Written:
     def entries(self):
         """What goes to host 1: where, the value or the size, and for which host."""
         passed = self.mirrors.relays[0].outgoing()
-        return [each[1:] for each in ENTRY.iter_unpack(passed[1].entries)] if passed else []
+        return [each[1:] for each in ENTRY.iter_unpack(passed[1][0].entries)] if passed else []
 
     def carry(self, passed=None):
         for host, batch in (passed or self.mirrors.relays[0].outgoing()).items():
             self.apply(host, batch)
 
     def apply(self, host, batch):
+        shown, load = batch
+
         def fill(views):
-            for source, view in zip(batch.shown, views, strict=True):
+            for source, view in zip(load.bodies, views, strict=True):
                 self.filled[host] += len(view)
                 view[:] = source
 
-        self.mirrors.relays[host].apply(batch.entries, fill)
+        self.mirrors.relays[host].apply(shown.entries, fill)
 
     def woken(self, rank):
         """Whether *rank* has been woken since the last time."""
@@ -134,9 +136,9 @@ def test_the_words_that_make_bytes_count_come_after_them(written):
     written.words[0] = 5
     written.journal.show(at, len(array), [1])
     written.words[1] = 6
-    batch = written.mirrors.relays[0].outgoing()[1]
+    shown, _load = written.mirrors.relays[0].outgoing()[1]
     before = []
-    written.mirrors.relays[1].apply(batch.entries, lambda views: before.append(written.there[0][1]))
+    written.mirrors.relays[1].apply(shown.entries, lambda views: before.append(written.there[0][1]))
     assert before == [0]
     assert written.there[0][:2].tolist() == [5, 6]
 
@@ -154,7 +156,7 @@ def test_members_are_seen_elsewhere_when_all_of_them_are_named(written):
     board = new_board(written.arena, 3)
     at = written.arena.locate(board)
     name(written.journal.words(board.data.cast("B").cast("Q"), at), (0, 1, 2))
-    entries = written.mirrors.relays[0].outgoing()[1].entries
+    entries = written.mirrors.relays[0].outgoing()[1][0].entries
     seen = []
     for start in range(0, len(entries), ENTRY.size):
         written.mirrors.relays[1].apply(entries[start : start + ENTRY.size], None)

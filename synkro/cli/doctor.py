@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import time
 import timeit
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from ..errors import SharedMemoryError, SynkroError, counted, there_are
 from ..machine import available_cores, readable_bytes
 from ..memory.keeper import SHM_FOLDER
 from ..memory.named import sweep
-from ..memory.segment import Segment
+from ..memory.segment import Segment, shm_free
 
 _DESCRIPTORS = 1024  # a program with many arrays needs so many
 _REDUCED = 1 << 24  # elements of float32 that are reduced
@@ -70,10 +69,7 @@ def shared_memory(nbytes: int) -> Finding:
         Segment.create(0, nbytes).close()
     except SharedMemoryError as error:
         return Finding(name, "failure", str(error), _MORE_MEMORY)
-    try:
-        free = shutil.disk_usage(SHM_FOLDER).free
-    except OSError:  # no such folder: anonymous files serve
-        free = 0
+    free = shm_free()
     if free >= nbytes:
         return Finding(name, "ok", f"{readable_bytes(nbytes)} can be had in {SHM_FOLDER}")
     return Finding(

@@ -38,8 +38,7 @@ def findings(hosts: str, launcher: str | None) -> Iterator[Finding]:
         same = ", ".join(f"{name} {version}" for name, version in launch.said[0].versions.items())
         yield Finding("versions", "ok", f"the same on all: {same}")
         pairs = zip(launch.hosts, launch.said, strict=True)
-        cores = ", ".join(f"{host} has {said.cores}" for host, said in pairs)
-        yield Finding("cores", "ok", cores)
+        yield Finding("cores", "ok", ", ".join(f"{host} has {said.cores}" for host, said in pairs))
         yield _gpus(launch)
         yield _ports(launch)
         with _file() as path:

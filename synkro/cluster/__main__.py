@@ -83,7 +83,6 @@ def _run(gateway: Gateway, arguments: list[str], folder: str) -> int:
             if isinstance(error, ForgedError):
                 print(f"Synkro: {error}", file=sys.stderr, flush=True)
             server.close()  # there can be no other session
-            program.wait()
             os._exit(_status(program))  # MPI would wait for the host
     return _status(program)
 

@@ -39,16 +39,14 @@ class Hello(NamedTuple):
 def hello(hail: Hail, mpi: str) -> Hello:
     """What this host says of itself, which from now on imports what the main process does; *mpi* is the
     library between the hosts."""
-    folder = hail.folder
-    sys.path[:] = hail.path
+    sys.path[:], folder = hail.path, hail.folder
     try:
         os.chdir(folder)
-        stands = folder
     except OSError:
-        stands = ""
+        folder = ""
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"Python": python, **{name: _version(name) for name in _COMPARED}, "MPI": mpi}
-    return Hello(socket.gethostname(), os.getpid(), versions, stands, available_cores())
+    return Hello(socket.gethostname(), os.getpid(), versions, folder, available_cores())
 
 
 def _version(package: str) -> str:

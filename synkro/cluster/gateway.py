@@ -158,8 +158,7 @@ class GatewaySession:
         commands = list(self._proxy.hear())
         if self._proxy.traced != self._traced:
             self._traced = not self._traced
-            for host in range(1, len(self._hosts)):
-                self._wire.send(host, protocol.Traced(self._traced))
+            self._wire.tell_all(protocol.Traced(self._traced))
         for order in commands:
             self._send(order)
         news = self._relay.step(lambda: self._proxy.busy(self._hosts[0])) or bool(commands)
@@ -417,8 +416,7 @@ class Gateway:
 
     def end(self) -> None:
         """End the leaders."""
-        for leader in self._leaders:
-            self._wire.send(leader, protocol.Leave())
+        self._wire.tell_all(protocol.Leave())
         self._wire.leave()
 
     # ── a session ────────────────────────────────────────────────────────────────────────────────
@@ -427,12 +425,10 @@ class Gateway:
         """Serve a session until its end, or until a host is lost: then all is up to the main process."""
         try:
             with contextlib.closing(GatewaySession(self._wire, main, begin)) as session:
-                for leader in self._leaders:
-                    self._wire.send(leader, begin)
+                self._wire.tell_all(begin)
                 with contextlib.suppress(EOFError, ConnectionError):
                     self._pass_on(begin, main.asks, session)
-                for leader in self._leaders:
-                    self._wire.send(leader, protocol.End())
+                self._wire.tell_all(protocol.End())
                 self._wire.part(session.hear_late)
         except LostError as error:
             with contextlib.suppress(EOFError, OSError):
@@ -481,8 +477,7 @@ class Gateway:
 
     def _asked_all(self, question: Any) -> list[Any]:
         """What each leader answers to a *question*."""
-        for leader in self._leaders:
-            self._wire.send(leader, question)
+        self._wire.tell_all(question)
         said = dict(self._wire.next() for _ in self._leaders)
         return [said[leader] for leader in self._leaders]
 

@@ -40,9 +40,9 @@ class Joined(Cluster):
             )
         with contextlib.ExitStack() as undo, socket.socket(socket.AF_UNIX) as connected:
             try:
-                self._lock = unlinked(f"{path}-lock", os.O_RDWR | os.O_CREAT)
-                undo.callback(os.close, self._lock)
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._held = unlinked(f"{path}-lock", os.O_RDWR | os.O_CREAT)
+                undo.callback(os.close, self._held)
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 connected.connect(path)
             except BlockingIOError:
                 raise SessionError(
@@ -80,7 +80,3 @@ class Joined(Cluster):
         with contextlib.suppress(OSError, EOFError):
             while self.gateway.poll(max(0.0, deadline - time.monotonic())):
                 self.gateway.recv()
-
-    def release(self) -> None:
-        super().release()
-        os.close(self._lock)

@@ -101,7 +101,7 @@ class Launch(Cluster):
         self._launcher = mpiexec.launcher_of(launcher, os.environ)
         self.secret: bool = self._launcher.secret
         with contextlib.ExitStack() as undo:
-            lifeline, self._lifeline = os.pipe()
+            lifeline, self._held = os.pipe()
             try:
                 folder = self._kept_folder(lifeline, undo)
                 self._log = undo.enter_context(open(Path(folder, "log"), "w+b"))
@@ -130,7 +130,7 @@ class Launch(Cluster):
             start_new_session=True,
         )
         undo.callback(keeper.wait)
-        undo.callback(os.close, self._lifeline)
+        undo.callback(os.close, self._held)
         os.mkdir(folder, 0o700)
         return folder
 
@@ -265,10 +265,6 @@ class Launch(Cluster):
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-    def release(self) -> None:
-        super().release()
-        os.close(self._lifeline)
 
     # ── what is wrong ────────────────────────────────────────────────────────────────────────────
 

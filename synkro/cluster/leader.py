@@ -122,8 +122,7 @@ class LeaderSession:
         environments = [environment | beyond[rank] | showing() for rank in self._pool.ranks]
         with undoing(self._pool.close):
             self._channel = self._pool.start(environments, begin.board)
-        inherited = self._pool.inherited
-        self._relay = WireRelay(wire, begin.hosts, inherited, self._channel.answered)
+        self._relay = WireRelay(wire, begin.hosts, self._pool.inherited, self._channel.answered)
         for sentinel in self._pool.sentinels:
             self._ends.register(sentinel, select.EPOLLIN)
         wire.send(GATEWAY, protocol.Begun(self._pool.pids))
@@ -246,20 +245,17 @@ class LeaderSession:
         news = self._relay.step(lambda: bool(self._running))
         news |= self._tasks is not None and self._tasks.step()
         for number, running in tuple(self._running.items()):
-            news |= self._look(number, running)
+            answered = running.answers()
+            if running.done:
+                del self._running[number]
+            if answered:
+                news = True
+                self._answer(number, running, answered)
         return news
 
-    def _look(self, number: int, running: _Running) -> bool:
-        answered = running.answers()
-        if running.done:
-            del self._running[number]
-        if answered:
-            if self._tasks is not None:
-                self._tasks.flush()  # results of a map come before the answers
-            self._answer(number, running, answered)
-        return bool(answered)
-
     def _answer(self, number: int, running: _Running, ranks: list[int]) -> None:
+        if self._tasks is not None:
+            self._tasks.flush()  # results of a map come before the answers
         self._relay.step(lambda: True)  # what these ranks have shown goes before their answers
         self._tell_marks()
         listed = running.lane.replies()

@@ -63,10 +63,9 @@ def add(digest: Digest, piece: Buffer, look: Look) -> None:
 
 
 class _Going(NamedTuple):
-    """A piece of a *message* on its way, in *memory*; if that is a *copy*, others need it next."""
+    """A piece on its way, in *memory*; if that is a *copy*, others need it next."""
 
     request: Any
-    message: int
     memory: Buffer
     copy: NDArray[np.uint8] | None = None
 
@@ -89,60 +88,55 @@ class Conveyor:
         self._begin = begin
         self._look = look
         self._spare = spare
-        self._messages = 0
-        self._waiting: deque[tuple[int, Iterator[_Going]]] = deque()
-        self._going: list[_Going] = []
+        self._waiting: deque[Iterator[_Going]] = deque()  # messages, from which the next pieces come
+        self._going: list[tuple[Iterator[_Going], _Going]] = []  # pieces, each with its message
 
     def add(self, loads: Sequence[tuple[Load, Digest | None]]) -> Condition:
         """Send the loads of a message, each with what digests it, or None.
 
         Returns what says whether a part of them is on its way.
         """
-        self._messages = number = self._messages + 1
-        self._waiting.append((number, self._begun(number, loads)))
+        message = self._begun(loads)
+        self._waiting.append(message)
         self.push()
-        return lambda: self._oldest() <= number
+        return lambda: message in self._waiting or any(each is message for each, _ in self._going)
 
     def push(self) -> bool:
         """Begin what takes a moment; returns whether all is sent."""
         going = []
-        for each in self._going:
-            if not each.request.Test():
-                going.append(each)
-            elif each.copy is not None:
-                self._spare.append(each.copy)
+        for message, piece in self._going:
+            if not piece.request.Test():
+                going.append((message, piece))
+            elif piece.copy is not None:
+                self._spare.append(piece.copy)
         self._going = going
-        under_way, most = sum(each.nbytes for each in going), PIECE
+        under_way, most = sum(piece.nbytes for _, piece in going), PIECE
         while self._waiting and under_way < _AHEAD and most > 0:
-            begun = next(self._waiting[0][1], None)
+            message = self._waiting[0]
+            begun = next(message, None)
             if begun is None:
                 self._waiting.popleft()
                 continue
-            going.append(begun)
+            going.append((message, begun))
             under_way += begun.nbytes
             most -= begun.nbytes
         return not (going or self._waiting)
 
-    def _oldest(self) -> int:
-        """The first message of which a part is on its way."""
-        numbers = [each.message for each in self._going] + [number for number, _ in self._waiting]
-        return min(numbers, default=self._messages + 1)
-
-    def _begun(self, message: int, loads: Sequence[tuple[Load, Digest | None]]) -> Iterator[_Going]:
+    def _begun(self, loads: Sequence[tuple[Load, Digest | None]]) -> Iterator[_Going]:
         for load, digest in loads:
             for piece in cut(load):
                 if digest is None:
-                    yield _Going(self._begin(piece, False), message, piece)
+                    yield _Going(self._begin(piece, False), piece)
                 elif len(piece) <= _SMALL:
                     memory = bytes(piece)
                     digest.update(memory)
-                    yield _Going(self._begin(memory, False), message, memory)
+                    yield _Going(self._begin(memory, False), memory)
                 else:
                     copy = self._spare.pop() if self._spare else np.empty(PIECE, np.uint8)
                     there = copy[: len(piece)].data
                     there[:] = piece
                     add(digest, there, self._look)
-                    yield _Going(self._begin(there, False), message, there, copy)
+                    yield _Going(self._begin(there, False), there, copy)
             if digest is not None:
                 said = digest.digest()
-                yield _Going(self._begin(said, True), message, said)
+                yield _Going(self._begin(said, True), said)

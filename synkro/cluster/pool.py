@@ -66,6 +66,7 @@ class Cluster(abc.ABC):
     places: Sequence[int]
     sentinel: int
     secret: bool
+    _held: int  # a descriptor that only the main process may have: a lifeline, or a lock
 
     def __init__(self, seconds: float) -> None:
         """All hosts have to begin within *seconds*."""
@@ -174,6 +175,7 @@ class Cluster(abc.ABC):
         """In a fork of the main process: the processes are the parent's; let go of them."""
         self._undo.pop_all()
         os.close(self.sentinel)
+        os.close(self._held)
         for connection in (self.gateway, self.printed, self.descriptors):
             connection.close()
 
@@ -190,11 +192,9 @@ class LeaderPool(WorkerPool):
         inherited: duplicates of what the workers inherit.
     """
 
-    inherited: Inherited
-
     def share(self, inherited: Inherited, board: int) -> None:
         reserve_journals(inherited.arena, board, self.ranks, sum(map(len, self.hosts)))
-        self.inherited = Inherited.of(list(map(os.dup, inherited.listed())))
+        self.inherited: Inherited = Inherited.of(list(map(os.dup, inherited.listed())))
 
 
 class HostsPool(WorkerPool):

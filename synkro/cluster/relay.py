@@ -15,7 +15,7 @@ import functools
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
 _WORD = 8
 
 
-class Passed(NamedTuple):
-    """What goes to another host: entries of journals, and the bytes that they show.
-
-    These lie where the ranks have them: no copy is made.  They may be sent late: a rank changes them
-    only when that host has seen what came after them, or when nobody will look at them any more.
-    """
-
-    entries: bytes
-    shown: list[memoryview]
-
-
 class Relay:
     """The relay of one host.
 
@@ -61,7 +50,7 @@ class Relay:
         self._arena = Arena(file, size)  # for views of what all ranks have
         self._others = [number for number, ranks in enumerate(hosts) if ranks and number != host]
         self._ranks = hosts[host]
-        self._wakes = inherited.wakes
+        self._inherited = inherited
         self.wake: Final = inherited.wake_relay
         behind = board_bytes(size)
         self._lines = size * LINE * _WORD
@@ -76,8 +65,13 @@ class Relay:
         """Whether a rank of this host has written something down."""
         return any(journal.any() for journal in self._journals)
 
-    def outgoing(self) -> dict[int, Passed]:
-        """What the ranks of this host have written down since the last call, by the host it is for."""
+    def outgoing(self) -> dict[int, tuple[Shown, Load]]:
+        """What the ranks of this host have written down since the last call, by the host it is for; and
+        the bytes that it shows.
+
+        These lie where the ranks have them: no copy is made.  They may be sent late: a rank changes them
+        only when that host has seen what came after them, or when nobody will look at them any more.
+        """
         written = [journal.read() for journal in self._journals if journal.any()]
         if not written:
             return {}
@@ -87,7 +81,7 @@ class Relay:
         for host in self._others:
             mine = entries[~shows | (entries[:, HOST] == host) | (entries[:, HOST] == ALL)]
             shown = mine[mine[:, WHAT] == SHOW].tolist()
-            passed[host] = Passed(mine.tobytes(), [self._bytes(at, n) for _, at, n, _ in shown])
+            passed[host] = Shown(mine.tobytes()), Load([self._bytes(at, n) for _, at, n, _ in shown])
         return passed
 
     def sleeping(self, nap: Nap) -> None:
@@ -130,7 +124,7 @@ class Relay:
             self._fence()  # the words before the loads of who sleeps
             for rank in self._ranks:
                 if self._board[rank * LINE + Line.SLEEPS]:
-                    os.eventfd_write(self._wakes[rank], 1)
+                    os.eventfd_write(self._inherited.wakes[rank], 1)
 
     def _bytes(self, at: int, nbytes: int) -> memoryview:
         """A part of the arena: the pages where it lies stay mapped for a while."""
@@ -162,7 +156,6 @@ class WireRelay(Relay):
         super().__init__([hosts[number] for number in order], order.index(wire.number), inherited)
         self._wire = wire
         self._numbers = order
-        self._inherited = inherited
         self._answered = answered
         self._told: dict[int, int] = {}
         self._active = False
@@ -190,8 +183,8 @@ class WireRelay(Relay):
     def _pass_on(self) -> bool:
         """Send what the ranks of this host have shown; returns whether there was something."""
         passed = self.outgoing()
-        for host, (entries, shown) in passed.items():
-            self._wire.send(self._numbers[host], Shown(entries), Load(shown))
+        for host, (shown, load) in passed.items():
+            self._wire.send(self._numbers[host], shown, load)
             self._active = True
         return bool(passed)
 

@@ -124,6 +124,11 @@ class Wire:
         digested = [(load, self._seals.load_to(to) if load.sealed else None) for load in filled]
         return self._conveyors[to].add(digested)
 
+    def tell_all(self, head: Any) -> None:
+        """Send a message without loads to each of the others."""
+        for other in self._others:
+            self.send(other, head)
+
     def send_last(self, head: Any) -> None:
         """Have the gateway get a message, however the others do.  Raises: LostError."""
         self._listen(self._steady, self._limit)

@@ -104,11 +104,6 @@ class Controller(Block):
             self.fence()  # that they are woken is stored before they wake and load it
             self.wake_all()
 
-    def close(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
-        super().close()
-
     def sleeping(self, lanes: Sequence[Lane], news: Condition, nap: Nap) -> None:
         """Do *nap*, unless there is *news*: it ends when one of the descriptors that it gets is
         readable, as a rank of *lanes* has answered."""
@@ -165,10 +160,6 @@ class Lane:
     def poll(self, seconds: float) -> None:
         """Poll for answers so long before sleeping, from now on."""
         self._patience = Patience(seconds)
-
-    def close(self) -> None:
-        """Let go of the block."""
-        del self._block
 
     def displaced(self) -> None:
         """Other lanes may have written to the block what this one had written there."""

@@ -37,6 +37,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..machine import disown_in_children
 from ..memory.arena import PART, Arena
 from ..memory.departures import call_off, call_with_last
 from ..memory.interrupts import uninterrupted
@@ -304,6 +305,7 @@ class Dispatcher:
 
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+disown_in_children(_dispatchers)
 
 
 def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
@@ -312,14 +314,6 @@ def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
     for end in ends:
         closing.callback(os.close, end)
     return ends
-
-
-def _in_forked_child() -> None:
-    for dispatcher in tuple(_dispatchers):
-        dispatcher.disown()
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
 
 
 class Taker:
@@ -398,11 +392,7 @@ class Taker:
 
     def put_back(self, ticket: Ticket) -> bool:
         """Let others draw *ticket*, of which nothing has begun; False if there is no room for it."""
-        try:
-            os.write(self._put, _TICKET.pack(*ticket))
-        except BlockingIOError:
-            return False
-        return True
+        return _wrote(self._put, _TICKET.pack(*ticket))
 
     @property
     def is_dry(self) -> bool:
@@ -461,11 +451,7 @@ class Taker:
 
     def write(self, record: bytes) -> bool:
         """Hand a record over; False if there is no room for it."""
-        try:
-            os.write(self._results, record)
-        except BlockingIOError:
-            return False
-        return True
+        return _wrote(self._results, record)
 
 
 _NONE = bytes(4)  # no bytes, as a C int
@@ -474,6 +460,15 @@ _NONE = bytes(4)  # no bytes, as a C int
 def fits(results: Pickles) -> bool:
     """Whether *results* need no block."""
     return _size(results) <= _SMALL
+
+
+def _wrote(pipe: int, record: bytes) -> bool:
+    """Write a *record* to a pipe; False if there is no room for it."""
+    try:
+        os.write(pipe, record)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _all_in(pipe: int) -> bytes:

@@ -27,6 +27,7 @@ from typing import Any, Final
 from numpy.typing import ArrayLike
 
 from ..errors import CallTimeout, InvalidValue, RingBroken
+from ..machine import disown_in_children
 from ..plan.call import Access
 from ..values.arrays import Array, cast, checked_bool, checked_seconds
 from . import named
@@ -359,12 +360,4 @@ class RingWriter:
 
 
 _writers: weakref.WeakSet[RingWriter] = weakref.WeakSet()
-
-
-def _in_forked_child() -> None:
-    for writer in list(_writers):
-        writer.disown()
-    _writers.clear()
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
+disown_in_children(_writers)

@@ -99,7 +99,7 @@ def _reserve(nbytes: int) -> int:
     """A descriptor of *nbytes* of reserved, zeroed, unnamed memory."""
     require_memory(nbytes)
     try:
-        if nbytes < _MEASURED_FROM or nbytes <= _shm_free():
+        if nbytes < _MEASURED_FROM or nbytes <= shm_free():
             with contextlib.suppress(OSError):  # no such folder, or no room in it after all
                 fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 return reserved(fd, nbytes)
@@ -120,7 +120,8 @@ def require_memory(nbytes: int) -> None:
         )
 
 
-def _shm_free() -> int:
+def shm_free() -> int:
+    """Bytes that are free where shared memory lies; 0 where there is no such folder."""
     with contextlib.suppress(OSError):
         stat = os.statvfs(SHM_FOLDER)
         return stat.f_bavail * stat.f_frsize
@@ -149,7 +150,7 @@ def explained(error: OSError, nbytes: int) -> SharedMemoryError:
             f"holds for shared memory, too: raise it."
         )
     return SharedMemoryError(
-        f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(_shm_free())} left, the machine "
+        f"{what} ({why}; {SHM_FOLDER} has {readable_bytes(shm_free())} left, the machine "
         f"{readable_bytes(available_memory())}): use less data at once, or free some (Data.free_memory)."
     )
 

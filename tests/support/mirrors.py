@@ -104,10 +104,10 @@ class Mirrors:
 
     def _send(self, here, relay):
         passed = relay.outgoing()
-        for to, batch in passed.items():
-            self.carried[here, to] += sum(map(len, batch.shown))
+        for to, (shown, load) in passed.items():
+            self.carried[here, to] += sum(map(len, load.bodies))
             late = _LATE * self._random.random() if self._random.random() < self._late else 0
-            self._links[here, to].append((time.perf_counter() + late, batch))
+            self._links[here, to].append((time.perf_counter() + late, shown, load))
             os.eventfd_write(self._bells[to], 1)
         return bool(passed)
 
@@ -115,8 +115,8 @@ class Mirrors:
     def _receive(link, relay):
         if not link or link[0][0] > time.perf_counter():
             return False
-        _, (entries, shown) = link[0]
-        relay.apply(entries, functools.partial(_copy, shown))
+        _, shown, load = link[0]
+        relay.apply(shown.entries, functools.partial(_copy, load.bodies))
         link.popleft()
         return True
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import os
 import pickle
 import sys
 import threading
@@ -33,6 +32,7 @@ from ...errors import (
 )
 from ...ipc.channel import Lane
 from ...ipc.pool import WorkerPool
+from ...machine import disown_in_children
 from ...memory.interrupts import uninterrupted
 from ...memory.segment import Segment
 from ...memory.table import Versions
@@ -518,16 +518,10 @@ class Engine:
 _engines: set[Engine] = set()  # those with workers, which live until close() or the end of the program
 
 
-def _in_forked_child() -> None:
-    for engine in tuple(_engines):
-        engine.disown()
-    _engines.clear()
-
-
 def _at_exit() -> None:
     for engine in tuple(_engines):
         engine.close()
 
 
-os.register_at_fork(after_in_child=_in_forked_child)
+disown_in_children(_engines)
 atexit.register(_at_exit)
