@@ -20,7 +20,7 @@ Selection = range | NDArray[np.int64]
 
 
 def indices_of(rows: range) -> NDArray[np.int64]:
-    """The same *rows*, by their indices."""
+    """Rows at equal distances, by their indices."""
     return np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
 
 
