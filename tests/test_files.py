@@ -13,7 +13,6 @@ from support.examples import given, st
 from support.programs import ROOT
 from support.sessions import lasting, running
 from synkro.errors import InvalidType, InvalidValue, WorkerError
-from synkro.plan.batch import Indexed
 from synkro.storage import opened as opened_module
 
 pytestmark = [pytest.mark.libraries, pytest.mark.counted_once]
@@ -213,7 +212,7 @@ def test_picked_rows_by_blocks_of_any_size(path, skipped, indices):
         for name, value in {"_TOGETHER": 1, "_BLOCKS": 3, "_ROWS": 7}.items():
             patch.setattr(opened_module, name, value)
         patch.setattr(file, "gap", skipped // (8 * COLUMNS))
-        found = file.take(Indexed(np.array(indices)), lambda: False)
+        found = file.take(np.array(indices), lambda: False)
     assert np.array_equal(found, ARRAY[indices])
 
 

@@ -35,7 +35,6 @@ from synkro.messages import (
     Work,
     Write,
 )
-from synkro.plan.batch import Strided
 from synkro.plan.call import (
     Broadcast,
     CallPlan,
@@ -114,9 +113,9 @@ def scattered(draw):
     array = array[draw(st.integers(0, 1)) :: draw(st.sampled_from([1, 2]))][:rows]
     selection = draw(
         st.one_of(
-            st.just(Strided(0, 1, rows)),
+            st.just(range(rows)),
             st.builds(
-                lambda start, step: Strided(start, step, len(range(rows)[start::step])),
+                lambda start, step: range(rows)[start::step],
                 st.integers(0, rows - 1),
                 st.sampled_from([1, 2, 3, -1, -2]),
             ),
@@ -134,8 +133,8 @@ def test_rows_of_inputs(case, size, data):
         given = home.give(whole)
         offset = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         region = Region(given.segment, offset, array.shape, array.dtype.str, array.strides)
-        if isinstance(selection, Strided):
-            places = selection.start + selection.step * np.arange(selection.count)
+        if isinstance(selection, range):
+            places = np.array(selection)
         else:
             places, selection = selection, Picked(home.give(selection.astype("<i8")))
         picked = array[places]
@@ -167,7 +166,7 @@ def test_inputs_that_are_not_scattered():
         inputs = Broadcast(table), Number(plain, True), Number(typed, False), Pickled(room)
         inputs += Replicated(9), Held(9)
         own = home.give(np.array([3, 1, 2]))
-        held = Strided(0, 1, 2), Picked(Region(own.segment, 8, (2,), "<i8"))
+        held = range(2), Picked(Region(own.segment, 8, (2,), "<i8"))
         (got,), _ = call(home, plan_of(inputs, ((0, 2), (2, 4)), held=held))
         array, number, other, value, whole, rows = got
         np.testing.assert_array_equal(array, home.seen(table))
@@ -184,7 +183,7 @@ def call_of(home, *inputs):
 
 
 @pytest.mark.parametrize("strings", [True, False])
-@pytest.mark.parametrize("selection", [Strided(0, 1, 5), Strided(4, -2, 3), [3, 0, 3, 1], None])
+@pytest.mark.parametrize("selection", [range(5), range(4, -2, -2), [3, 0, 3, 1], None])
 def test_items_of_lists(strings, selection):
     values = ["", "a", "häßlich", "", "four"] if strings else [1, None, {"a": 2}, (), "four"]
     dump = str.encode if strings else pickle.dumps
@@ -196,14 +195,14 @@ def test_items_of_lists(strings, selection):
             home.give(np.array(list(pairwise(ends)))),
             home.give(np.frombuffer(stream, "u1")),
         )
-        if isinstance(selection, Strided):
-            indices = indices[selection.start :: selection.step]
+        if isinstance(selection, range):
+            indices = selection
         elif selection is not None:
             indices, selection = selection, Picked(home.give(np.array(selection)))
         item = Items(places, selection is None, memory, strings)
         spans = split(0, len(indices), 2)
         array = home.give(np.arange(len(indices)))
-        plan = plan_of((Scattered(array, True), item), spans, selection or Strided(0, 1, 5))
+        plan = plan_of((Scattered(array, True), item), spans, selection or range(5))
         home.rank.functions[1] = FunctionSpec("f", lambda x, items: got.append(items), None)
         got = []
         home.do(Call(plan))
@@ -223,12 +222,12 @@ def test_ranks_of_one_host_read_their_rows_at_once():
     home = Home()
     array = home.give(np.arange(20.0))
     view = View(home.seen)
-    plan = plan_of((Scattered(array),), split(0, 10, 5), Strided(15, -1, 10))
+    plan = plan_of((Scattered(array),), split(0, 10, 5), range(15, 5, -1))
     assert list(view.reads(Call(plan), [1, 2, 4])) == [
         Extent(array.segment, 8 * 10, 8 * 14),
         Extent(array.segment, 8 * 6, 8 * 8),
     ]
-    odd = plan_of((Scattered(array),), split(0, 10, 5), Strided(0, 2, 10))
+    odd = plan_of((Scattered(array),), split(0, 10, 5), range(0, 20, 2))
     (rows,) = view.reads(Call(odd), [0])
     assert isinstance(rows, PickedRows)
     assert rows.rows.tolist() == [0, 2]
@@ -296,7 +295,7 @@ def test_variables():
         replica = home.create(np.arange(6.0).reshape(2, 3))
         np.testing.assert_array_equal(replica.value, np.arange(6.0).reshape(2, 3))
         source = home.give(np.arange(30.0).reshape(10, 3))
-        for selection, rows in ((Strided(9, -3, 4), [3, 0]), (None, slice(None))):
+        for selection, rows in ((range(9, -1, -3), [3, 0]), (None, slice(None))):
             spans = ((0, 2), (2, 4)) if selection else (None, (0, 10))
             home.do(Write((Fill(1, source, selection, spans),)))
             np.testing.assert_array_equal(replica.value, home.seen(source)[rows])
@@ -377,15 +376,15 @@ def test_on_a_trusted_network_numbers_are_bare_and_nothing_else():
     reduced = Reduction("sum", 1, (0,), (array,), array)
     for trusted in (False, True):
         for command in (
-            Call(plan_of((Scattered(array), Scattered(array, True)), ((0, 2),), Strided(0, 1, 2))),
-            Call(plan_of((Scattered(array),), ((0, 2),), Strided(0, 3, 2))),
+            Call(plan_of((Scattered(array), Scattered(array, True)), ((0, 2),), range(2))),
+            Call(plan_of((Scattered(array),), ((0, 2),), range(0, 6, 3))),
             Call(plan_of((Broadcast(array), Number(array, True)), ((0, 2),))),
             Create(5, None, array),
-            Write((Fill(1, array, None, ((0, 2),)), Fill(1, array, Strided(1, 1, 2), ((0, 2),)))),
+            Write((Fill(1, array, None, ((0, 2),)), Fill(1, array, range(1, 3), ((0, 2),)))),
         ):
             assert set(reads(command)) == {trusted}
         for command in (
-            Call(plan_of((items, Pickled(room)), ((0, 2),), Strided(0, 1, 2))),
+            Call(plan_of((items, Pickled(room)), ((0, 2),), range(2))),
             *(Indirect(payload), Distribute(parcel, (), "", {}), messages.Renew(parcel)),
         ):
             assert set(reads(command)) == {False}

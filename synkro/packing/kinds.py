@@ -323,13 +323,10 @@ class _Name(Kind):
         return {WHOLE: names[obj.name]} if obj.name in names else {}
 
     def change(self, obj: Name, contents: Contents, gone: tuple[Any, ...]) -> None:
-        if gone:
-            obj.names.pop(obj.name, None)
-        else:
+        if WHOLE in contents:
             obj.names[obj.name] = contents[WHOLE]
-
-    def put_back(self, obj: Name, contents: Contents) -> None:
-        self.change(obj, contents, () if contents else (WHOLE,))
+        else:
+            obj.names.pop(obj.name, None)
 
 
 class _Context(Kind):
@@ -665,7 +662,7 @@ def _kind_of_instance(obj: Any) -> Kind:  # noqa: PLR0911
         return DICT
     if isinstance(obj, _SEQUENCES):
         return SEQUENCE
-    if _reduces_itself(cls) or cls in copyreg.dispatch_table or cls in _CLOUDPICKLE:
+    if reduces_itself(cls) or cls in copyreg.dispatch_table or cls in _CLOUDPICKLE:
         if _is_foreign_function(obj):
             return FIXED
         return INSTANCE if is_named(obj) else OPAQUE
@@ -683,10 +680,10 @@ def _is_foreign_function(obj: Any) -> bool:
     return callable(obj) and not is_own_name(home) and not home.startswith("numpy.polynomial")
 
 
-def _reduces_itself(cls: type) -> bool:
-    """Whether a class says itself how pickle is to make its objects again."""
+def reduces_itself(cls: type, base: type = object) -> bool:
+    """Whether a class says itself how pickle is to make its objects again, and not as its *base*."""
     ways = ("__reduce_ex__", "__reduce__")
-    return any(getattr(cls, name) is not getattr(object, name) for name in ways)
+    return any(getattr(cls, name) is not getattr(base, name) for name in ways)
 
 
 def is_named(obj: Any) -> bool:
@@ -695,16 +692,12 @@ def is_named(obj: Any) -> bool:
     Its ``__reduce__`` says so: it is the only one of its kind, such as a mark for what is missing.
     """
     cls: Any = type(obj)
-    if cls in _UNNAMED or not _reduces_itself(cls):
+    if cls in _UNNAMED or not reduces_itself(cls):
+        return False
+    if cls.__dictoffset__ == 0 or isinstance(obj, type | types.FunctionType):
         return False
     home = getattr(obj, "__module__", None)
-    if (
-        cls.__dictoffset__ == 0
-        or isinstance(obj, type | types.FunctionType)
-        or not isinstance(home, str)
-    ):
-        return False
-    if not is_own_name(home):
+    if not isinstance(home, str) or not is_own_name(home):
         return False
     with contextlib.suppress(Exception):  # it cannot be pickled
         if isinstance(obj.__reduce_ex__(4), str):
@@ -915,7 +908,7 @@ def alike(one: Any, other: Any) -> bool:
                 attributes_of(one) or {}, attributes_of(other) or {}
             )
             return bool(same(one, other)) and same_attributes
-    if isinstance(one, _OF_PARTS):
+    if isinstance(one, OF_PARTS):
         return same_entries(dict(parts_of(one) or ()), dict(parts_of(other) or ()))
     plain = is_plain(one) and not isinstance(one, Variable | np.ufunc)
     return plain and repr(one) == repr(other)  # which tells NaN, -0.0 and Decimal("1.00"), too
@@ -946,7 +939,7 @@ _ALIKE: tuple[tuple[Any, Callable[[Any, Any], Any]], ...] = (  # whatever subcla
     (re.Pattern, lambda one, other: (one.pattern, one.flags) == (other.pattern, other.flags)),
 )
 
-_OF_PARTS = (staticmethod, classmethod, property, types.MethodType, functools.partial)
+OF_PARTS = (staticmethod, classmethod, property, types.MethodType, functools.partial)
 """Types of which two objects with the same parts are the same."""
 
 

@@ -32,7 +32,7 @@ from ..values.foreign import is_movable, is_numba
 from . import kinds
 from .code import is_own, uses
 from .imported import Part, made, settle, taken_over
-from .kinds import Contents, NumberOf, is_for_program, is_named, is_sent_by_value
+from .kinds import Contents, NumberOf, is_for_program, is_named, is_sent_by_value, reduces_itself
 from .pytrees import set_and_register, ways_of
 from .refused import Absent, is_parallel_map, refuse_open_file
 
@@ -418,9 +418,8 @@ class ValueWriter(OneByOne, _ForWorkers):
 
 def _is_reduced_as_usual(obj: Any) -> bool:
     """Whether all instances of *obj*'s class are pickled as Python does where nobody says how."""
-    cls: Any = type(obj)
-    usual = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
-    return usual and cls.__module__ != "builtins" and not is_movable(obj)
+    cls = type(obj)
+    return not (reduces_itself(cls) or cls.__module__ == "builtins" or is_movable(obj))
 
 
 def numbered(number: int) -> Any:
@@ -501,10 +500,7 @@ def with_attributes(obj: Any) -> tuple[Any, ...] | None:
     if not isinstance(obj, np.ndarray) or not getattr(obj, "__dict__", None):
         return None
     cls = type(obj)
-    for way in ("__reduce__", "__reduce_ex__"):
-        if getattr(cls, way) is not getattr(np.ndarray, way):
-            return None
-    if isinstance(obj, np.memmap):
+    if reduces_itself(cls, np.ndarray) or isinstance(obj, np.memmap):
         return None
     return np.ndarray.view, (np.ndarray.view(obj, np.ndarray), cls), vars(obj), None, None, _complete
 

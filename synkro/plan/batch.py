@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,13 @@ UNKNOWN = 1 << 62
 """Stands for the number of rows where only the rows of the batch are there: more than any can name."""
 
 
-@dataclass(frozen=True)
-class Strided:
-    """Rows ``start, start + step, …``: *count* of them, taken as views."""
-
-    start: int
-    step: int
-    count: int
+Selection = range | NDArray[np.int64]
+"""Rows at equal distances, which are taken as views, or rows by their indices, all in ``0 … rows-1``."""
 
 
-@dataclass(frozen=True, eq=False)
-class Indexed:
-    """Rows by their indices, int64, all in ``0 … rows-1``."""
-
-    indices: NDArray[np.int64]
-
-    @property
-    def count(self) -> int:
-        return len(self.indices)
-
-
-Selection = Strided | Indexed
+def indices_of(rows: range) -> NDArray[np.int64]:
+    """Rows at equal distances, by their indices."""
+    return np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
 
 
 def select_each(batch_s: Any, rows: Sequence[int]) -> list[Selection]:
@@ -56,7 +41,7 @@ def select_each(batch_s: Any, rows: Sequence[int]) -> list[Selection]:
             )
         each = batch_s
     selections = [select_any(batch, count, "batch_s") for batch, count in zip(each, rows, strict=True)]
-    if not any(selection.count for selection in selections):
+    if not any(map(len, selections)):
         raise InvalidValue(
             f"the call has no rows to compute on: the ranks hold {list(rows)} rows, and none is "
             f"selected."
@@ -83,7 +68,7 @@ def select(batch: Any, rows: int) -> Selection:
     for a mask of the wrong length or an empty selection.
     """
     selection = select_any(batch, rows, "batch")
-    if selection.count == 0:
+    if len(selection) == 0:
         chosen = "" if batch is None else " that batch= selects"
         raise InvalidValue(
             f"the call has no rows to compute on: expected at least 1 row{chosen}, got 0"
@@ -95,7 +80,7 @@ def select(batch: Any, rows: int) -> Selection:
 def select_any(batch: Any, rows: int, name: str) -> Selection:
     """The rows that *batch* selects out of *rows*, perhaps none; errors call the keyword *name*."""
     if batch is None:
-        return Strided(0, 1, rows)
+        return range(rows)
     if isinstance(batch, slice):
         return _from_slice(batch, rows, name)
     if isinstance(batch, np.ma.MaskedArray):
@@ -105,19 +90,18 @@ def select_any(batch: Any, rows: int, name: str) -> Selection:
     except (TypeError, ValueError) as error:  # as where it lies on a GPU
         raise InvalidType(f"{name} is not a 1-d array of ints or bools: {cut(str(error))}") from None
     if given.ndim == 0:
-        return Strided(0, 1, _length(batch, rows, name))
-    return Indexed(_indices(given, rows, name))
+        return range(_length(batch, rows, name))
+    return _indices(given, rows, name)
 
 
-def _from_slice(batch: slice, rows: int, name: str) -> Strided:
+def _from_slice(batch: slice, rows: int, name: str) -> range:
     try:
-        chosen = range(rows)[batch]
+        return range(rows)[batch]
     except (TypeError, ValueError) as error:
         raise InvalidType(
             f"{name}={shown(batch)} is not a usable slice ({cut(str(error))}): its start, stop and step "
             f"must be integers or None, and its step not 0."
         ) from None
-    return Strided(chosen.start, chosen.step, len(chosen))
 
 
 def _length(batch: Any, rows: int, name: str) -> int:

@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ..values.arrays import Array, Code
-from .batch import Strided
 from .outputs import Tree, unflatten
 from .split import Span
 
@@ -148,7 +147,7 @@ class Picked:
     indices: Region
 
 
-Rows = Strided | Picked  # of a call, as they travel
+Rows = range | Picked  # of a call, as they travel
 
 
 class Form(NamedTuple):

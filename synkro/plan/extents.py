@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..values.arrays import Array
 from . import call as plans
-from .batch import Strided
+from .batch import indices_of
 from .call import CallPlan, Region, aligned
 from .split import Span
 
@@ -142,8 +142,8 @@ def rows(
     for start, stop in _joined(spans):
         if selection is None:
             yield from rows_between(region, start, stop - 1)
-        elif isinstance(selection, Strided) and abs(selection.step) == 1:
-            ends = [selection.start + at * selection.step for at in (start, stop - 1)]
+        elif isinstance(selection, range) and abs(selection.step) == 1:
+            ends = selection[start], selection[stop - 1]
             yield from rows_between(region, min(ends), max(ends))
         else:
             yield from _picked(region, _indices(selection, start, stop, view))
@@ -157,8 +157,8 @@ def picks(selection: plans.Rows | None, spans: Iterable[Span]) -> Iterator[Exten
 
 
 def _indices(selection: plans.Rows, start: int, stop: int, view: View) -> NDArray[np.int64]:
-    if isinstance(selection, Strided):
-        return selection.start + selection.step * np.arange(start, stop, dtype=np.int64)
+    if isinstance(selection, range):
+        return indices_of(selection[start:stop])
     return np.asarray(view.array(selection.indices)[start:stop], np.int64)
 
 

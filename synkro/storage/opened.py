@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import reason
 from ..memory.segment import undoing
-from ..plan.batch import Indexed, Selection, Strided
+from ..plan.batch import Selection, indices_of
 from ..plan.call import FileArray
 from ..values.arrays import Array
 
@@ -82,23 +82,22 @@ class Opened(ABC):
 
         Raises: OSError; CancelledError between two chunks once *stopped* says so.
         """
-        chunk, count = self.stored.chunk, selection.count
+        chunk, count = self.stored.chunk, len(selection)
         if not self.stored.shape:
             scalar = np.empty((), self._dtype)
             self.read(scalar, 0, 1)
             return scalar
         many = max(1, _TOGETHER // max(1, chunk * self._row_bytes)) * chunk
-        if isinstance(selection, Strided):
-            start, step = selection.start, selection.step
-            if abs(step) == 1 and count:
-                last = start + step * (count - 1)
-                return self.span(min(start, last), max(start, last) + 1, many, stopped)[::step]
-            selection = Indexed(start + step * np.arange(count, dtype=np.int64))
+        if isinstance(selection, range):
+            if abs(selection.step) == 1 and count:
+                start, last = sorted((selection[0], selection[-1]))
+                return self.span(start, last + 1, many, stopped)[:: selection.step]
+            selection = indices_of(selection)
         target = self._empty(count)
         if not count:
             return target
-        order = np.argsort(selection.indices, kind="stable")
-        wanted = selection.indices[order]
+        order = np.argsort(selection, kind="stable")
+        wanted = selection[order]
         rows = np.unique(wanted)
         for block in _together(rows, many, self.gap):
             go_on(stopped)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..memory.interrupts import atomic
-from ..plan.batch import Selection, Strided
+from ..plan.batch import Selection
 from ..plan.call import FileArray
 from ..values.arrays import Array
 from .files import opened
@@ -80,7 +80,7 @@ class FileReader:
 
 def read(stored: FileArray, selection: Selection | None = None) -> Array:
     """Rows of an array, or all of it.  Raises: OSError."""
-    everything = Strided(0, 1, stored.shape[0] if stored.shape else 1)
+    everything = range(stored.shape[0] if stored.shape else 1)
     with FileReader([[(stored, everything if selection is None else selection)]]) as reader:
         return reader.take(0)[0]
 

@@ -27,7 +27,7 @@ from ..devices.base import Device, Source
 from ..memory.interrupts import atomic
 from ..messages import Done, FunctionSpec, Phase
 from ..plan import call as plans
-from ..plan.batch import Indexed, Selection, Strided
+from ..plan.batch import Selection, indices_of
 from ..plan.call import aligned
 from ..plan.outputs import modes_of, pair_of, take_subset
 from ..plan.split import Span, slices_of
@@ -220,11 +220,11 @@ class PreparedCall:
         start, stop = span
         selection = self._plan.selection
         if argument.of_batch:
-            return Strided(start, 1, stop - start)
-        if isinstance(selection, Strided):
-            return Strided(selection.start + start * selection.step, selection.step, stop - start)
+            return range(start, stop)
+        if isinstance(selection, range):
+            return selection[start:stop]
         assert selection is not None
-        return Indexed(self._rank.array(selection.indices)[start:stop])
+        return self._rank.array(selection.indices)[start:stop]
 
     def common(self) -> Generator[dict[str, Any], None, None]:
         """The arguments by keyword of a call without rows, again and again: what was pickled anew."""
@@ -310,8 +310,8 @@ class PreparedCall:
         selection = self._plan.selection
         if selection is None:
             return None
-        if isinstance(selection, Strided):
-            return selection.start + np.arange(start, stop, dtype=np.int64) * selection.step
+        if isinstance(selection, range):
+            return indices_of(selection[start:stop])
         return np.array(self._rank.array(selection.indices)[start:stop], np.int64)
 
     def _rows_held(self, span: Span) -> Callable[[Array], Array]:
@@ -335,11 +335,10 @@ def selected(rank: Workspace, array: Array, selection: plans.Rows, span: Span) -
     start, stop = span
     if start == stop:
         return Source(array[:0])
-    if isinstance(selection, Strided):
-        first = selection.start + start * selection.step
-        last = selection.start + (stop - 1) * selection.step
-        end = last + (1 if selection.step > 0 else -1)
-        return Source(array[first : None if end < 0 else end : selection.step])
+    if isinstance(selection, range):
+        rows = selection[start:stop]
+        end = rows.stop if rows.stop >= 0 else None  # backwards to the first row
+        return Source(array[rows.start : end : rows.step])
     return Source(array, rank.array(selection.indices)[start:stop])
 
 

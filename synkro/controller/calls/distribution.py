@@ -51,8 +51,7 @@ class Distribution:
         UsageError if the working directory was deleted.
         """
         with self._engine.lock:
-            self._engine.turns.wait_for_all()
-            self._engine.require_ready()
+            self._engine.wait_until_ready()
             waiting = {n: f for n, f in sorted(self._waiting.items()) if only is None or f in only}
             if not waiting and not self.settings_changed():
                 return

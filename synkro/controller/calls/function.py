@@ -321,8 +321,7 @@ class Function(SentFunction, Generic[P, R]):
             return
         engine = self._settled()
         with engine.lock:
-            engine.turns.wait_for_all()
-            engine.require_ready()
+            engine.wait_until_ready()
             engine.settle()
             with self._bridge:
                 yield

@@ -20,9 +20,9 @@ from ...errors import InvalidType, InvalidValue, counted, reason
 from ...memory.segment import Segment
 from ...messages import Call
 from ...packing.pickles import check_cause, dumped
-from ...plan.batch import UNKNOWN, Indexed, Selection, Strided, select, select_each
+from ...plan.batch import UNKNOWN, Selection, select, select_each
 from ...plan.binding import Bound
-from ...plan.call import Access, CallPlan, FileArray, Form, Held, Picked, Region, Scattered
+from ...plan.call import Access, CallPlan, FileArray, Form, Held, Picked, Region, Rows, Scattered
 from ...plan.outputs import check_subset, flatten, modes_of
 from ...plan.split import AUTO, Span, equal_slices, fitting_slices, split_over, weight_unit
 from ...values.arrays import checked_int
@@ -169,11 +169,11 @@ class Planner:
         selection = self._select(inputs, request.batch)
         spans, held = self._spans(inputs, selection, request.batch_s)
         if (alone := request.alone) is not None:
-            rows = selection.count if selection else 1
+            rows = 1 if selection is None else len(selection)
             spans = tuple((rows * (r > alone), rows * (r >= alone)) for r in range(self._engine.size))
-        chosen: Strided | Picked | None
-        if isinstance(selection, Indexed):
-            chosen = Picked(self._indices.put(selection.indices, "batch=", oversize=1.25).region)
+        chosen: Rows | None
+        if isinstance(selection, np.ndarray):
+            chosen = Picked(self._indices.put(selection, "batch=", oversize=1.25).region)
         else:
             chosen = selection
         in_parts = isinstance(slices, str)
@@ -219,10 +219,10 @@ class Planner:
 
     def _spans(
         self, inputs: list[Input], selection: Selection | None, batch_s: Any
-    ) -> tuple[tuple[Span, ...], tuple[Strided | Picked, ...] | None]:
+    ) -> tuple[tuple[Span, ...], tuple[Rows, ...] | None]:
         """The rows of the call that each rank computes, and which of its own rows those are."""
         size, world = self._engine.size, self._world
-        spans = split_over(selection.count if selection else len(world), world, size)
+        spans = split_over(len(world if selection is None else selection), world, size)
         own = {
             f"the argument {each.name!r}": each.variable
             for each in inputs
@@ -238,8 +238,8 @@ class Planner:
             return spans, None
         selections = select_each(batch_s, self._variables.rows(own, self._name, world))
         by_rank = dict(zip(world, selections, strict=True))
-        counts = [by_rank[rank].count if rank in by_rank else 0 for rank in range(size)]
-        if selection and counts != [stop - start for start, stop in spans]:
+        counts = [len(by_rank.get(rank, ())) for rank in range(size)]
+        if selection is not None and counts != [stop - start for start, stop in spans]:
             listed = ", ".join(f"{stop - start}" for start, stop in spans)
             raise InvalidValue(
                 f"the rows of the function {self._name!r} do not fit: the scattered inputs have "
@@ -250,24 +250,24 @@ class Planner:
         held = dict(zip(world, self._own_rows(selections), strict=True))
         return tuple(pairwise(edges)), tuple(held.get(rank, held[world[0]]) for rank in range(size))
 
-    def _own_rows(self, selections: list[Selection]) -> tuple[Strided | Picked, ...]:
+    def _own_rows(self, selections: list[Selection]) -> tuple[Rows, ...]:
         """The ranks' selections, with their indices copied into shared memory."""
-        picked = [s.indices for s in selections if isinstance(s, Indexed)]
+        picked = [each for each in selections if isinstance(each, np.ndarray)]
         region = None
         if picked:
             region = self._own_indices.put(np.concatenate(picked), "batch_s=", oversize=1.25).region
-        held: list[Strided | Picked] = []
+        held: list[Rows] = []
         offset = 0
         for selection in selections:
-            if isinstance(selection, Strided):
+            if isinstance(selection, range):
                 held.append(selection)
                 continue
             assert region is not None
-            part = region, offset, selection.count
+            part = region, offset, len(selection)
             if part not in self._own_regions:  # the same part has to be the same region
-                self._own_regions[part] = Region(region.segment, offset, (selection.count,), "<i8")
+                self._own_regions[part] = Region(region.segment, offset, selection.shape, "<i8")
             held.append(Picked(self._own_regions[part]))
-            offset += selection.indices.nbytes
+            offset += selection.nbytes
         return tuple(held)
 
     def _select(self, inputs: list[Input], batch: Any) -> Selection | None:
@@ -299,10 +299,10 @@ class Planner:
         selection = select(batch, rows)
         for name in minibatches:
             rows = by_rows[name].array.shape[0]
-            if rows < selection.count:
+            if rows < len(selection):
                 raise InvalidValue(
                     f"the minibatch {name!r} of the function {self._name!r} has "
-                    f"{counted(rows, 'row')}, but batch= names {selection.count}: fill it with the rows "
+                    f"{counted(rows, 'row')}, but batch= names {len(selection)}: fill it with the rows "
                     f"of the batch, in their order."
                 )
         return selection

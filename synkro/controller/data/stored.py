@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ...errors import InvalidValue, named
-from ...plan.batch import Indexed, Selection, Strided
+from ...plan.batch import Selection
 from ...plan.call import FileArray
 from ...storage.files import describe
 from ...values.arrays import Array, checked_dtype
@@ -72,8 +72,7 @@ class StoredData(InputArray[Any]):
             return self._read_list(key)
         if type(first) is int and not -len(self) <= first < len(self):
             raise IndexError(f"{self._called()} has {len(self)} rows, and no row {first}.")
-        chosen = range(len(self))[rows]
-        array = self._read(Strided(chosen.start, chosen.step, len(chosen)))
+        array = self._read(range(len(self))[rows])
         return array[(0, *rest) if type(first) is int else (slice(None), *rest)]
 
     def _read(self, selection: Selection | None = None) -> Array:
@@ -87,8 +86,7 @@ class StoredData(InputArray[Any]):
         if isinstance(key, list | np.ndarray) and self.shape:
             indices = np.asarray(key)
             if indices.ndim == 1 and indices.dtype.kind in "bi":
-                places = np.arange(len(self), dtype=np.int64)[indices]  # which may raise
-                return self._read(Indexed(places))
+                return self._read(np.arange(len(self), dtype=np.int64)[indices])  # which may raise
         return self._read()[key]
 
     def __iter__(self) -> Iterator[Any]:

@@ -34,7 +34,7 @@ from ...ipc.channel import Lane
 from ...ipc.pool import WorkerPool
 from ...machine import disown_in_children
 from ...memory.interrupts import uninterrupted
-from ...memory.segment import Segment
+from ...memory.segment import Segment, undoing
 from ...memory.table import Versions
 from ...messages import Command, Exit, Release
 from ...plan.call import Access
@@ -141,7 +141,7 @@ class Engine:
         self.state: State = State.STARTING
         self._pool = pool
         self.versions: Versions | None = None
-        try:
+        with undoing(self.close):
             self.channel: Final = pool.start(environments, board_bytes(self.size), self._note)
             self.everyone: Final = self.channel.everyone
             self._post = Post(self._pool, self.channel, self.directory, self.run)
@@ -150,9 +150,6 @@ class Engine:
             _engines.add(self)
             if on_gpus or self.has_hosts:
                 self.versions = Versions(self.allocate(Versions.NBYTES))
-        except BaseException:
-            self.close()
-            raise
 
     # ── what is there ────────────────────────────────────────────────────────────────────────────
 
@@ -170,6 +167,14 @@ class Engine:
                 f"this session is broken: {self._why_broken} Call close() and then fork() for a "
                 f"new one; all Data can still be read."
             )
+
+    def wait_until_ready(self) -> None:
+        """Wait until no operation on some ranks is left, by ``turns``: all can be used then.
+
+        Raises: as ``require_ready``.
+        """
+        self.turns.wait_for_all()
+        self.require_ready()
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
@@ -430,8 +435,7 @@ class Engine:
         Raises: InvalidValue while another trace goes on; SessionClosed, SessionBroken.
         """
         with self.lock:
-            self.turns.wait_for_all()
-            self.require_ready()
+            self.wait_until_ready()
             if self.trace is not None:
                 raise InvalidValue(
                     "this session is traced already, and a trace cannot hold another: end the outer "

@@ -8,8 +8,7 @@
     walk        from a function to all objects that it reaches
     objects     ``Objects``: what the workers have of them, sent and brought up to date
     parts       what cannot be sent, and is made there by an import
-    explain     why something cannot be sent
+    explain     why something cannot be sent, and what else is said of objects
     comparison  ``Comparison``: the objects that a function's calls compare
     watch       what a function's calls compare
-    words       what is said of them
 """

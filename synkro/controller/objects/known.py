@@ -8,8 +8,6 @@ is there, if they do not lead back to it.
 
 from __future__ import annotations
 
-import functools
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -134,7 +132,7 @@ def _weak(value: Any, kept: Kept) -> Any:
     return _Parts(type(value), names, tuple(_weak(part, kept) for _, part in parts), itself)
 
 
-_EQUAL = {tuple, staticmethod, classmethod, property, functools.partial, types.MethodType}
+_EQUAL = {tuple, *kinds.OF_PARTS}
 """Types of which an object with the same parts is the same."""
 
 

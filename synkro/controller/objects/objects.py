@@ -32,14 +32,13 @@ from ...plan.call import aligned
 from ...values.arrays import checked_int
 from ..engine.engine import Engine
 from .comparison import Assigned, is_flat
-from .explain import explain, explain_loading
+from .explain import contradiction, explain, explain_loading, missed, uncompared
 from .known import UNKNOWN, Known, Snapshot, inner_first, reached
 from .parts import find_parts, loading
 from .registry import Registry
 from .values import Relied, ReliedOn, SharedByTasks, Values
 from .walk import Found, Walk
 from .watch import Watch
-from .words import contradiction, missed, uncompared
 
 _LOOKED_AT = 1 << 24  # bytes of an array that is compared at the second call of a function
 
@@ -235,8 +234,7 @@ class Objects:
         InvalidType for what cannot be pickled.
         """
         with self._engine.lock:
-            self._engine.turns.wait_for_all()
-            self._engine.require_ready()
+            self._engine.wait_until_ready()
             self._require_known(obj, "push")
             walk = Walk(self._registry)
             walk.visit(obj, type(obj).__name__)
@@ -255,8 +253,7 @@ class Objects:
         most = self._engine.size - 1
         place = self._master if rank is None else checked_int(rank, "rank", 0, most)
         with self._engine.lock:
-            self._engine.turns.wait_for_all()
-            self._engine.require_ready()
+            self._engine.wait_until_ready()
             known = self._require_known(obj, "fetch")
             replies = self._engine.run(Fetch(known.number, place))
         return self.load(replies[place].pickle)

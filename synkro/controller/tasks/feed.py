@@ -297,8 +297,7 @@ class Feed:
         Raises: StopIteration if there are no more, or nobody wants them any more; SessionError.
         """
         args = self._engine.turns.released(self._items.__next__)
-        self._engine.turns.wait_for_all()
-        self._engine.require_ready()
+        self._engine.wait_until_ready()
         if self.exhausted:  # the program has closed the iterator of results meanwhile
             raise StopIteration
         return args

@@ -187,8 +187,7 @@ class Maps:
         together = None if chunksize is None else checked_int(chunksize, "chunksize", 1)
         bar = Progress(name, _length(iterables), "item") if checked_bool(progress, "progress") else None
         with engine.lock:
-            engine.turns.wait_for_all()
-            engine.require_ready()
+            engine.wait_until_ready()
             engine.settle(limit)
             queue = self._opened()
             last, used = self._last, self._used()

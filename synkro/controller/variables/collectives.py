@@ -22,8 +22,8 @@ from ...comms.ops import operation_named
 from ...errors import CollectiveError, InvalidValue, counted, ranks_in_words, shown
 from ...ipc.channel import Lane
 from ...messages import Exchange, Fill, Generator, Identify, Inspect, KeptOutput, Read, Write
-from ...plan.batch import Indexed, Strided, select_any
-from ...plan.call import Picked, Survey
+from ...plan.batch import select_any
+from ...plan.call import Picked, Rows, Survey
 from ...plan.split import Span, split
 from ...values.arrays import Array, cast, checked_bool, checked_int, of_other_ndim
 from ..data.data import Data
@@ -253,14 +253,14 @@ class Collectives:
             buffer = self._buffers.get(target.number) or Outgoing(self._engine)
             buffers.append(buffer)
             region = buffer.put(array, target.called()).region
-            selection: Strided | Picked | None = None
+            selection: Rows | None = None
             length = 0
             if by_rows:
                 chosen = select_any(batch, len(array), "batch")
-                length = chosen.count
-                if isinstance(chosen, Indexed):
+                length = len(chosen)
+                if not isinstance(chosen, range):
                     indices.append(Outgoing(self._engine))
-                    selection = Picked(indices[-1].put(chosen.indices, "batch").region)
+                    selection = Picked(indices[-1].put(chosen, "batch").region)
                 else:
                     selection = chosen
             spans = rows(length) if rows else [(0, length)] * self.size
