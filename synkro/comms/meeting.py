@@ -218,9 +218,7 @@ class Meeting:
         if board is None or len(board) < board_words(len(self.members.ranks)):
             board = new_board(self._arena, len(self.members.ranks))
         self._boards.append(board)
-        at = self._arena.locate(board)
-        assert at is not None
-        return at
+        return self._arena.place(board)
 
     def join(self, ranks: tuple[int, ...], at: int) -> Members | None:
         """End the collective, and part: *ranks* meet *at* what their first one has offered.

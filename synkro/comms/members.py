@@ -34,9 +34,7 @@ class OwnRecord:
 
     def __init__(self, arena: Arena, nbytes: int, journal: Journal | None) -> None:
         array = arena.empty((nbytes,), np.uint8)
-        at = arena.locate(array)
-        assert at is not None
-        self.at = at
+        self.at: Final = arena.place(array)
         self.memory: Final = array.data
         self.payload: bytes = b""
         self.journal = journal

@@ -488,9 +488,7 @@ def _all_in(pipe: int) -> bytes:
 def _new_block(arena: Arena, nbytes: int) -> tuple[Array, int]:
     """A new block, and its place in the file."""
     block = arena.empty((nbytes,), np.uint8)
-    place = arena.locate(block)
-    assert place is not None
-    return block, place
+    return block, arena.place(block)
 
 
 # ── batches in memory: how long each part is, and the parts ──────────────────────────────────────────

@@ -23,6 +23,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..errors import InternalError
 from ..plan.call import Access
 from ..values.arrays import Array
 from .departures import call_with_last
@@ -91,8 +92,15 @@ class Arena:
         inside = address + array.nbytes <= block.address + block.nbytes
         return block.offset + address - block.address if inside else None
 
+    def place(self, array: Array) -> int:
+        """The offset of *array*, which lies in this rank's memory."""
+        offset = self.locate(array)
+        if offset is None:
+            raise InternalError("an array that other ranks should see does not lie in shared memory.")
+        return offset
+
     def view(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """An array in any rank's memory, at an *offset* that its owner got from ``locate``."""
+        """An array in any rank's memory, at an *offset* that its owner got from ``place``."""
         dtype = np.dtype(dtype)
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = offset + max(1, prod(shape) * dtype.itemsize)
