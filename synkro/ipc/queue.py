@@ -41,6 +41,7 @@ from ..memory.arena import PART, Arena
 from ..memory.departures import call_off, call_with_last
 from ..memory.interrupts import uninterrupted
 from ..memory.mapping import map_file
+from ..memory.segment import memory_file
 from ..plan.call import Access
 from ..values.arrays import Array
 from .waiting import Condition, new_fence
@@ -155,10 +156,8 @@ class Dispatcher:
         with uninterrupted(), contextlib.ExitStack() as closing:
             self._tickets, self._put = _pipe(closing)
             self._results, given = _pipe(closing)
-            self._file = os.memfd_create("synkro-tasks", os.MFD_CLOEXEC)
+            self._file = memory_file("synkro-tasks", _HEAD + _SLOTS * _SLOT.size)
             closing.callback(os.close, self._file)
-            os.fchmod(self._file, 0o600)
-            os.posix_fallocate(self._file, 0, _HEAD + _SLOTS * _SLOT.size)
             # pages count as full until all of them is read; a ticket that does not fit begins another
             pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
             room = pages * mmap.PAGESIZE // _TICKET.size // 2 - size
@@ -398,11 +397,7 @@ class Taker:
 
     def put_back(self, ticket: Ticket) -> bool:
         """Let others draw *ticket*, of which nothing has begun; False if there is no room for it."""
-        try:
-            os.write(self._put, _TICKET.pack(*ticket))
-        except BlockingIOError:
-            return False
-        return True
+        return _written(self._put, _TICKET.pack(*ticket))
 
     @property
     def is_dry(self) -> bool:
@@ -461,11 +456,7 @@ class Taker:
 
     def write(self, record: bytes) -> bool:
         """Hand a record over; False if there is no room for it."""
-        try:
-            os.write(self._results, record)
-        except BlockingIOError:
-            return False
-        return True
+        return _written(self._results, record)
 
 
 _NONE = bytes(4)  # no bytes, as a C int
@@ -474,6 +465,15 @@ _NONE = bytes(4)  # no bytes, as a C int
 def fits(results: Pickles) -> bool:
     """Whether *results* need no block."""
     return _size(results) <= _SMALL
+
+
+def _written(pipe: int, data: bytes) -> bool:
+    """Write *data* to a *pipe*, all or nothing; returns whether there was room for it."""
+    try:
+        os.write(pipe, data)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _all_in(pipe: int) -> bytes:

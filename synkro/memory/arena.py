@@ -29,7 +29,7 @@ from ..values.arrays import Array
 from .departures import call_with_last
 from .interrupts import atomic
 from .mapping import HUGE, give_back, map_file, take_huge_pages
-from .segment import explained, require_memory, reserved
+from .segment import explained, memory_file, require_memory
 
 PART = 1 << 50
 """Bytes of the file from one rank's part to the next; only what is reserved takes memory."""
@@ -179,6 +179,4 @@ class Arena:
 
 def arena_file(nbytes: int) -> int:
     """A descriptor of a file that ranks can share, whose first *nbytes* are reserved, for a board."""
-    fd = os.memfd_create("synkro-arena", os.MFD_CLOEXEC)
-    os.fchmod(fd, 0o600)
-    return reserved(fd, nbytes)
+    return memory_file("synkro-arena", nbytes)
