@@ -16,7 +16,7 @@ from support.waiting import Watch, wait_until
 from support.worlds import HostsWorld, serial
 from synkro.comms import hosts, meeting
 from synkro.comms.board import LINE, Line
-from synkro.comms.journal import ENTRIES, ENTRY
+from synkro.comms.journal import ENTRIES, ENTRY, shared_words
 from synkro.comms.members import found, name, new_board
 from synkro.comms.ops import OPERATIONS
 from synkro.errors import CollectiveError
@@ -45,7 +45,7 @@ class Written:
         self.arena = Arena(self.mirrors.files[0], 0, self.journal.forget)
         boards = [map_file(file, 4096, Access.WRITE).data.cast("Q") for file in self.mirrors.files]
         self.here, *self.there = boards
-        self.words = self.journal.words(self.here, 0)
+        self.words = shared_words(self.here, 0, self.journal)
         self.filled = {1: 0, 2: 0}  # the bytes that each of the others has received
 
     def array(self, value, nbytes=100_000):
@@ -146,7 +146,7 @@ def test_the_words_that_make_bytes_count_come_after_them(written):
 def test_words_of_the_arena_reach_it_on_all_hosts(written):
     array = written.arena.empty((100,), np.uint64, once=True)
     at = written.arena.locate(array)
-    words = written.journal.words(array.data.cast("B").cast("Q"), at)
+    words = shared_words(array.data.cast("B").cast("Q"), at, written.journal)
     words[7] = 70
     written.carry()
     assert [written.seen(host, at, 800).view("u8")[7] for host in range(3)] == [70] * 3
@@ -155,7 +155,7 @@ def test_words_of_the_arena_reach_it_on_all_hosts(written):
 def test_members_are_seen_elsewhere_when_all_of_them_are_named(written):
     board = new_board(written.arena, 3)
     at = written.arena.locate(board)
-    name(written.journal.words(board.data.cast("B").cast("Q"), at), (0, 1, 2))
+    name(shared_words(board.data.cast("B").cast("Q"), at, written.journal), (0, 1, 2))
     entries = written.mirrors.relays[0].outgoing()[1][0].entries
     seen = []
     for start in range(0, len(entries), ENTRY.size):

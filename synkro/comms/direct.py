@@ -102,8 +102,7 @@ class Links:
         link = None
         if identity:
             try:
-                place, count = self._host.place, self._host.count
-                link = Link(identity, place, count, self._meeting, self._gpu)
+                link = Link(identity, self._host.place, self._host.count, self._meeting, self._gpu)
             except CollectiveError as error:
                 problem = str(error)
         problem = self._problem_of_any(problem)
@@ -341,6 +340,10 @@ class DirectCollectives(Communicator):
     def _contiguous(self, array: Array) -> Array:
         if array.flags.c_contiguous and not in_host_memory(array):
             return array
+        return self.to_device(array)
+
+    def to_device(self, array: Array) -> Array:
+        """A contiguous copy of *array* on this rank's GPU."""
         copy = self._device.empty(array.shape, array.dtype)
         self._device.assign(copy, array)
         return copy

@@ -39,7 +39,7 @@ class GpuCommunicator(DirectCollectives):
     def recv(self, source: int, record: Record = MESSAGE) -> Array:
         array = self._host.recv(source, record)
         _, theirs = self.agreement.records
-        return self._to_device(array) if theirs.on_gpu else array
+        return self.to_device(array) if theirs.on_gpu else array
 
     def all_reduce(
         self, arrays: Arrays, operation: Operation, weight: float, names: str = ""
@@ -85,9 +85,4 @@ class GpuCommunicator(DirectCollectives):
         return copy
 
     def _back(self, results: list[Array], to_gpu: bool) -> list[Array]:
-        return [self._to_device(array) for array in results] if to_gpu else results
-
-    def _to_device(self, array: Array) -> Array:
-        copy = self.empty(array.shape, array.dtype)
-        self._device.assign(copy, array)
-        return copy
+        return [self.to_device(array) for array in results] if to_gpu else results

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ipc.waiting import new_fence, spin
+from ..ipc.waiting import Words, new_fence, spin
 from ..memory.arena import PART
 from ..memory.interrupts import atomic
 from ..memory.mapping import map_file
@@ -117,10 +117,6 @@ class Journal:
         self._wake_relay = wake_relay
         self._fence = new_fence()
 
-    def words(self, memory: memoryview, at: int) -> JournaledWords:
-        """*memory*, which lies *at* this offset, as words whose changes are written down."""
-        return JournaledWords(memory, at, self)
-
     def stored(self, at: int, value: int) -> None:
         """The word at this offset has changed."""
         self._write(WORD, at, value, ALL)
@@ -156,6 +152,11 @@ class Journal:
         """Wait until the relay has read: it never waits for a rank."""
         while not spin(lambda: self._written - self._counts[_TAIL] < ENTRIES):
             time.sleep(_NAP)
+
+
+def shared_words(memory: memoryview, at: int, journal: Journal | None) -> Words:
+    """*memory*, which lies *at* this offset; where there is a *journal*, changes are written down."""
+    return memory if journal is None else JournaledWords(memory, at, journal)
 
 
 class JournalReader:

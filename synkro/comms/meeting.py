@@ -30,12 +30,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from ..errors import CollectiveError, UsageError
-from ..ipc.waiting import Words, new_fence, sleep_until, spin
+from ..ipc.waiting import new_fence, sleep_until, spin
 from ..memory.arena import Arena
 from ..values.arrays import Array
 from ..values.cache import Cache
 from .board import FAILED, KINDS, LINE, RECV, RETURNED, SEND, SLOTS, STEPS, Board, Box, BoxSlot, Line
-from .journal import Journal
+from .journal import Journal, shared_words
 from .members import REACHED, Members, OwnRecord, board_words, found, name, new_board
 
 _NONE = (1 << 64) - 1  # the number of no message
@@ -67,7 +67,7 @@ class Meeting:
         self.rank = rank
         self._journal = journal
         self._near = range(size) if journal is None else journal.near
-        self._words = self._shared(board.cast("Q"), 0)
+        self._words = shared_words(board.cast("Q"), 0, journal)
         self._line = rank * LINE
         self._arena = arena
         self._wakes = wakes
@@ -206,9 +206,6 @@ class Meeting:
         lines = [rank * LINE + Line.MEMBER for rank in ranks]
         return Members(self.rank, ranks, self._words, lines, self._own)
 
-    def _shared(self, memory: memoryview, at: int) -> Words:
-        return memory if self._journal is None else self._journal.words(memory, at)
-
     def _new_records(self) -> list[OwnRecord]:
         return [OwnRecord(self._arena, 2048, self._journal) for _ in range(2)]
 
@@ -218,9 +215,7 @@ class Meeting:
         if board is None or len(board) < board_words(len(self.members.ranks)):
             board = new_board(self._arena, len(self.members.ranks))
         self._boards.append(board)
-        at = self._arena.locate(board)
-        assert at is not None
-        return at
+        return self._arena.place(board)
 
     def join(self, ranks: tuple[int, ...], at: int) -> Members | None:
         """End the collective, and part: *ranks* meet *at* what their first one has offered.
@@ -228,7 +223,8 @@ class Meeting:
         This one is among them.  None if there are none.
         """
         if ranks[:1] == (self.rank,):
-            name(self._shared(self._boards[-1].data.cast("B").cast("Q"), at), ranks)
+            memory = self._boards[-1].data.cast("B").cast("Q")
+            name(shared_words(memory, at, self._journal), ranks)
         else:
             self._blank = self._boards.pop()
         self.part()

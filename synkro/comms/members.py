@@ -22,7 +22,7 @@ from ..errors import ranks_in_words
 from ..ipc.waiting import Words
 from ..memory.arena import Arena
 from ..values.arrays import Array
-from .journal import Journal
+from .journal import Journal, shared_words
 
 REACHED = 0  # how far the rank has come, in steps
 _RECORDS = 2  # two, each an offset and a size: a rank that is ahead must not overwrite what others read
@@ -34,9 +34,7 @@ class OwnRecord:
 
     def __init__(self, arena: Arena, nbytes: int, journal: Journal | None) -> None:
         array = arena.empty((nbytes,), np.uint8)
-        at = arena.locate(array)
-        assert at is not None
-        self.at = at
+        self.at: Final = arena.place(array)
         self.memory: Final = array.data
         self.payload: bytes = b""
         self.journal = journal
@@ -143,7 +141,7 @@ def found(
     start = _header(size)
     memory = arena.view(at, (board_words(size),), np.uint64).data.cast("B").cast("Q")
     ranks = tuple(memory[1 : 1 + size])
-    words = memory if journal is None else journal.words(memory, at)
+    words = shared_words(memory, at, journal)
     return Members(rank, ranks, words, range(start, board_words(size), _LINE), own, at)
 
 

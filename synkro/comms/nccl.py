@@ -95,12 +95,10 @@ class _Watch:
     def _run(self) -> None:
         while True:
             time.sleep(_WATCHED)
-            call = self._call
-            if call is None:
-                continue
-            deadline, meeting, doing = call
-            if deadline.passed():
-                give_up(f"stuck in NCCL, which was {doing}: {_overdue(meeting, deadline)}")
+            if (call := self._call) is not None:
+                deadline, meeting, doing = call
+                if deadline.passed():
+                    give_up(f"stuck in NCCL, which was {doing}: {_overdue(meeting, deadline)}")
 
 
 _watch = functools.cache(_Watch)

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InternalError
 from ..memory.arena import Arena
 from ..memory.mapping import map_file
 from ..plan.call import Access, aligned
@@ -262,10 +261,7 @@ class ShmCommunicator(Communicator):
 
     def _places_of(self, arrays: Arrays) -> tuple[int, ...]:
         """The offsets of *arrays*, which lie in this rank's shared memory."""
-        places = tuple([at for array in arrays if (at := self._arena.locate(array)) is not None])
-        if len(places) < len(arrays):
-            raise InternalError("an array that other ranks should see does not lie in shared memory.")
-        return places
+        return tuple([self._arena.place(array) for array in arrays])
 
     def _sources(self, records: Sequence[Record], index: int) -> list[Array]:
         """Array *index* of each record, seen in place."""

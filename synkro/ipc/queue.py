@@ -42,6 +42,7 @@ from ..memory.arena import PART, Arena
 from ..memory.departures import call_off, call_with_last
 from ..memory.interrupts import uninterrupted
 from ..memory.mapping import map_file
+from ..memory.segment import memory_file
 from ..plan.call import Access
 from ..values.arrays import Array
 from .waiting import Condition, new_fence
@@ -156,10 +157,8 @@ class Dispatcher:
         with uninterrupted(), contextlib.ExitStack() as closing:
             self._tickets, self._put = _pipe(closing)
             self._results, given = _pipe(closing)
-            self._file = os.memfd_create("synkro-tasks", os.MFD_CLOEXEC)
+            self._file = memory_file("synkro-tasks", _HEAD + _SLOTS * _SLOT.size)
             closing.callback(os.close, self._file)
-            os.fchmod(self._file, 0o600)
-            os.posix_fallocate(self._file, 0, _HEAD + _SLOTS * _SLOT.size)
             # pages count as full until all of them is read; a ticket that does not fit begins another
             pages = fcntl.fcntl(self._put, fcntl.F_GETPIPE_SZ) // mmap.PAGESIZE - 1
             room = pages * mmap.PAGESIZE // _TICKET.size // 2 - size
@@ -483,9 +482,7 @@ def _all_in(pipe: int) -> bytes:
 def _new_block(arena: Arena, nbytes: int) -> tuple[Array, int]:
     """A new block, and its place in the file."""
     block = arena.empty((nbytes,), np.uint8)
-    place = arena.locate(block)
-    assert place is not None
-    return block, place
+    return block, arena.place(block)
 
 
 # ── batches in memory: how long each part is, and the parts ──────────────────────────────────────────

@@ -23,12 +23,13 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..errors import InternalError
 from ..plan.call import Access
 from ..values.arrays import Array
 from .departures import call_with_last
 from .interrupts import atomic
 from .mapping import HUGE, give_back, map_file, take_huge_pages
-from .segment import explained, require_memory, reserved
+from .segment import explained, memory_file, require_memory
 
 PART = 1 << 50
 """Bytes of the file from one rank's part to the next; only what is reserved takes memory."""
@@ -91,8 +92,15 @@ class Arena:
         inside = address + array.nbytes <= block.address + block.nbytes
         return block.offset + address - block.address if inside else None
 
+    def place(self, array: Array) -> int:
+        """The offset of *array*, which lies in this rank's memory."""
+        offset = self.locate(array)
+        if offset is None:
+            raise InternalError("an array that other ranks should see does not lie in shared memory.")
+        return offset
+
     def view(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        """An array in any rank's memory, at an *offset* that its owner got from ``locate``."""
+        """An array in any rank's memory, at an *offset* that its owner got from ``place``."""
         dtype = np.dtype(dtype)
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = offset + max(1, prod(shape) * dtype.itemsize)
@@ -171,6 +179,4 @@ class Arena:
 
 def arena_file(nbytes: int) -> int:
     """A descriptor of a file that ranks can share, whose first *nbytes* are reserved, for a board."""
-    fd = os.memfd_create("synkro-arena", os.MFD_CLOEXEC)
-    os.fchmod(fd, 0o600)
-    return reserved(fd, nbytes)
+    return memory_file("synkro-arena", nbytes)

@@ -45,10 +45,8 @@ def remove(name: str, fd: int) -> bool:
                 os.unlink(semaphore)
     try:
         os.unlink(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return True
 
 

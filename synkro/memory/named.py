@@ -467,8 +467,7 @@ class _Keeper:
     def __init__(self) -> None:
         """Start the keeper.  Raises: OSError."""
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as undo, other:
-            undo.callback(self._socket.close)
+        with undoing(self._socket.close), other:
             self._process = subprocess.Popen(
                 [python(), "-I", "-S", str(keeper.__file__)],
                 stdin=other.fileno(),
@@ -477,7 +476,6 @@ class _Keeper:
                 cwd="/",
                 start_new_session=True,
             )
-            undo.pop_all()
 
     def remember(self, name: str, fd: int) -> None:
         """Raises: OSError if it was killed."""

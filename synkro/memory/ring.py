@@ -60,15 +60,11 @@ class _Signals:
         self.header = header
         self.free: Any = None
         self.full: Any = None
-        try:
-            with descriptors_for(f"the semaphores of the ring {name} could not be had"):
-                if not new:
-                    named.check_companions(name, any_owner)
-                self._open(slots, new)
-        except BaseException:
-            with self.closing():
-                pass
-            raise
+        had = descriptors_for(f"the semaphores of the ring {name} could not be had")
+        with undoing(self._close_semaphores), had:
+            if not new:
+                named.check_companions(name, any_owner)
+            self._open(slots, new)
 
     def _open(self, slots: int, new: bool) -> None:
         ipc = self._ipc
@@ -163,12 +159,15 @@ class _Signals:
             try:
                 yield
             finally:
-                for semaphore in (self.free, self.full):
-                    if semaphore is not None:
-                        with contextlib.suppress(self._ipc.Error):
-                            semaphore.close()
-                self.free = self.full = None
+                self._close_semaphores()
                 self._over.set()
+
+    def _close_semaphores(self) -> None:
+        for semaphore in (self.free, self.full):
+            if semaphore is not None:
+                with contextlib.suppress(self._ipc.Error):
+                    semaphore.close()
+        self.free = self.full = None
 
 
 class RingReader:
@@ -332,7 +331,6 @@ class RingWriter:
         with self._signals.closing():
             if ended:
                 self._signals.post("ended", self._signals.full)
-            _writers.discard(self)
             self._close_fd()
 
     def _check_reader(self) -> None:

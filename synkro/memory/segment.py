@@ -103,11 +103,19 @@ def _reserve(nbytes: int) -> int:
             with contextlib.suppress(OSError):  # no such folder, or no room in it after all
                 fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 return reserved(fd, nbytes)
-        fd = os.memfd_create("synkro", os.MFD_CLOEXEC)
-        os.fchmod(fd, 0o600)
-        return reserved(fd, nbytes)
+        return memory_file("synkro", nbytes)
     except OSError as error:
         raise explained(error, nbytes) from None
+
+
+def memory_file(name: str, nbytes: int) -> int:
+    """A descriptor of *nbytes* of reserved, zeroed memory of no folder, of which Linux shows the *name*.
+
+    Raises: OSError.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)
+    return reserved(fd, nbytes)
 
 
 def require_memory(nbytes: int) -> None:

@@ -24,13 +24,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..comms.base import Communicator
 from ..comms.members import Members
 from ..comms.records import Entry, Record
 from ..errors import InvalidType, UsageError, shown
@@ -39,33 +38,9 @@ from ..values.foreign import handed
 
 Tensors = list[torch.Tensor]
 
-
-class GradientRanks(Protocol):
-    """What the gradients of a collective ask of the ranks that entered it: collectives of their own."""
-
-    comm: Communicator
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def backward(self, entry: Entry, members: Members, work: Callable[[], Any]) -> Any: ...
-
-    def all_reduce(self, value: Any, op: Any) -> Any: ...
-
-    def reduce(self, value: Any, op: Any, *, root: int | None) -> Any: ...
-
-    def reduce_scatter(self, value: Any, op: Any) -> Any: ...
-
-    def all_gather(self, value: Any, nd_up: int = 0) -> Any: ...
-
-    def gather(self, value: Any, *, root: int | None) -> Any: ...
-
-    def all_to_all(self, value: Any) -> Any: ...
-
-    def exchange(self, value: Any, other: int, /) -> Any: ...
+Group = Any
+"""The ``group.Group`` whose collectives these are, and which imports this module when it needs it: the
+gradients are computed by its ``backward``, in which they are collectives of its own."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +54,7 @@ class Entered:
         forms: the shape, the dtype and the device of each tensor that this rank gave.
     """
 
-    group: GradientRanks
+    group: Group
     members: Members
     records: Sequence[Record]
     entry: Entry
@@ -95,14 +70,14 @@ class Entered:
     @property
     def part(self) -> float:
         """This rank's weight, as a part of those of all."""
-        return self.records[self.group.rank].weight / sum(record.weight for record in self.records)
+        return self.records[self.members.place].weight / sum(record.weight for record in self.records)
 
     def zeros(self) -> Tensors:
         return [torch.zeros(shape, dtype=dtype, device=at) for shape, dtype, at in self.forms]
 
 
 def with_history(
-    group: GradientRanks,
+    group: Group,
     values: Sequence[Any],
     results: Sequence[Any],
     op: str,
@@ -215,7 +190,7 @@ def _shares(entered: Entered, gradients: Tensors, inputs: Tensors, outputs: Tens
     ]
 
 
-def _others(group: GradientRanks, tensor: torch.Tensor) -> torch.Tensor:
+def _others(group: Group, tensor: torch.Tensor) -> torch.Tensor:
     """The product of the tensors of the other ranks, exact also where there are zeros."""
     every = group.all_gather(tensor, 1)
     exact = every.float() if every.dtype in (torch.float16, torch.bfloat16) else every

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +56,8 @@ class PreparedCall:
         self._spec = spec = rank.functions[plan.function]
         outputs = modes_of(plan.subset, spec.outputs)
         self._ranks = plan.world if spec.finish else plan.participants
-        self.name: Final = spec.name
-        self.in_parts: Final = plan.in_parts
+        self.name: str = spec.name
+        self.in_parts: bool = plan.in_parts
         self._called = f"an argument of the function {spec.name!r}"
         self._spans = slices_of(plan.spans[rank.number], plan.slices)
         self._number = 0  # of the piece that runs

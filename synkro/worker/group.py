@@ -47,19 +47,16 @@ class Running(Protocol):
         in_parts: whether it is cut into pieces of which the user has said nothing.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def in_parts(self) -> bool: ...
+    name: str
+    in_parts: bool
 
     def rows(self) -> NDArray[np.int64] | None:
         """The indices of the call's rows among all rows of the scattered inputs; None if there are
         none."""
 
 
-class Task(Protocol):
-    """The task that runs.
+class Task:
+    """The task that runs, or ran last.
 
     Attributes:
         seed: of its map.
@@ -67,9 +64,9 @@ class Task(Protocol):
         number: that of its item.
     """
 
-    seed: int
-    map: int
-    number: int
+    seed: int = 0
+    map: int = 0
+    number: int = 0
 
 
 def _collective(method: Method) -> Method:
@@ -136,7 +133,7 @@ class Group:
         self.turn: Final = threading.RLock()
         self.within: Entry | None = None
         self._exchanged: Counter[tuple[int, ...]] = Counter()  # by two ranks: how often in this call
-        self._rng = rng
+        self._rng = functools.cache(rng)  # made when it is first used: numpy.random takes 2 MB
         self._master_rank = master_rank
         self._task: Task | None = None
         self._task_rng: tuple[Any, np.random.Generator] | None = None
@@ -209,15 +206,11 @@ class Group:
             raise _no_plain_run("draws from rng()")
         task = self._task
         if task is None:
-            return self._made_rng
+            return self._rng()
         item = task.seed, task.map, task.number
         if self._task_rng is None or self._task_rng[0] != item:
             self._task_rng = item, generator_of_item(*item)
         return self._task_rng[1]
-
-    @functools.cached_property
-    def _made_rng(self) -> np.random.Generator:
-        return self._rng()  # when it is first used: numpy.random takes 2 MB
 
     def stand_in(self, variable: Variable) -> Replica:
         """The replica that stands for a worker variable in ``as_serial``."""

@@ -65,7 +65,7 @@ class Rank(Workspace):
 
     def action(self, command: Command) -> Callable[[], Reply]:
         """A callable that does *command* and returns the reply."""
-        self.function: None = None
+        self.function: None = None  # what fails is no function's fault, but for that of a call
         match command:
             case messages.Call():
                 return PreparedCall(self, command.plan).run
@@ -76,7 +76,6 @@ class Rank(Workspace):
         handler = self._handlers.get(type(command))
         if handler is None:
             raise InternalError(f"rank {self.number} does not know the command {command!r}.")
-        self.function = None  # what fails from here on is no function's fault
         return lambda: handler(command) or Ack()
 
     def _start(self, start: messages.Start) -> messages.Started:

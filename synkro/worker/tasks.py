@@ -43,6 +43,7 @@ from ..values.arrays import Array
 from ..values.foreign import is_mock, is_table, times_written
 from ..values.random import state_of
 from .call import PreparedCall
+from .group import Task
 from .merging import in_host_memory
 from .terminal import end_lines, open_lines
 from .workspace import Workspace
@@ -108,20 +109,11 @@ class _Job(NamedTuple):
     state: _State
 
 
-class Tasks:
-    """What a rank does with items, from the first map of a session on.
-
-    Attributes:
-        seed: of the running map.
-        map: its number.
-        number: that of the item on which a task runs, or ran last.
-    """
+class Tasks(Task):
+    """What a rank does with items, from the first map of a session on: one task after the other."""
 
     def __init__(self, rank: Workspace, listener: Listener, queue: list[int]) -> None:
         """*queue* are the descriptors of the queue, which it owns."""
-        self.seed: int = 0
-        self.map: int = 0
-        self.number: int = 0
         self._rank = rank
         self._listener = listener
         self._frozen: list[Array] = []
