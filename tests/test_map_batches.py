@@ -15,6 +15,7 @@ import pytest
 
 import synkro as synk
 from support.waiting import Watch, wait_until
+from synkro.ipc.queue import Batch, Ticket
 
 pytestmark = pytest.mark.counted_once  # the queue lives as long as the session
 
@@ -738,3 +739,21 @@ def test_items_that_go_together_among_others(two, chunksize):
     found = synk.map(same, items, chunksize=chunksize)
     assert list(map(type, found)) == list(map(type, items))
     assert all(np.array_equal(one, other) for one, other in zip(found, items, strict=True))
+
+
+def test_a_run_that_was_interrupted_is_not_handed_over_late():
+    """The thread that looks at runs may be slow: the map, and the next one's beginning, went before."""
+    from synkro.worker.tasks import Tasks, _Run
+
+    class Untouched:
+        def __getattr__(self, name):
+            raise AssertionError(name)
+
+    tasks = object.__new__(Tasks)
+    tasks._lock, tasks._taker, tasks._listener = threading.Lock(), Untouched(), Untouched()
+    run = tasks._run = _Run(Ticket(0, 0, 4), Batch(0, None), 1, None)
+    tasks._let_go()
+    tasks._hand_over_late(run)
+    tasks._run = run
+    with pytest.raises(AssertionError, match="is_dry"):
+        tasks._hand_over_late(run)

@@ -43,7 +43,7 @@ class Load(NamedTuple):
     sealed: bool = True
 
 
-def cut(load: Load) -> list[memoryview]:
+def in_pieces(load: Load) -> list[memoryview]:
     """The pieces of a load; none of empty bodies."""
     views = [memoryview(body).cast("B") for body in load.bodies if len(body)]
     return [view[at : at + PIECE] for view in views for at in range(0, len(view), PIECE)]
@@ -124,7 +124,7 @@ class Conveyor:
 
     def _begun(self, loads: Sequence[tuple[Load, Digest | None]]) -> Iterator[_Going]:
         for load, digest in loads:
-            for piece in cut(load):
+            for piece in in_pieces(load):
                 if digest is None:
                     yield _Going(self._begin(piece, False), piece)
                 elif len(piece) <= _SMALL:

@@ -117,7 +117,7 @@ class CurrentBytes:
         if there is None or there.version != version:
             there = self._segments[key] = _SegmentBytes(version)
         if isinstance(piece, Extent):
-            for start, stop in there.fill(piece.start, piece.stop):
+            for start, stop in there.add(piece.start, piece.stop):
                 yield Extent(piece.segment, start, stop, piece.bare)
         elif len(rows := there.pick(piece)):
             yield piece._replace(rows=rows)
@@ -138,7 +138,7 @@ class _SegmentBytes:
         self._stops: list[int] = []
         self._rows: dict[tuple[int, int, int], NDArray[np.bool_]] = {}  # by start, stride and size
 
-    def fill(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def add(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Have the bytes from *start* to *stop*; returns the spans that were not there."""
         first, last = bisect_left(self._stops, start), bisect_right(self._starts, stop)
         at = start

@@ -31,7 +31,7 @@ from mpi4py import MPI  # which begins MPI, and reads that
 
 from ..ipc.waiting import Condition, Nap, Patience, spin
 from . import protocol
-from .loads import PIECE, STREAMED, Conveyor, Load, Look, add, are_apart, cut
+from .loads import PIECE, STREAMED, Conveyor, Load, Look, add, are_apart, in_pieces
 from .protocol import Over
 from .seals import CUT, DIGEST_BYTES, LEFT_OUT, LONG, Buffer, ForgedError, LostError, Seals, SilenceError
 
@@ -293,7 +293,7 @@ class Wire:
 
         *meanwhile* is done again and again until all is here; it may send.  Raises: ForgedError.
         """
-        pieces = cut(Load(bodies, sealed))
+        pieces = in_pieces(Load(bodies, sealed))
         ahead = _POSTED if are_apart(pieces) else 1  # what was shown twice comes twice
         for _ in self._arriving(source, pieces, sealed, ahead, meanwhile):
             pass

@@ -72,7 +72,7 @@ class _Run:
         given: how many of them were handed over.
         nbytes: of those that were pickled.
         stop: the place after the last of these items.
-        cut: whether those that had not begun went back.
+        was_put_back: whether those that had not begun went back.
     """
 
     def __init__(self, ticket: Ticket, batch: Batch, count: int, together: Together[Any]) -> None:
@@ -83,7 +83,7 @@ class _Run:
         self.places = iter(range(ticket.start, self.stop))
         self.results: list[Any] = []
         self.given = self.nbytes = 0
-        self.cut = False
+        self.was_put_back = False
 
     def gave(self, count: int) -> None:
         """Note that *count* more results were handed over."""
@@ -95,7 +95,7 @@ class _Run:
 
     def end_here(self) -> None:
         """Note that the items which had not begun went back."""
-        self.cut = True
+        self.was_put_back = True
 
 
 class _Job(NamedTuple):
@@ -170,7 +170,7 @@ class Tasks(Task):
                     self._give(run)
                 raise
             finally:
-                self._run = None
+                self._let_go()
             self._give(run)
             if problem is not None:  # and not the function's
                 raise problem
@@ -182,7 +182,7 @@ class Tasks(Task):
             if self._done >= self._check:
                 self._check = max(self._done + 1, 2 * self._done - 2)
                 job.state.check()
-            if run.cut:
+            if run.was_put_back:
                 return
             ticket = self._share(ticket._replace(start=ticket.start + done))
 
@@ -368,18 +368,20 @@ class Tasks(Task):
                 run = self._run
                 quiet = 0 if run is not None else quiet + 1
                 if run is not None and run is before:
-                    self._cut(run)
+                    self._hand_over_late(run)
                 before = run
             self._looking.clear()
             if self._run is not None:
                 self._looking.set()
 
-    def _cut(self, run: _Run) -> None:
+    def _hand_over_late(self, run: _Run) -> None:
         """Hand over what a run has done; where others have nothing to do, they do what has not begun."""
         with self._lock:
+            if run is not self._run:  # it has ended meanwhile, and the map, perhaps
+                return
             while run.given < len(run.results) and self._give_some(run, len(run.results), late=True):
                 pass
-            if run.cut or not self._taker.is_dry:
+            if run.was_put_back or not self._taker.is_dry:
                 return
             rest = list(run.places)
             ticket = run.ticket._replace(start=rest[0] if rest else run.stop)
@@ -387,6 +389,11 @@ class Tasks(Task):
                 return
             run.end_here()
         self._listener.wake_sleepers()
+
+    def _let_go(self) -> None:
+        """The run is over: nobody hands something of it over, or puts it back, any more."""
+        with self._lock:
+            self._run = None
 
     # ── what tasks share ─────────────────────────────────────────────────────────────────────────
 
@@ -397,6 +404,7 @@ class Tasks(Task):
 
     def end(self) -> None:
         """The command is over, or has failed: then objects are put back as they were before it."""
+        self._let_go()  # where another interrupt came before it did
         for array in self._frozen:
             array.flags.writeable = True
         self._frozen = []

@@ -179,9 +179,9 @@ class Feed:
     def drop(self) -> None:
         """Nobody waits for results any more."""
         self._batches = {}
-        self.cut(0)
+        self.end_before(0)
 
-    def cut(self, number: int) -> None:
+    def end_before(self, number: int) -> None:
         """Nobody waits for results of item *number* and those after it any more.
 
         A generator of items is closed if nobody else has it.
@@ -233,7 +233,7 @@ class Feed:
         full = self._nbytes + held + count * self._results > _BYTES
         return full and (held > _BYTES or count >= 2 * self._size)
 
-    def fill(self, held: int, enough: Callable[[], bool]) -> None:
+    def read(self, held: int, enough: Callable[[], bool]) -> None:
         """Read items and publish them, until as many wait as should, or *enough* says so; where no
         worker takes items, one batch."""
         now = time.perf_counter()

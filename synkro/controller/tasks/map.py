@@ -239,7 +239,7 @@ class Map:
 
     def _fill(self) -> None:
         """Read items, which may call functions of the program's, and send what they rely on."""
-        self._feed.fill(self._held, self._is_due)
+        self._feed.read(self._held, self._is_due)
         error = self._feed.error
         if isinstance(error, CallTimeout | WorkerDied) and (
             self._lost or self._engine.state is not State.READY
@@ -317,7 +317,7 @@ class Map:
             where = "" if item is None else f" at {self._item(item)}"
             self._fail(item, worker_error(replies, ranks, self._engine.host_of, where))
         if self._failure is not None:  # what comes before it is wanted, as far as it is read in order
-            self._feed.cut(self._failed_at if self._order is ResultOrder.KEPT else 0)
+            self._feed.end_before(self._failed_at if self._order is ResultOrder.KEPT else 0)
 
     def _show(self) -> None:
         if self._progress is not None:
