@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.examples import given, st
-from synkro.cluster.loads import Conveyor, Load, are_apart, cut
+from synkro.cluster.loads import Conveyor, Load, are_apart, in_pieces
 from synkro.cluster.seals import (
     CHANGED,
     CUT,
@@ -241,7 +241,7 @@ def test_loads_go_in_order_each_with_its_digest(wanted):
     came = everything(conveyor, network)
     expected = []
     for each in loads:
-        expected += [(bytes(piece), False) for piece in cut(each)]
+        expected += [(bytes(piece), False) for piece in in_pieces(each)]
         if each.sealed:
             expected.append((hashlib.blake2b(b"".join(each.bodies)).digest(), True))
     assert came == expected
