@@ -161,10 +161,11 @@ class Tasks(Task):
             together = self._rank.objects.together
             together.look_again()
             run = _Run(ticket, batch, self._quota if self._done else 1, together)
-            began = time.perf_counter()
             self._begin(run)
+            began = time.perf_counter()
             try:
                 problem = self._rank.start(self._follow, (run, batch, job), {})
+                took = time.perf_counter() - began
             except BaseException:
                 if self._taker.wanted:
                     self._give(run)
@@ -177,8 +178,8 @@ class Tasks(Task):
             self._done += (done := len(run.results))
             if done:
                 job.state.note(run.first, run.first + done - 1)
-                each = (time.perf_counter() - began) / done
-                self._quota = max(1, min(_MOST, int(_GOAL / each)))
+                if done >= self._quota or took > _GOAL:  # else it says little
+                    self._quota = max(1, min(_MOST, int(_GOAL * done / took)))
             if self._done >= self._check:
                 self._check = max(self._done + 1, 2 * self._done - 2)
                 job.state.check()

@@ -26,7 +26,6 @@ from ..objects.values import Values
 _AT_FIRST = 4  # items a worker that are read ahead
 _MOST = 512  # … and at most, if they come from the program's code, or may be withdrawn for its calls
 _ALL = 1 << 14  # … and at most, if they are there, and all results are waited for
-_GROWTH = 3  # times as many items as were read, a batch has at most
 _SHORT = 5e-3  # seconds; if half of the items were done sooner, more are read ahead
 _IN_ORDER = 16  # items of a batch, if results are wanted in order: the next one may be the last of it
 _OVER_HOSTS = 1 << 8  # … and with several hosts: a part of a batch comes with the rest of it
@@ -244,9 +243,8 @@ class Feed:
                 if self._is_full(held):
                     break
                 count = min(left, self._together, self._share, int(_BATCH / (1 + self._each)))
-                if self._read < 2 * self._size:
-                    count = 1
-                self._offer(self._several(max(1, min(count, _GROWTH * self._read))), held)
+                known = self._read >= self._size  # how many bytes an item has
+                self._offer(self._several(max(1, count) if known else 1), held)
                 if not self._open:
                     break
                 if time.perf_counter() - now > _LONG_ENOUGH:
