@@ -328,10 +328,13 @@ def main(
 
 
 def exit_when_terminated() -> None:
-    """From here on SIGTERM is a ``SystemExit``, so that what was started is ended, and files removed."""
+    """From here on SIGTERM is a ``SystemExit``, so that what was started is ended, and files removed.
+
+    One that comes in a callback of a weak reference, or in ``__del__``, is lost, as Ctrl-C is: the next
+    one counts.
+    """
 
     def leave(number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_IGN)
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)
